@@ -1,4 +1,4 @@
-"""Checks a call with a source, and binds it to the engine of an iterator."""
+"""Checks the arguments of an iterator over a source, and binds them to its engine."""
 
 from __future__ import annotations
 
@@ -30,35 +30,38 @@ def bind(
     config: IteratorConfig,
     hosts: tuple[int, int],
 ) -> Callable[[IteratorConfig], SourceEngine]:
-    """Checks a call of an iterator function with a source.
-
-    Returns a function that makes the engine of a new iterator.
+    """Checks the arguments of an iterator function that is called with a source.
 
     Args:
         source: The source.
         function: The graph's function.
-        args: Positional arguments; an error if there are any.
+        args: Positional arguments, which must be empty.
         call: Settings of the function, and arguments of ``nvidia.dali.pipeline_def``.
         config: The iterator's arguments.
-        hosts: Number of this process and of all, where each makes a slice of the global batch.
+        hosts: The index of this process and the number of processes, each of which makes a slice
+            of the global batch.
+
+    Returns:
+        A function that creates the engine of a new iterator.
 
     Raises:
-        TypeError: For an unknown argument, a parameter without a value, or a ``read_threads`` that
-            is not a number.
-        ValueError: For an argument of readers, a missing batch_size, or a source without threads.
+        TypeError: If an argument is unknown, a parameter has no value, or ``read_threads`` isn't
+            a number.
+        ValueError: If an argument belongs to DALI's readers, batch_size is missing, or the source
+            has no threads.
     """
     name, parameters = name_of(function), function_parameters(function)
     if args:
         raise TypeError(
-            f"{name} got {args!r:.80} by position, and has a source: its parameters are fields of "
-            "the records. Pass settings by keyword, such as batch_size=128"
+            f"{name} got {args!r:.80} by position, but it has a source, so its parameters are "
+            "fields of the records. Pass settings by keyword, such as batch_size=128"
         )
     check_source(source)
     taken = sorted({"batch_size"} & parameters - {*source.fields})
     if taken:
         raise ValueError(
-            f"{name} has a parameter {taken[0]}, which would hide the argument {taken[0]}= of the "
-            "call: rename the parameter"
+            f"{name} has a parameter {taken[0]}, which hides the argument {taken[0]}= of the "
+            "call. Rename the parameter"
         )
     settings = {k: v for k, v in call.items() if k in parameters}
     of_readers = [
@@ -68,28 +71,34 @@ def bind(
     of_readers += [k for k in ("size",) if config.size != -1]
     if of_readers:
         raise ValueError(
-            f"{of_readers} of {name} with a source: they belong to DALI's readers. A source says "
-            "its size, and every pipeline makes its rows of the global batch: leave them out"
+            f"{of_readers} of {name} can't be used with a source, since they belong to DALI's "
+            "readers. Omit them: a source has a size, and every pipeline makes its rows of the "
+            "global batch"
         )
-    rest = {k: v for k, v in call.items() if k not in parameters}
-    rest = checked_arguments(function, rest, OF_DATA_ITERATOR)
-    if rest.get("batch_size") is None:
+    pipeline_call = {k: v for k, v in call.items() if k not in parameters}
+    pipeline_call = checked_arguments(function, pipeline_call, OF_DATA_ITERATOR)
+    if pipeline_call.get("batch_size") is None:
         raise ValueError(
-            f"batch_size is missing: pass the number of samples of a batch, {name[:-2]}(..., "
-            "batch_size=128)"
+            "batch_size is missing. Pass the number of samples in a batch: "
+            f"{name[:-2]}(..., batch_size=128)"
         )
-    if rest.get("exec_dynamic") is False:
-        raise ValueError("exec_dynamic=False with a source, which runs on DALI's newer executor")
-    what = "a number of threads, at least 1"
-    whole_number(f"read_threads of {type(source).__name__}", source.read_threads, what, 1)
+    if pipeline_call.get("exec_dynamic") is False:
+        raise ValueError(
+            "exec_dynamic=False can't be used with a source, which requires DALI's dynamic "
+            "executor. Omit it"
+        )
+    threads_wording = "a number of threads, at least 1"
+    whole_number(
+        f"read_threads of {type(source).__name__}", source.read_threads, threads_wording, 1
+    )
     if config.sharding is None and config.devices is None:
-        rest.setdefault("device_id", default_device_id())
+        pipeline_call.setdefault("device_id", default_device_id())
     graph = field_graph(function, source.fields, settings)
-    return functools.partial(SourceEngine, source, graph, rest, hosts)
+    return functools.partial(SourceEngine, source, graph, pipeline_call, hosts)
 
 
 def check_source(source: Source) -> None:
-    """Raises TypeError if a source lacks a part of the protocol."""
+    """Raises a TypeError if a source lacks a part of the protocol."""
     name, fields = type(source).__name__, getattr(source, "fields", None)
     if not isinstance(fields, Mapping):
         raise TypeError(
@@ -99,12 +108,12 @@ def check_source(source: Source) -> None:
         if not isinstance(field, Field):
             dtype = field if isinstance(field, str) else "uint8"
             raise TypeError(
-                f"fields of {name} must hold dalijax.sources.Field, and {key!r} is {field!r}: "
-                f"write Field(np.{dtype}, ndim), with ndim=0 for a number and 1 for a vector"
+                f"fields of {name} must hold dalijax.sources.Field, and {key!r} is {field!r}. "
+                f"Write Field(np.{dtype}, ndim), with ndim=0 for a number and 1 for a vector"
             )
     for method, call in _METHODS.items():
         if getattr(type(source), method, None) in (None, getattr(Source, method)):
-            raise TypeError(f"{name} has no method {method}: define {call}")
+            raise TypeError(f"{name} has no method {method}. Define {call}")
 
 
 _METHODS = {

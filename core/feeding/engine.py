@@ -1,4 +1,4 @@
-"""The engine of fed pipelines: runs, retries, and bad records, over any supply of rows."""
+"""Runs fed pipelines, retries failed runs, and handles bad records, for any supply of rows."""
 
 from __future__ import annotations
 
@@ -40,10 +40,9 @@ from .stand_ins import NoStandIn, UnusableRecord
 from .supply import RowBatch, RowSupply
 
 P = TypeVar("P")
-Bad = Sequence[tuple[str, Exception]]  # names of records, and their errors
-
-_MOST_MASKED = 1000  # batches whose masked records are remembered, to log them once
-_MOST_PROBED = 24  # records that are tried before the graph is at fault
+Bad = Sequence[tuple[str, Exception]]  # the names of bad records, and their errors
+_MOST_MASKED = 1000  # the number of batches whose masked records are remembered, to log them once
+_MOST_PROBED = 24  # the number of records to try before the graph is considered at fault
 
 
 class _BadRecords(Exception):
@@ -55,95 +54,100 @@ class _BadRecords(Exception):
 
 
 class FedEngine(Engine[P]):
-    """Pipelines that are fed with the rows of a supply; see `Engine`.
+    """Runs pipelines that are fed with the rows of a supply; see `Engine`.
 
-    Subclasses know positions, supplies and states. They call `feed_by` once.
+    Subclasses define positions, supplies and states. They call `feed_by` once.
     """
 
-    _most_skipped: float = float("inf")  # batches that are left out in a row
-    _gradual = False  # whether the first batch is taken before the supply is asked for the second
+    # The number of batches in a row that may be skipped.
+    _most_skipped: float = float("inf")
+    # Whether the first batch is taken before the supply is asked for the second.
+    _gradual = False
     _unfit_text = "{names} can't be read. {kind}: {error}"
-    _keeps_checkpoints = False  # whether positions have the states of DALI's random operators
+    # Whether positions contain the states of DALI's random operators.
+    _keeps_checkpoints = False
 
     def feed_by(
         self,
         function: Callable[..., Any],
         define: Callable[..., Any],
         call: Mapping[str, Any],
-        each: Sequence[Mapping[str, Any]],
+        differing: Sequence[Mapping[str, Any]],
         seed: int | None,
     ) -> None:
-        """Sets the parts of the pipelines.
+        """Sets the graph and the arguments of the pipelines.
 
         Args:
-            function: The caller's function of the graph.
-            define: Defines the graph of a pipeline, by its rows and ``part``.
+            function: The user's graph function.
+            define: Defines the graph of a pipeline, given its rows and ``part``.
             call: Arguments of ``nvidia.dali.pipeline_def``.
-            each: The arguments in which the pipelines differ.
-            seed: The seed of the pipelines; None for that in ``each``.
+            differing: The arguments that differ between the pipelines, for each pipeline.
+            seed: The seed of the pipelines; None for the seeds in ``differing``.
         """
         self._function, self._define = function, define
         self._call = dict(call)
-        self._each = [{**own, "part": part} for part, own in enumerate(each)]
+        self._each = [{**own, "part": part} for part, own in enumerate(differing)]
         self._seed: Any = seed
         self._graph: FedGraph | None = None
-        self._learned = False  # whether the first pipelines were looked at
+        self._learned = False  # whether the first pipelines were inspected
         self._feed: RowSupply[P] | None = None
         self._runner: Runner | None = None
         self._made: tuple[RowSupply[P], FunctionSource] | None = None
-        self._taken = 0  # runs of the present pipelines
-        # The last batches with masked records: the names by epoch and step.
+        self._taken = 0  # the number of runs taken from the current pipelines
+        # The names of masked records by epoch and step, for the last batches with any.
         self._masked: dict[tuple[int, int], set[str]] = {}
-        # Operators of ``fn.random``, once pipelines were built.
+        # The operators of ``fn.random``, which are known once pipelines were built.
         self._random: list[str] = []
 
-    # Positions, supplies and graphs of subclasses
+    # Methods that subclasses define
 
     @abc.abstractmethod
     def _open_supply(self) -> RowSupply[P]:
         """Returns the supply of new pipelines."""
 
     @abc.abstractmethod
-    def _is_end(self, here: P) -> bool:
-        """Returns whether no batch is left, as far as the position alone tells."""
+    def _is_end(self, position: P) -> bool:
+        """Returns whether no batch is left, as far as the position shows."""
 
     @abc.abstractmethod
-    def _after(self, here: P, feed: RowSupply[P], run: int, runner: Runner | None) -> P:
-        """Returns the position after a run; without a runner the run failed."""
+    def _after(self, position: P, supply: RowSupply[P], run: int, runner: Runner | None) -> P:
+        """Returns the position after a run; ``runner`` is None if the run failed."""
 
     @abc.abstractmethod
-    def _place(self, here: P) -> tuple[int, int]:
-        """Returns epoch and step of the batch at a position."""
+    def _place(self, position: P) -> tuple[int, int]:
+        """Returns the epoch and the step of the batch at a position."""
 
     @abc.abstractmethod
     def _learn(self, lines: tuple[str, ...]) -> None:
-        """Notes the lines of the operators of the first pipelines that were built."""
+        """Records the fingerprint lines of the operators, once the first pipelines are built."""
 
-    def _run_of(self, here: P) -> P:
-        """Returns the position of the next run from a position on."""
-        return here
+    def _run_of(self, position: P) -> P:
+        """Returns the position of the next run at or after a position."""
+        return position
 
-    def _label(self, here: P) -> str:
-        """Returns the name of the batch at a position, for errors."""
-        return f"batch {self._place(here)[1]}"
+    def _label(self, position: P) -> str:
+        """Returns the name of the batch at a position, for error messages."""
+        return f"batch {self._place(position)[1]}"
 
-    def _not_fed(self, here: P, feed: RowSupply[P], run: int, error: BaseException) -> Outcome[P]:
-        """Returns the outcome of a run for which the supply has raised an error.
+    def _not_fed(
+        self, position: P, supply: RowSupply[P], run: int, error: BaseException
+    ) -> Outcome[P]:
+        """Returns the outcome of a run for which the supply raised an error.
 
         Raises:
-            Exception: The error, if the batch stays the next one.
+            Exception: The error, if the position stays before the batch.
         """
         self._stop()
         if not isinstance(error, NoStandIn):
             raise error from None
-        after = self._after(here, feed, run, None)
-        feed.forget(run)
-        return Outcome(after, error=self._bad_records(here, error.errors), failures=1)
+        after = self._after(position, supply, run, None)
+        supply.forget(run)
+        return Outcome(after, error=self._bad_records(position, error.errors), failures=1)
 
     # Pipelines
 
     def prepare(self) -> None:
-        """Builds the pipelines at the position, unless they are built."""
+        """Builds the pipelines at the current position, unless they are built."""
         self._runner_at(self.position)
 
     def schedule(self) -> None:
@@ -151,65 +155,69 @@ class FedEngine(Engine[P]):
         self._runner_at(self.position)[0].schedule()
 
     def drop(self) -> None:
-        """Frees the pipelines and what was peeked; the next use builds them, at the position."""
-        feed, self._feed = self._feed, None
+        """Frees the pipelines and the peeked batch; the next use builds pipelines again."""
+        supply, self._feed = self._feed, None
         self._outcome = None
         self._stop()
-        if feed is not None:
-            feed.close()
+        if supply is not None:
+            supply.close()
 
     def _stop(self) -> None:
-        """Frees the pipelines; the next ones read the same rows again."""
+        """Frees the pipelines; the next pipelines read the same rows again."""
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.close()
 
-    def _runner_at(self, here: P) -> tuple[Runner, RowSupply[P]]:
-        """Returns pipelines whose next run is that of a position, and their supply."""
+    def _runner_at(self, position: P) -> tuple[Runner, RowSupply[P]]:
+        """Returns pipelines whose next run is at a position, and their supply."""
         if self.closed:
             raise ValueError(CLOSED)
-        here = self._run_of(here)
+        position = self._run_of(position)
         if self._runner is None or self._feed is None:
-            return self._build(here)
-        if not self._feed.is_at(self._taken, here):
-            self._go_back(self._runner, self._feed, here)
+            return self._build(position)
+        if not self._feed.is_at(self._taken, position):
+            self._go_back(self._runner, self._feed, position)
         return self._runner, self._feed
 
-    def _go_back(self, runner: Runner, feed: RowSupply[P], here: P) -> None:
-        """Begins the next run at a position, and drops the batches that DALI has prepared."""
-        if runner.source_failed():  # for a run that is not taken
+    def _go_back(self, runner: Runner, supply: RowSupply[P], position: P) -> None:
+        """Moves the next run to a position, and drops the batches that DALI has prefetched."""
+        if runner.source_failed():  # for a prefetched run
             self._stop()
-            self._build(here)
+            self._build(position)
             return
         runner.drain()
-        self._taken = feed.next_run
-        feed.seek(here)
+        self._taken = supply.next_run
+        supply.seek(position)
 
-    def _build(self, here: P) -> tuple[Runner, RowSupply[P]]:
+    def _build(self, position: P) -> tuple[Runner, RowSupply[P]]:
+        """Builds the pipelines at a position; returns them and their supply."""
         self.process = os.getpid()
-        feed = self._feed = self._feed or self._open_supply()
-        feed.next_run = self._taken = 0
+        supply = self._feed = self._feed or self._open_supply()
+        supply.next_run = self._taken = 0
         try:
-            feed.seek(here)
-            runner = self._runner = self._started(feed, here)
+            supply.seek(position)
+            runner = self._runner = self._started(supply, position)
         except BaseException:
             self._stop()
             raise
-        return runner, feed
+        return runner, supply
 
-    def _started(self, feed: RowSupply[P], here: P) -> Runner:
-        """Builds pipelines that begin at a position, at which the supply is."""
-        return self._first_look(self._new_runner(feed))
+    def _started(self, supply: RowSupply[P], position: P) -> Runner:
+        """Builds pipelines at a position, to which the supply has moved."""
+        return self._first_look(self._new_runner(supply))
 
-    def _new_runner(self, feed: RowSupply[P], checkpoints: Sequence[bytes] | None = None) -> Runner:
-        if self._made is None or self._made[0] is not feed:
-            self._made = feed, self._pipelines(feed.rows, self._each)
+    def _new_runner(
+        self, supply: RowSupply[P], checkpoints: Sequence[bytes] | None = None
+    ) -> Runner:
+        """Builds pipelines over a supply, from DALI's checkpoints if there are any."""
+        if self._made is None or self._made[0] is not supply:
+            self._made = supply, self._pipelines(supply.rows, self._each)
         source = self._made[1]
         source.set_seed(self._seed)
         return Runner(source.build(checkpoints), gradual=self._gradual)
 
     def _first_look(self, runner: Runner) -> Runner:
-        """Looks at the first pipelines before their first run; returns the pipelines."""
+        """Inspects the first pipelines before their first run; returns the pipelines."""
         if self._learned:
             return runner
         check_outputs(runner.pipelines[0], self._config.output_map)
@@ -223,24 +231,24 @@ class FedEngine(Engine[P]):
         return runner
 
     def _pipelines(
-        self, rows_of: RowsOf, each: Sequence[Mapping[str, Any]], **options: Any
+        self, rows_of: RowsOf, differing: Sequence[Mapping[str, Any]], **options: Any
     ) -> FunctionSource:
-        """Returns the factory of pipelines that are fed with some rows."""
+        """Returns a source of pipelines that are fed with the given rows."""
         graph: Any = functools.partial(self._define, rows_of)
         graph.__name__ = getattr(self._function, "__name__", repr(self._function))  # for errors
         call = {**self._call, **options}
-        source = FunctionSource(graph, (), call, each, self._config.on_host, self._function)
+        source = FunctionSource(graph, (), call, differing, self._config.on_host, self._function)
         source.set_seed(self._seed)
         return source
 
     # Batches
 
     def _next_outcome(self) -> Outcome[P]:
-        here, skipped = self.position, list[FailedBatch]()
+        position, skipped = self.position, list[FailedBatch]()
         from_start = self.step == 0
         try:
             while True:
-                outcome = self._outcome_at(here)
+                outcome = self._outcome_at(position)
                 if outcome.masked is not None:
                     outcome = self._noted(outcome, outcome.masked)
                 error = outcome.error
@@ -248,33 +256,33 @@ class FedEngine(Engine[P]):
                     return self._after_skipped(outcome, skipped, from_start)
                 fault: Exception | None = self._fault_of_graph(error)
                 if fault is None:
-                    skipped.append(self._note_skipped(*self._place(here), error))
+                    skipped.append(self._note_skipped(*self._place(position), error))
                     if len(skipped) >= self._most_skipped:
                         fault = every_batch_failed(skipped)
                 if fault is not None:
                     outcome = dataclasses.replace(outcome, error=fault)
                     return self._after_skipped(outcome, skipped, from_start=False)
-                here = outcome.after
+                position = outcome.after
         except BaseException:
-            if here is not self.position:  # the next call delivers skipped batches again
+            if position is not self.position:  # so the skipped batches are repeated
                 self.drop()
             raise
 
-    def _outcome_at(self, here: P) -> Outcome[P]:
-        """Runs the batch at a position, again a few times if the environment fails.
+    def _outcome_at(self, position: P) -> Outcome[P]:
+        """Runs the batch at a position, with a few retries if the environment fails.
 
         Raises:
-            Exception: The supply's error, if no record can be read; the environment's, if retries
-                failed. Nothing has moved.
+            Exception: The supply's error if no record can be read, or the environment's error if
+                all retries failed. The position is unchanged.
         """
-        if self._is_end(here):
-            return Outcome(here, ended=True)
+        if self._is_end(position):
+            return Outcome(position, ended=True)
         delays = iter(RETRY_DELAYS)
         while True:
             try:
-                outcome = self._run_at(here)
+                outcome = self._run_at(position)
             except WorkersEnded:
-                if self.closed:  # by another thread, during this call
+                if self.closed:  # another thread closed it during this call
                     raise ValueError(CLOSED) from None
                 raise
             except EnvironmentFailure as failed:
@@ -282,60 +290,69 @@ class FedEngine(Engine[P]):
                 delay = next(delays, None)
                 if delay is None:
                     raise RuntimeError(
-                        f"{self._label(here)} can't be made, and not because of its records; the "
-                        f"next call tries it again: {failed}"
+                        f"{self._label(position)} can't be made, but not because of its records. "
+                        f"The next call tries it again: {failed}"
                     ) from failed.__cause__
                 time.sleep(delay)
                 continue
             if outcome is not None:
                 return outcome
 
-    def _run_at(self, here: P) -> Outcome[P] | None:
-        """As `_outcome_at`; None if the run must be repeated with stand-ins in some rows."""
-        runner, feed = self._runner_at(here)
+    def _run_at(self, position: P) -> Outcome[P] | None:
+        """Runs the batch at a position once.
+
+        Returns:
+            The outcome, or None if the run has to be repeated with other records in some rows.
+        """
+        runner, supply = self._runner_at(position)
         batch: Batch | None = None
         error: Exception | None = None
-        run, self._taken = self._taken, self._taken + 1  # used up, also if it fails
+        run, self._taken = self._taken, self._taken + 1  # a failed run counts as well
         try:
-            batch = runner.take(lambda outputs: self._batch(outputs, runner, feed, run))
+            batch = runner.take(lambda outputs: self._batch(outputs, runner, supply, run))
         except (SourceError, SourceEnded) as failed:
-            return self._not_fed(here, feed, run, failed.__cause__ or failed)
+            return self._not_fed(position, supply, run, failed.__cause__ or failed)
         except _BadRecords as failed:
-            error = self._bad_records(here, failed.bad, whole=True)
+            error = self._bad_records(position, failed.bad, with_dali_text=True)
         except RuntimeError as failed:
-            return self._failed(here, runner, feed, run, failed)
+            return self._failed(position, runner, supply, run, failed)
         except RaggedError as failed:
-            rows = feed.rows(run, failed.pipeline)
+            rows = supply.rows(run, failed.pipeline)
             error = failed.named({row: rows.name(row) for row in failed.rows})
-        except Exception as failed:  # the outputs don't fit into arrays
+        except Exception as failed:  # the outputs can't be converted to arrays
             error = failed
         masked: FailedBatch | None = None
         if error is None:
             self._works = True
-            if self._config.on_error == "mask" and (bad := self._bad_of(feed, run, valid=True)):
-                named = self._bad_records(here, bad)
-                masked = FailedBatch(*self._place(here), str(named), named.files)
-                del named  # as below
-        after = self._after(here, feed, run, runner)
-        if self._feed is feed:  # not closed by another thread
-            feed.forget(run)
+            if self._config.on_error == "mask" and (bad := self._bad_of(supply, run, valid=True)):
+                named = self._bad_records(position, bad)
+                masked = FailedBatch(*self._place(position), str(named), named.files)
+                del named  # see `error` below
+        after = self._after(position, supply, run, runner)
+        if self._feed is supply:  # another thread may have closed it
+            supply.forget(run)
         try:
             failures = int(isinstance(error, (BatchError, RecordError)))
             return Outcome(after, batch, error, masked=masked, failures=failures)
         finally:
-            del error  # its traceback has this frame: together they would keep the batch
+            # Its traceback refers to this frame, so the reference cycle would keep the batch alive.
+            del error
 
-    def _all_rows(self, feed: RowSupply[P], run: int) -> list[RowBatch]:
-        """Returns the rows of all pipelines in a run."""
-        return [feed.rows(run, part) for part in range(len(self._each))]
+    def _all_rows(self, supply: RowSupply[P], run: int) -> list[RowBatch]:
+        """Returns the rows of all pipelines for a run."""
+        return [supply.rows(run, part) for part in range(len(self._each))]
 
     def _batch(
-        self, outputs: Sequence[Outputs], runner: Runner, feed: RowSupply[P], run: int
+        self, outputs: Sequence[Outputs], runner: Runner, supply: RowSupply[P], run: int
     ) -> Batch:
-        """Makes the batch of a run."""
-        if self._config.on_error != "mask" and (bad := self._bad_of(feed, run)):
+        """Makes the batch of a run from DALI's outputs.
+
+        Raises:
+            _BadRecords: If there are bad records, unless they are to be masked.
+        """
+        if self._config.on_error != "mask" and (bad := self._bad_of(supply, run)):
             raise _BadRecords(bad)
-        parts = self._all_rows(feed, run)
+        parts = self._all_rows(supply, run)
         masks = []
         for rows in parts:
             valid = rows.valid.copy()
@@ -354,34 +371,36 @@ class FedEngine(Engine[P]):
 
     # Records that can't be read or processed
 
-    def _bad_of(self, feed: RowSupply[P], run: int, valid: bool = False) -> Bad:
-        """Returns the bad records of a run, of all pipelines; with ``valid`` without padding."""
+    def _bad_of(self, supply: RowSupply[P], run: int, valid: bool = False) -> Bad:
+        """Returns the bad records of a run; if ``valid``, without those in padding rows."""
         return [
             (rows.name(row), rows.errors[row])
-            for rows in self._all_rows(feed, run)
+            for rows in self._all_rows(supply, run)
             for row in sorted(rows.errors)
             if rows.valid[row] or not valid
         ]
 
-    def _bad_records(self, here: P, bad: Bad, whole: bool = False) -> BatchError | RecordError:
-        """Returns the error of a batch with bad records, which it names.
+    def _bad_records(
+        self, position: P, bad: Bad, with_dali_text: bool = False
+    ) -> BatchError | RecordError:
+        """Returns an error that names the bad records of a batch.
 
         Args:
-            here: The position of the batch.
+            position: The position of the batch.
             bad: The bad records.
-            whole: Whether the message has DALI's whole error, too.
+            with_dali_text: Whether to include DALI's full message.
         """
         groups: dict[str, list[tuple[str, Exception]]] = {}
         for name, reason in bad:
             unusable = isinstance(reason, UnusableRecord)
             kind = reason.failure.operator if isinstance(reason, UnusableRecord) else "read"
             groups.setdefault(f"{unusable} {kind}", []).append((name, reason))
-        texts, said = [], ""
+        texts, dali_text = [], ""
         for group in groups.values():
             names, first = list(dict.fromkeys(name for name, _ in group)), group[0][1]
             if isinstance(first, UnusableRecord):
                 texts.append(describe(first.failure, names, every=False))
-                said = said or first.text
+                dali_text = dali_text or first.text
             else:
                 texts.append(
                     self._unfit_text.format(
@@ -389,26 +408,30 @@ class FedEngine(Engine[P]):
                     )
                 )
         files = tuple(dict.fromkeys(name for group in groups.values() for name, _ in group))
-        dali = f"\nDALI says: {with_printable(said, files)}" if whole and said else ""
+        dali = (
+            f"\nDALI says: {with_printable(dali_text, files)}"
+            if with_dali_text and dali_text
+            else ""
+        )
         unfit = not any(isinstance(reason, UnusableRecord) for _, reason in bad)
-        error = self._described(here, "; ".join(texts) + dali, unfit=unfit)
+        error = self._described(position, "; ".join(texts) + dali, unfit=unfit)
         error.files = files
         error.__cause__ = bad[0][1]
         return error
 
     def _described(
-        self, here: P, text: str, of_graph: bool = False, unfit: bool = False
+        self, position: P, text: str, of_graph: bool = False, unfit: bool = False
     ) -> BatchError | RecordError:
-        """Returns the error of a batch, with its number."""
+        """Returns the error of a failed batch, with its number."""
         kind = GraphError if of_graph else self._error_kind(unfit)
-        return kind(f"{self._label(here)} failed, and counts as delivered: {text}")
+        return kind(f"{self._label(position)} failed and counts as delivered: {text}")
 
     def _error_kind(self, unfit: bool) -> type[BatchError] | type[RecordError]:
-        """Returns the class of errors; ``unfit`` if DALI did not get the records."""
+        """Returns the class of the error; ``unfit`` means that DALI didn't get the records."""
         return BatchError
 
     def _noted(self, outcome: Outcome[P], masked: FailedBatch) -> Outcome[P]:
-        """Logs and counts the masked records of a batch; once, however often it is made."""
+        """Logs and counts the masked records of a batch, once per batch however often it is run."""
         key = masked.epoch, masked.step
         failures = int(key not in self._masked)
         logged = self._masked.setdefault(key, set())
@@ -420,91 +443,92 @@ class FedEngine(Engine[P]):
         return dataclasses.replace(outcome, failures=failures)
 
     def _failed(
-        self, here: P, runner: Runner, feed: RowSupply[P], run: int, error: RuntimeError
+        self, position: P, runner: Runner, supply: RowSupply[P], run: int, error: RuntimeError
     ) -> Outcome[P] | None:
-        """Finds the records that made a run fail; see `_run_at`."""
+        """Finds the records that made a run fail; returns as `_run_at`."""
         failure = failure_of(error)
         if failure.environment:
             raise EnvironmentFailure(failure.message) from error
-        used = np.unique(np.concatenate([rows.samples for rows in self._all_rows(feed, run)]))
+        used = np.unique(np.concatenate([rows.samples for rows in self._all_rows(supply, run)]))
 
         def run_alone(places: Sequence[int]) -> Failure | None:
-            return self._run_alone(feed, used[list(places)])
+            return self._run_alone(supply, used[list(places)])
 
         samples = [int(used[k]) for k in find_bad(len(used), run_alone, failure)]
         text = advice.of_run(error)
         reason = UnusableRecord(failure, text)
         every = len(samples) == len(used) and not failure.reads_file
-        every = every and not self._works_elsewhere(feed, run)
-        unread = self._bad_of(feed, run)
+        every = every and not self._works_elsewhere(supply, run)
+        unread = self._bad_of(supply, run)
         described: BatchError | RecordError
         if every or not (samples or unread or failure.reads_file):
             dali = f"\nDALI says: {text}"
-            described = self._described(here, describe(failure, (), every) + dali, every)
+            described = self._described(position, describe(failure, (), every) + dali, every)
             described.unexplained = True
-        elif not samples and not unread:  # a file's, but not of any record alone
-            described = self._described(here, f"{failure.message}\nDALI says: {text}")
+        elif not samples and not unread:  # a file's error that occurs for no record alone
+            described = self._described(position, f"{failure.message}\nDALI says: {text}")
         else:
-            # With stand-ins the numbers of random operators move on as in any other run.
-            again = self._config.on_error == "mask" or self._keeps_checkpoints
-            again = again and bool(samples)
-            bad = [*unread, *((name, reason) for name in self._names(feed, run, samples))]
+            # With stand-ins, random operators advance as in any other run.
+            replace = self._config.on_error == "mask" or self._keeps_checkpoints
+            replace = replace and bool(samples)
+            bad = [*unread, *((name, reason) for name in self._names(supply, run, samples))]
             for sample in samples:
-                feed.remember(sample, reason, again)
-            if again and self._has_stand_in(feed, run, failure):
-                self._stop()  # an operator may have learnt from a bad record what to expect
+                supply.remember(sample, reason, replace)
+            if replace and self._has_stand_in(supply, run, failure):
+                self._stop()  # an operator may have kept data of a bad record
                 return None
-            described = self._bad_records(here, bad, whole=True)
+            described = self._bad_records(position, bad, with_dali_text=True)
         described.__cause__ = error
-        after = self._after(here, feed, run, None)
-        feed.forget(run)
-        if not self._random or self._keeps_checkpoints:  # else they would draw the first numbers
+        after = self._after(position, supply, run, None)
+        supply.forget(run)
+        # New pipelines would draw the first random numbers again.
+        if not self._random or self._keeps_checkpoints:
             self._stop()
         return Outcome(after, error=described, failures=1)
 
-    def _names(self, feed: RowSupply[P], run: int, samples: Sequence[int]) -> Iterator[str]:
-        """Yields the names of samples' records, without those that stand in for others."""
-        for rows in self._all_rows(feed, run):
+    def _names(self, supply: RowSupply[P], run: int, samples: Sequence[int]) -> Iterator[str]:
+        """Yields the names of samples' records, except those that stand in for others."""
+        for rows in self._all_rows(supply, run):
             for row in np.flatnonzero(np.isin(rows.samples, samples)).tolist():
                 if row not in rows.errors:
                     yield rows.name(row)
 
-    def _works_elsewhere(self, feed: RowSupply[P], run: int) -> bool:
-        """Returns whether the graph works for any record, trying some of other runs."""
+    def _works_elsewhere(self, supply: RowSupply[P], run: int) -> bool:
+        """Returns whether the graph works for any record, after trying some of other runs."""
         if not self._works:
-            probes = itertools.islice(feed.probes(run), _MOST_PROBED)
-            self._works = any(self._stands(feed, sample) for sample in probes)
+            probes = itertools.islice(supply.probes(run), _MOST_PROBED)
+            self._works = any(self._is_good(supply, sample) for sample in probes)
         return self._works
 
-    def _has_stand_in(self, feed: RowSupply[P], run: int, failure: Failure) -> bool:
-        """Returns whether a record stands in for the bad ones of a batch; remembers bad ones."""
-        for sample in feed.stand_ins(run):
-            if self._stands(feed, sample):
+    def _has_stand_in(self, supply: RowSupply[P], run: int, failure: Failure) -> bool:
+        """Returns whether a record can replace the bad ones of a batch; remembers bad ones."""
+        for sample in supply.stand_ins(run):
+            if self._is_good(supply, sample):
                 return True
-            feed.remember(sample, UnusableRecord(failure), True)
+            supply.remember(sample, UnusableRecord(failure), True)
         return False
 
-    def _stands(self, feed: RowSupply[P], sample: int) -> bool:
+    def _is_good(self, supply: RowSupply[P], sample: int) -> bool:
         """Returns whether a sample can be read and processed."""
         try:
-            rows = feed.alone(np.array([sample], np.int64))
+            rows = supply.alone(np.array([sample], np.int64))
             if rows.errors:
                 return False
         except Exception as error:
             if isinstance(error, WorkersEnded) or is_environment(error):
                 raise
             return False
-        return self._run_alone(feed, np.array([sample], np.int64)) is None
+        return self._run_alone(supply, np.array([sample], np.int64)) is None
 
-    def _run_alone(self, feed: RowSupply[P], samples: Indices) -> Failure | None:
-        """Runs some samples in a pipeline of their own; returns the failure.
+    def _run_alone(self, supply: RowSupply[P], samples: Indices) -> Failure | None:
+        """Runs some samples in a separate pipeline; returns the failure, or None if it succeeds.
 
         Raises:
-            EnvironmentFailure: If the environment failed, and not the samples.
+            EnvironmentFailure: If the failure isn't caused by the samples.
         """
-        rows = feed.alone(samples)
-        each = {**self._each[0], "batch_size": len(samples)}
-        source = self._pipelines(lambda run, part: rows, [each], prefetch_queue_depth=1)
+        rows = supply.alone(samples)
+        differing = {**self._each[0], "batch_size": len(samples)}
+        source = self._pipelines(lambda run, part: rows, [differing], prefetch_queue_depth=1)
         failure = failure_alone(Runner(source.build()))
         if failure is not None and failure.environment:
             raise EnvironmentFailure(failure.message)

@@ -1,4 +1,4 @@
-"""A graph's function over named inputs, which `fn.external_source` feeds run by run."""
+"""Graph functions whose parameters are named inputs, which ``fn.external_source`` feeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from . import schema
 from .schema import Schema
 from .supply import RowBatch
 
-# Returns the rows of a run of a pipeline, by the numbers of both.
+# Returns the rows of a run of a pipeline, given the run's number and the pipeline's number.
 RowsOf = Callable[[int, int], RowBatch]
 
 
@@ -29,17 +29,17 @@ class FedGraph:
 
     Args:
         function: The function.
-        inputs: The inputs that it takes, by name.
-        passed: Names of values that bypass the graph, such as text.
-        call: Calls the function with the nodes of the inputs, and with ``draw`` or None.
-        draws: Whether numbers are drawn for the records, also the keys of functions in the graph.
-        stacked: Makes a column of the batch of the values that bypass the graph.
-        no_copy: Whether DALI may read the fed memory later, since it is not written to again.
+        inputs: The inputs that the function takes, by name.
+        passed: The names of values that bypass the graph, such as text.
+        call: Calls the function with the nodes of the inputs, and with ``draw`` if there is one.
+        draws: Whether random numbers are drawn for the records, including keys of functions.
+        stacked: Batches a column of values that bypass the graph.
+        no_copy: Whether DALI may read the fed memory later, because nobody writes to it again.
 
     Attributes:
-        function, passed, draws, stacked: As above.
-        pictures: The inputs that its decoders decode. Empty until `learn` has seen it built.
-        used: The inputs that its operators use. Empty until `learn` has seen it built.
+        function, passed, draws, stacked: The arguments.
+        pictures: The inputs that decoders of the graph take. Empty until `learn` is called.
+        used: The inputs that operators of the graph take. Empty until `learn` is called.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class FedGraph:
 
     @property
     def names(self) -> list[str]:
-        """Names of the values that are read of each record."""
+        """The names of the values to read of each record."""
         return [*self._inputs, *self.passed]
 
     @property
     def taken(self) -> list[str]:
-        """Names of the inputs."""
+        """The names of the inputs."""
         return [*self._inputs]
 
     def learn(self, operators: Iterable[Operator]) -> None:
@@ -89,7 +89,10 @@ class FedGraph:
 
         Args:
             rows_of: Returns the rows of each run.
-            part: The pipeline's number.
+            part: The number of the pipeline.
+
+        Returns:
+            The outputs of the function.
         """
         nodes: dict[str, Any] = {}
         names: dict[str, str] = {}
@@ -124,16 +127,16 @@ def _inputs(rows_of: RowsOf, part: int, name: str) -> Callable[[int], Any]:
 def field_graph(
     function: Callable[..., Any], fields: Mapping[str, Field], settings: Mapping[str, Any]
 ) -> FedGraph:
-    """Binds a function to the fields of a source.
+    """Binds a graph's function to the fields of a source.
 
     Args:
         function: The function.
         fields: The fields of the source.
-        settings: Its other arguments.
+        settings: The function's other arguments.
 
     Raises:
-        TypeError: If a parameter is neither a field nor among the settings, or it takes no field
-            and no draw.
+        TypeError: If a parameter is neither a field nor a setting, or if the function takes
+            neither a field nor ``draw``.
     """
     name = name_of(function).removesuffix("()")
     parameters = inspect.signature(function).parameters
@@ -146,9 +149,9 @@ def field_graph(
     ]
     if missing:
         cures = filter(None, (for_name(k, [*fields, DRAW], {}) for k in missing))
-        meant = f" ({'; '.join(cures)})".replace(" ()", "")
+        suggestions = f" ({'; '.join(cures)})".replace(" ()", "")
         raise TypeError(
-            f"{name}() needs {missing}{meant}, which the records do not "
+            f"{name}() needs {missing}{suggestions}, which the records do not "
             f"have: the fields of the source are {sorted(fields)}, and 'draw' has random "
             "numbers. Pass other arguments by keyword in the call"
         )
@@ -158,14 +161,14 @@ def field_graph(
         if fields[field].dtype is None:
             raise TypeError(
                 f"{name}() takes the field {field!r}, for which DALI has no type: it is text, "
-                "an object, or of a dtype like bfloat16. Such fields pass the graph by, into "
-                "the batch. Leave the parameter out, or have the records give arrays of "
-                "numbers, or bytes: path.encode()"
+                "an object, or has a dtype like bfloat16. Such fields bypass the graph into the "
+                "batch. Remove the parameter, or return arrays of numbers or bytes, such as "
+                "path.encode(), from the source"
             )
     if not taken and not takes_draw:
         raise TypeError(
-            f"{name}() takes no field of the source: name its parameters like the fields that "
-            f"it decodes, {sorted(fields)}"
+            f"{name}() takes no field of the source. Name its parameters after the fields, "
+            f"{sorted(fields)}"
         )
     passed = [k for k, field in fields.items() if field.dtype is None]
     settings = dict(settings)
@@ -180,42 +183,49 @@ def field_graph(
 def record_graph(
     function: Callable[..., Any], record: Any, spec: Any, settings: Mapping[str, Any]
 ) -> tuple[FedGraph, Schema]:
-    """Binds a function to the records of a stream; returns the schema of the records, too.
+    """Binds a graph's function to the records of a stream.
 
     Args:
         function: The function.
         record: The first record.
-        spec: The structure of a record, if the first record does not show it; else None.
+        spec: The structure of a record, if the first record doesn't show it; otherwise None.
         settings: The function's other arguments.
+
+    Returns:
+        The graph, and the schema of the records.
 
     Raises:
         TypeError: If the function can't be called with these records.
     """
-    like = record if spec is None else spec
+    structure = record if spec is None else spec
     unset = function_parameters(function) - {*settings}
-    # A key of the records has the name before the random numbers.
-    draws = DRAW in unset and not (isinstance(like, Mapping) and DRAW in like)
-    learned = schema.learn(record, function, {**settings, DRAW: None} if draws else settings, spec)
+    # If the records have a key named "draw", the parameter takes its values.
+    draws = DRAW in unset and not (isinstance(structure, Mapping) and DRAW in structure)
+    record_schema = schema.learn(
+        record, function, {**settings, DRAW: None} if draws else settings, spec
+    )
     inputs = {
         name: Field(column.dtype, column.ndim)
-        for name, column in zip(learned.names, learned.columns, strict=True)
+        for name, column in zip(record_schema.names, record_schema.columns, strict=True)
     }
 
     def call(nodes: dict[str, Any], draw: Draw | None) -> Any:
         drawn = {DRAW: draw} if draws else {}
-        args, kwargs = do_not_convert(learned.arguments)([nodes[name] for name in learned.names])
+        args, kwargs = do_not_convert(record_schema.arguments)(
+            [nodes[name] for name in record_schema.names]
+        )
         try:
             outputs = function(*args, **kwargs, **drawn, **settings)
-            several = outputs if isinstance(outputs, (tuple, list)) else [outputs]
-            if any(isinstance(output, dict) for output in several):
+            output_list = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+            if any(isinstance(output, dict) for output in output_list):
                 raise TypeError("an output of the graph's function is a dict")
             return outputs
         except StopIteration as error:
             raise RuntimeError(f"the graph's function raised StopIteration: {error}") from error
         except KeyError as error:
-            if not learned.nested:
+            if not record_schema.nested:
                 raise
-            keys = ["/".join(column.path) for column in learned.columns]
+            keys = ["/".join(column.path) for column in record_schema.columns]
             raise KeyError(f"{error} in the graph's function: the records have {keys}") from error
         except (AttributeError, TypeError) as error:
             if not (args and isinstance(args[0], dict)):
@@ -228,5 +238,7 @@ def record_graph(
                 f"the key that it takes, or index the dict{f' ({close})' if close else ''}"
             ) from error
 
-    graph = FedGraph(function, inputs, learned.passed, call, draws, schema.stacked, no_copy=False)
-    return graph, learned
+    graph = FedGraph(
+        function, inputs, record_schema.passed, call, draws, schema.stacked, no_copy=False
+    )
+    return graph, record_schema

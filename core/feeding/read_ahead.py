@@ -28,11 +28,11 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class RowRange:
-    """Rows of each global batch that one pipeline makes.
+    """The rows of each global batch that one pipeline makes.
 
     Attributes:
         first: The first row.
-        last: The row after the last row.
+        last: The row after the last one.
     """
 
     first: int
@@ -55,7 +55,7 @@ class Rows:
 
     def __init__(
         self,
-        feed: SourceSupply,
+        supply: SourceSupply,
         samples: Indices,
         valid: NDArray[np.bool_],
         batch: Callable[[], Indices] | None = None,
@@ -63,39 +63,39 @@ class Rows:
     ):
         self.valid = valid
         self._samples = samples
-        self._feed = feed
+        self._feed = supply
         self._batch, self._first = batch or (lambda: samples), first
         self._result = Result[ReadRows]()
         self._read: ReadRows | None = None
-        feed.submit(self._start)
+        supply.submit(self._start)
 
     def _start(self) -> None:
-        """Starts to read, in a thread."""
+        """Starts reading, in a thread."""
         try:
             self._submit_chunks()
         except BaseException as error:
             self._result.fail(error)
 
     def _submit_chunks(self) -> None:
-        feed = self._feed
-        records, epochs = feed.wanted.order(self._samples)
-        # Sorted by number, so that each task reads few files, or parts of a mixture, in order.
+        supply = self._feed
+        records, epochs = supply.wanted.order(self._samples)
+        # In the order of record numbers, so that a task reads few files or parts of a mixture.
         order = np.argsort(records, kind="stable")
         starts = range(0, len(records), CHUNK)
         chunks: list[Chunk | BaseException | None] = [None] * len(starts)
         ends = itertools.count(1)
 
         def read(number: int, start: int) -> None:
-            """Reads a chunk; the thread that reads the last chunk creates the rows."""
+            """Reads a chunk; the thread that finishes last makes the rows, so no thread waits."""
             try:
-                chunks[number] = read_chunk(feed.wanted, records[order[start : start + CHUNK]])
+                chunks[number] = read_chunk(supply.wanted, records[order[start : start + CHUNK]])
             except BaseException as error:
                 chunks[number] = error
             if next(ends) < len(chunks):
                 return
             try:
                 rows = ReadRows(
-                    feed.wanted,
+                    supply.wanted,
                     self._samples,
                     records,
                     epochs,
@@ -110,10 +110,10 @@ class Rows:
                 self._result.set(rows)
 
         for number, start in enumerate(starts):
-            feed.submit(read, number, start)
+            supply.submit(read, number, start)
 
     def end(self) -> None:
-        """Raises an error in threads that wait for the rows, unless these were read."""
+        """Raises an error in threads that wait for the rows, unless the rows were read."""
         self._result.fail(self._feed.ended)
 
     @property
@@ -156,6 +156,7 @@ class Rows:
 
 
 def _unless_error(chunk: Chunk | BaseException | None) -> Chunk:
+    """Returns a chunk, or raises the error of the task that should have read it."""
     if not isinstance(chunk, Chunk):
         raise chunk or WorkersEnded()
     return chunk
@@ -242,8 +243,8 @@ class SourceSupply:
     def position(self, run: int) -> SamplePosition:
         """Returns the position at which a run begins; the run must not be forgotten."""
         for last in range(max(self._positions), run):
-            behind = self._plan.skip(self._positions[last], 1)
-            self._positions[last + 1] = self._plan.run_from(behind)
+            after = self._plan.skip(self._positions[last], 1)
+            self._positions[last + 1] = self._plan.run_from(after)
         return self._positions[run]
 
     def is_at(self, run: int, position: SamplePosition) -> bool:
@@ -276,7 +277,7 @@ class SourceSupply:
         It is called after a batch was created, since the reading threads contend for the GIL.
         """
         taken = [self._rows.pop(key) for key in list(self._rows) if key[0] <= run]
-        self.submit(taken.clear)  # freeing hundreds of buffers takes most of a millisecond
+        self.submit(taken.clear)  # in a thread, since freeing hundreds of buffers takes nearly 1 ms
         self.position(run + 1)
         for old in [old for old in self._positions if old <= run]:
             del self._positions[old]
@@ -299,8 +300,8 @@ class SourceSupply:
 
     def stand_ins(self, run: int) -> Iterator[int]:
         """Yields samples that may stand in for bad ones of a run, except known bad ones."""
-        batch = self._plan.rows(self.position(run)).samples.tolist()
-        samples = stand_ins(batch, self._parts[0].first, self._plan.num_samples)
+        rows = self._plan.rows(self.position(run)).samples.tolist()
+        samples = stand_ins(rows, self._parts[0].first, self._plan.num_samples)
         for sample in dict.fromkeys(samples):
             if self.wanted.known.sample_error(self.wanted.seed, sample) is None:
                 yield sample

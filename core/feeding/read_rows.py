@@ -24,17 +24,17 @@ from ..state.operators import Picture
 from .reuse import ReuseCheck
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, stand_ins
 
-CHUNK = 64  # records of a task
+CHUNK = 64  # the number of records that a task reads
 
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """The settings by which threads read and prepare records.
+    """The settings for reading and preparing records, which the reading threads share.
 
     Attributes:
         source: The source.
         names: The fields.
-        order: The record and the epoch of each of some samples of the stream.
+        order: Returns the record numbers and the epochs of some samples of the stream.
         pictures: The fields that the graph's decoders decode, once it is built.
         reuse: Detects reused buffers; None if the source returns new arrays.
         whole: The records whose images have a complete header, by field; they are checked once.
@@ -110,8 +110,8 @@ def _cut_off(source: Source, columns: Mapping[str, Values]) -> dict[int, Excepti
         if field.dtype != np.uint8 or field.ndim != 1:
             continue
         for place, value in enumerate(values):
-            if said := file_cut_off(bytes(value)) if field.is_path else cut_off(value):
-                errors.setdefault(place, ValueError(f"{name}: {said}"))
+            if fault := file_cut_off(bytes(value)) if field.is_path else cut_off(value):
+                errors.setdefault(place, ValueError(f"{name}: {fault}"))
     return errors
 
 
@@ -122,17 +122,17 @@ def _no_pictures(wanted: Wanted, records: Indices, chunk: Chunk) -> dict[int, Ex
         table = wanted.whole.get(name)
         if table is None:
             table = wanted.whole.setdefault(name, RecordTable(len(wanted.source), 0))
-        known, _ = table.get(records)
+        has_header, _ = table.get(records)
         good: list[int] = []
-        for place in np.flatnonzero(~known).tolist():
+        for place in np.flatnonzero(~has_header).tolist():
             if place in chunk.errors:
                 continue
             value = np.asarray(chunk.columns[name][place], order="C")
-            said = special_file(value) if picture.is_path else ""
-            if not said:
-                _, said = look_at_input(value, picture)
-            if said:
-                errors.setdefault(place, ValueError(f"{name}: {said}"))
+            fault = special_file(value) if picture.is_path else ""
+            if not fault:
+                _, fault = look_at_input(value, picture)
+            if fault:
+                errors.setdefault(place, ValueError(f"{name}: {fault}"))
             else:
                 good.append(place)
         if good:
@@ -260,7 +260,7 @@ class ReadRows:
         if self.errors:
             self._replace(batch().tolist(), first)
         self._inputs = {name: self._as_input(name) for name in wanted.taken}
-        self._drawn = {name: self._draw(one) for name, one in list(wanted.draws.items())}
+        self._drawn = {name: self._draw(function) for name, function in list(wanted.draws.items())}
 
     def name(self, row: int) -> str:
         """Returns the name of a row's own record; its number if the source can't name it."""
@@ -288,7 +288,7 @@ class ReadRows:
         """Returns the values of a draw; from now on threads call its function."""
         if name not in self._drawn:
             self._drawn[name] = self._draw(function)
-        self._wanted.draws[name] = function  # its first call has checked it
+        self._wanted.draws[name] = function  # which the first call has checked
         return self._drawn[name]
 
     def _draw(self, function: DrawFunction) -> list[TensorListCPU]:
@@ -296,7 +296,7 @@ class ReadRows:
         return [TensorListCPU(array) for array in function(rows)]
 
     def _refuse(self, row: int, error: Exception) -> None:
-        """Notes that a row's record can't be augmented, unless the row has an error."""
+        """Sets the error of a row whose record can't be augmented, unless it has an error."""
         self.errors.setdefault(row, error)
 
     def _sizes(self, name: str) -> NDArray[np.int32]:
@@ -304,12 +304,12 @@ class ReadRows:
 
         A record whose image header can't be read is refused, with the size 1 x 1.
         """
-        self._wanted.sized.add(name)  # from now on threads look them up
+        self._wanted.sized.add(name)  # from now on the reading threads find them
         if not self.errors and all(name in chunk.sizes for chunk in self._chunks):
             sizes = np.asarray(self._joined([chunk.sizes[name] for chunk in self._chunks]))
         else:
-            found = _sizes_of(self._wanted, self.records, name, self.column(name))
-            sizes = np.array(found, np.int32)
+            image_sizes = _sizes_of(self._wanted, self.records, name, self.column(name))
+            sizes = np.array(image_sizes, np.int32)
         for row in np.flatnonzero((sizes < 1).any(axis=1)).tolist():
             sizes[row] = 1
             self._refuse(row, ValueError("the size of the picture can't be read from its header"))
@@ -324,8 +324,8 @@ class ReadRows:
                 values = [TensorCPU(np.asarray(value, order="C")) for value in values]
         if isinstance(values, np.ndarray):
             return TensorListCPU(np.asarray(values, order="C"))
-        make: Any = TensorListCPU  # whose stub lacks `contiguous`
-        tensors: TensorListCPU = make(values, contiguous=False)  # which copies nothing
+        make: Any = TensorListCPU  # the stub lacks `contiguous`
+        tensors: TensorListCPU = make(values, contiguous=False)  # without a copy
         return tensors
 
     def _joined(self, values: Sequence[Values]) -> Values:

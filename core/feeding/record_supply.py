@@ -23,15 +23,15 @@ from .records import Numbers, ReadError, RecordBatch, RecordPosition, RecordRead
 from .schema import Schema, described, values_of
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, nearest
 
-_LOOK_AHEAD = 8  # batches that are searched for a record that can be decoded
-_SEED = 0  # of remembered samples, which are forgotten if the numbers change
+_LOOK_AHEAD = 8  # the number of batches to search for a record that can be decoded
+_SEED = 0  # a constant key of remembered samples, which are forgotten if the numbers change
 
 Bind = Callable[[Any], tuple[FedGraph, Schema]]
 
 
 @dataclasses.dataclass
 class _Prepared:
-    """The records of a batch with stand-ins for bad ones, and what the graph takes of them.
+    """A batch's records with replacements for bad ones, and the inputs of the graph.
 
     Attributes:
         batch: The batch as it was read.
@@ -54,10 +54,10 @@ class _Prepared:
 
 @dataclasses.dataclass
 class _Read:
-    """A batch that was read and is not forgotten."""
+    """A batch that was read and not forgotten yet."""
 
     batch: RecordBatch
-    rows: list[RecordRows] | None = None  # of each pipeline, once they were prepared
+    rows: list[RecordRows] | None = None  # the rows of each pipeline; None until prepared
 
 
 class RecordRows:
@@ -114,7 +114,7 @@ class RecordRows:
         return values[self._first : self._last]
 
     def _refuse(self, row: int, error: Exception) -> None:
-        """Notes that a row's record can't be augmented, if nothing was wrong before."""
+        """Sets the error of a row whose record can't be augmented, unless it has an error."""
         self._prepared.errors.setdefault(self._first + row, error)
 
     def _sizes(self, name: str) -> NDArray[np.int32]:
@@ -174,10 +174,10 @@ class RecordSupply:
         self._numbers = numbers
         self._bind = bind
         self._batches = collections.deque[_Read]()
-        self._first = 0  # the run of the first of these batches
-        # Of that run; None if the reader is at another position.
+        self._first = 0  # the run of the queue's first batch
+        # The position of that run; None if the reader is elsewhere.
         self._position: RecordPosition | None = RecordPosition()
-        # Kept until its batch is due: all pipelines must meet it, and it is raised once.
+        # Kept until its batch is due: all pipelines must get the error, but it is raised once.
         self._error: ReadError | None = None
         self.ended = False
         self._known = BadSamples()
@@ -192,9 +192,9 @@ class RecordSupply:
             self._reader.seek(position)
             self._position = position
         for read in self._batches:
-            read.rows = None  # other records may be known to be bad now
+            read.rows = None  # since other records may be known to be bad by now
         self._first = self.next_run
-        self.ended = False  # it may have a batch now
+        self.ended = False  # the reader may have a batch now
 
     def moved_to(self, position: RecordPosition) -> None:
         """Notes that the reader was moved to a position."""
@@ -205,7 +205,7 @@ class RecordSupply:
         self._clear(None)
 
     def _clear(self, position: RecordPosition | None) -> None:
-        self._position = None  # first: a call that is interrupted leaves it so
+        self._position = None  # first, so that an interrupted call leaves the position unknown
         self._batches.clear()
         self._error = None
         self.ended = False
@@ -285,7 +285,7 @@ class RecordSupply:
         while len(self._batches) <= place:
             if self._error is not None:
                 raise self._error
-            if self.ended:  # not every reader can be asked again
+            if self.ended:  # some readers can't be asked again after their end
                 raise StopIteration
             try:
                 with calls.suspended():
@@ -315,11 +315,11 @@ class RecordSupply:
         return read.rows[part]
 
     def whole_rows(self) -> list[RecordRows]:
-        """Returns the rows of each pipeline for the first batch, padded to a whole one."""
+        """Returns the rows of each pipeline for the first batch, padded to a full batch."""
         return self._prepare(0, self._read(0).batch.padded(self._rows_all))
 
     def alone(self, samples: Indices) -> RecordRows:
-        """Returns rows of some samples, for a pipeline of their own."""
+        """Returns rows of some samples, for a separate pipeline."""
         places = [self._place_of(sample) for sample in samples.tolist()]
         records = [self._read(place).batch.records[row] for place, row in places]
         batch = RecordBatch(records, None, lambda row: f"record {row}")
@@ -389,7 +389,7 @@ class RecordSupply:
     def _unfit(
         self, names: Sequence[str], records: Sequence[Any]
     ) -> Iterator[tuple[int, Exception]]:
-        """Yields the rows of which an input of the graph can't be made, and why."""
+        """Yields the row and the error of each record that can't be an input of the graph."""
         for row, record in enumerate(records):
             try:
                 for name in names:
@@ -456,7 +456,7 @@ class RecordSupply:
         Earlier batches are left out, since a resumed run has not read them.
         """
         base = self._base()
-        yield from (base + place * self._rows_all + other for other in nearest(row, count))
+        yield from (base + place * self._rows_all + row for row in nearest(row, count))
         with contextlib.suppress(StopIteration, ReadError):
             for later in range(place + 1, place + 1 + _LOOK_AHEAD):
                 first = base + later * self._rows_all
@@ -466,9 +466,9 @@ class RecordSupply:
         self, sample: int, place: int, errors: Mapping[int, Exception]
     ) -> tuple[Any] | None:
         """Returns the record of a sample; None if it is bad."""
-        other, row = self._place_of(sample)
-        record = self._read(other).batch.records[row]
-        if other == place:
+        batch_place, row = self._place_of(sample)
+        record = self._read(batch_place).batch.records[row]
+        if batch_place == place:
             return None if row in errors else (record,)
         columns, _, unfit = self._columns_of([record])
         bad = unfit or self._known_error(sample, columns, 0)
@@ -495,7 +495,7 @@ class RecordSupply:
         return key, lambda: digest_of(fields, columns, row)
 
     def remember(self, sample: int, reason: UnusableRecord, replace: bool) -> None:
-        """Remembers a sample that fails, and its record if it will fail wherever it comes."""
+        """Remembers a failing sample, and its record if the record fails in any batch."""
         self._has_bad = True
         if reason.failure.reads_file:
             place, row = self._place_of(sample)
@@ -506,7 +506,7 @@ class RecordSupply:
             self._known.add_sample(_SEED, sample, reason)
 
     def stand_ins(self, run: int) -> Iterator[int]:
-        """Yields samples that may stand in for bad ones of a run, except known bad ones."""
+        """Yields samples that may replace bad ones of a run, except samples known to be bad."""
         place = run - self._first
         first = self._base() + place * self._rows_all
         others = self._candidates(place, 0, len(self.batch(run).records))

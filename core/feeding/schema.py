@@ -138,10 +138,12 @@ def values_of(records: Sequence[Any], key: str, label: str = "", first: int = 0)
     try:
         return [record[key] for record in records]
     except (KeyError, TypeError, IndexError):
-        lacking = (
-            i for i, one in enumerate(records) if not isinstance(one, Mapping) or key not in one
+        without_key = (
+            i
+            for i, record in enumerate(records)
+            if not isinstance(record, Mapping) or key not in record
         )
-        place = next(lacking, None)
+        place = next(without_key, None)
         if place is None:  # the record's own error
             raise
         raise ValueError(
@@ -214,7 +216,9 @@ def _has_parts(record: Any) -> bool:
     """Returns whether a record is a dataclass, or a tuple that is not a list of numbers."""
     if dataclasses.is_dataclass(record):
         return True
-    return isinstance(record, tuple) and any(not isinstance(one, (int, float)) for one in record)
+    return isinstance(record, tuple) and any(
+        not isinstance(value, (int, float)) for value in record
+    )
 
 
 def _as_dict(record: Any) -> str:

@@ -36,7 +36,7 @@ from .read_ahead import RowRange, Rows, SourceSupply
 from .stand_ins import BadSamples
 from .supply import RowSupply
 
-_READ_AHEAD = 2  # runs that are read before DALI asks for them
+_READ_AHEAD = 2  # the number of runs to read before DALI asks for them
 
 
 def _warn_of_repeats(plan: SamplePlan) -> None:
@@ -109,11 +109,11 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
                 stacklevel=2,
             )
         shards = self._data_shards
-        each = shard_pipelines(shards, call["batch_size"], call)
-        rows = each[0]["batch_size"]
-        for name in each[0]:
+        differing = shard_pipelines(shards, call["batch_size"], call)
+        rows = differing[0]["batch_size"]
+        for name in differing[0]:
             call.pop(name, None)
-        call["exec_dynamic"] = True  # others die for good with a record that fails, a batch early
+        call["exec_dynamic"] = True  # other executors can't run after a record that fails
         if shards:
             parts = [RowRange(s.shard_id * rows, (s.shard_id + 1) * rows) for s in shards]
             batch_size = rows * shards[0].num_shards
@@ -134,18 +134,20 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self._may_mix_epochs = not (padded or config.shuffle or config.endless)
         self.plan = EpochPlan(len(source), 1, batch_size, *rules)
         self.batch_size, self.shards = rows, (0,)
-        self.device_ids = tuple(one.get("device_id", call.get("device_id")) for one in each)
+        self.device_ids = tuple(
+            arguments.get("device_id", call.get("device_id")) for arguments in differing
+        )
         self._source, self._fields = source, graph
         self._parts = parts
         self._seeded = not seed.is_default
         numbers = [shard.shard_id for shard in shards] or [hosts[0]]
         of_pipelines = [
             {**own, "seed": ShardSeed.of(seed, number)}
-            for own, number in zip(each, numbers, strict=True)
+            for own, number in zip(differing, numbers, strict=True)
         ]
         self.feed_by(graph.function, graph, call, of_pipelines, seed.seed)
         self._graph = graph
-        self._num_failed = 0  # batches that were not delivered, or have masked records
+        self._num_failed = 0  # the number of batches that failed or have masked records
         self._known = BadSamples()
         self._operators: tuple[str, ...] = ()
         # A first state is the same before and after the pipelines are built.
@@ -154,7 +156,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self.compare_processes(graph.__name__, self._outline())
 
     def _outline(self) -> dict[str, Any]:
-        """Returns the values that processes must share, as far as they need no record."""
+        """Returns the values that must be equal in all processes and are known without a record."""
         config, plan = self._config, self._samples
         return {
             "function": self.name,
@@ -172,35 +174,35 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         }
 
     def _shared_values(self) -> Values:
-        """What must be equal in all processes; see `Engine`."""
+        """Returns the values that must be equal in all processes; see `Engine`."""
         self.prepare()
         try:
             identity = stated_identity(self._source)[:16]
         except StateError:  # a record can't be read; its batch raises the error
             identity = "unreadable"
-        here = self.position
+        position = self.position
         return {
             **self._outline(),
             "records (names, sizes, bytes)": identity,
             "operators": list(self._operators),
-            "position": f"epoch {here.epoch}, sample {here.sample}",
+            "position": f"epoch {position.epoch}, sample {position.sample}",
         }
 
     # The consumer's position
 
     @property
     def epoch(self) -> int:
-        """Number of the consumer's epoch, from 0."""
+        """The number of the consumer's epoch, from 0."""
         return self.position.epoch
 
     @property
     def step(self) -> int:
-        """Number of batches of the epoch that were delivered, in batches of the present size."""
+        """The number of delivered batches of the epoch, in batches of the current size."""
         return self._samples.step(self.position)
 
     @property
     def num_failed(self) -> int:
-        """Number of batches of this process that failed, or have masked records."""
+        """The number of batches of this process that failed or have masked records."""
         return self._num_failed
 
     def length(self) -> int:
@@ -249,7 +251,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
                 next batch nor the first batch.
         """
         position = self._samples.seek(epoch, step, first)
-        runs = [self._samples.run_from(here) for here in (self._beginning, self.position)]
+        runs = [self._samples.run_from(position) for position in (self._beginning, self.position)]
         self._resumed = self._samples.run_from(position) != runs[0]
         if self._samples.run_from(position) not in runs:
             self._check_resumable()
@@ -271,7 +273,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         """Moves past the batch that `peek` returns."""
         outcome = self.peek()
         if self._may_mix_epochs and self._samples.mixes_epochs(outcome.after):
-            self._may_mix_epochs = False  # before it, in case warnings are errors
+            self._may_mix_epochs = False  # before the warning, which may be raised as an error
             warnings.warn(_mixed(self._samples, outcome.after), RuntimeWarning, stacklevel=2)
         self._num_failed += outcome.failures
         super().advance()
@@ -345,30 +347,30 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         """Returns a context with further pipelines of the same graph; see `Engine`."""
         feed = self._open_supply()
         feed.seek(self._samples.run_from(self.position))
-        kept = 1  # runs by which a pipeline may be ahead of the others
+        lead = 1  # the number of runs that a pipeline may be ahead of the others
 
         def rows_of(run: int, part: int) -> Rows:
             """Returns the rows of a run; forgets runs that every pipeline has taken."""
-            if run > kept:
-                feed.forget(run - kept - 1)
+            if run > lead:
+                feed.forget(run - lead - 1)
             return feed.rows(run, part)
 
         try:
             source = self._pipelines(rows_of, self._each)
             pipelines = [define(None) for define in source.definitions()]
-            kept = max(map(queue_depth, pipelines))
+            lead = max(map(queue_depth, pipelines))
             yield pipelines, f"source {type(self._source).__name__}"
         finally:
             feed.close()
 
     def _sample(self) -> Batch:
         """Returns the next epoch's first batch without an error, which DALI prepares anyway."""
-        here = self._samples.next_epoch(self.position)
+        position = self._samples.next_epoch(self.position)
         for _ in range(MOST_SKIPPED):
-            outcome = self._outcome_at(self._samples.run_from(here))
+            outcome = self._outcome_at(self._samples.run_from(position))
             if not can_skip(outcome.error):
                 return outcome.unwrap()
-            here = outcome.after
+            position = outcome.after
         return outcome.unwrap()
 
     def _number(self, outcome: Outcome[SamplePosition]) -> tuple[int, int]:
@@ -379,8 +381,8 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
 
     def count(self, stats: InputStats, outcome: Outcome[SamplePosition]) -> None:
         """Counts a batch that is delivered."""
-        here = self._samples.skip(outcome.after, -1)
-        parts = [self._samples.rows(here, part.first, part.last) for part in self._parts]
+        position = self._samples.skip(outcome.after, -1)
+        parts = [self._samples.rows(position, part.first, part.last) for part in self._parts]
         rows = sum(len(part.valid) for part in parts)
         valid = sum(int(part.valid.sum()) for part in parts)
         counts = count_rows(rows, valid, self._samples.policy, self._samples.padded)
@@ -403,26 +405,26 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             self._known,
         )
 
-    def _is_end(self, here: SamplePosition) -> bool:
-        return self._samples.remaining(here) == 0
+    def _is_end(self, position: SamplePosition) -> bool:
+        return self._samples.remaining(position) == 0
 
-    def _run_of(self, here: SamplePosition) -> SamplePosition:
-        return self._samples.run_from(here)
+    def _run_of(self, position: SamplePosition) -> SamplePosition:
+        return self._samples.run_from(position)
 
     def _after(
         self,
-        here: SamplePosition,
-        feed: RowSupply[SamplePosition],
+        position: SamplePosition,
+        supply: RowSupply[SamplePosition],
         run: int,
         runner: Runner | None,
     ) -> SamplePosition:
-        return self._samples.skip(here, 1)
+        return self._samples.skip(position, 1)
 
-    def _place(self, here: SamplePosition) -> tuple[int, int]:
-        return here.epoch, self._samples.step(here)
+    def _place(self, position: SamplePosition) -> tuple[int, int]:
+        return position.epoch, self._samples.step(position)
 
-    def _label(self, here: SamplePosition) -> str:
-        return f"batch {self._samples.step(here)} of epoch {here.epoch}"
+    def _label(self, position: SamplePosition) -> str:
+        return f"batch {self._samples.step(position)} of epoch {position.epoch}"
 
     def _learn(self, lines: tuple[str, ...]) -> None:
         self._operators = lines
@@ -430,7 +432,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             self._check_resumable()
 
     def _check_resumable(self) -> None:
-        """Raises StateError if the graph draws numbers that depend on the runs before."""
+        """Raises a StateError if the graph draws numbers that depend on previous batches."""
         if self._random:
             raise StateError(
                 f"the graph draws random numbers by {self._random}, DALI's own operators, whose "
@@ -444,7 +446,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             feed.close()
 
     def __del__(self) -> None:
-        # Rows refer to their feed: its threads would stay until Python's cyclic gc runs.
+        # Rows refer to the supply: its threads would run until Python's cyclic gc frees it.
         feed = getattr(self, "_feed", None)
         if feed is not None:
             feed.close()

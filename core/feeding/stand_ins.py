@@ -12,17 +12,17 @@ import numpy as np
 from ..pipeline.failure import Failure
 from ..sources.source import Field
 
-_MOST = 1 << 16  # entries of each kind
-# Samples after a batch, and across its epoch, that may stand in for bad records.
+_MOST = 1 << 16  # the number of samples, and of records, to remember
+# The numbers of samples after a batch, and across its epoch, that may replace bad records.
 _FOLLOWING, _SPREAD = 16, 64
-_STRIDE = 37  # no divisor of _SPREAD
+_STRIDE = 37  # coprime to _SPREAD
 
 C = TypeVar("C")
 T = TypeVar("T")
 
 
 class UnusableRecord(ValueError):
-    """DALI could not process a record.
+    """Raised for a record that DALI could not process.
 
     Attributes:
         failure: The failure.
@@ -35,10 +35,10 @@ class UnusableRecord(ValueError):
 
 
 class NoStandIn(Exception):
-    """No record can stand in for the bad records of a batch.
+    """Raised if no record can replace the bad records of a batch.
 
     Attributes:
-        errors: Name and error of each bad record.
+        errors: The name and the error of each bad record.
     """
 
     def __init__(self, errors: Sequence[tuple[str, Exception]]):
@@ -59,15 +59,15 @@ def choose(
         load: Returns the record of a candidate; None if it is bad, too.
 
     Returns:
-        The candidate and its record, by row; None if a row has no good candidate.
+        The candidate and its record, by row. None if a row has no good candidate.
     """
     chosen: dict[int, tuple[C, T]] = {}
     for row in bad:
         loaded = ((candidate, load(candidate)) for candidate in candidates(row))
-        found = next(((c, record) for c, record in loaded if record is not None), None)
-        if found is None:
+        first_good = next(((c, record) for c, record in loaded if record is not None), None)
+        if first_good is None:
             return None
-        chosen[row] = found
+        chosen[row] = first_good
     return chosen
 
 
@@ -81,11 +81,11 @@ def nearest(row: int, count: int) -> Iterator[int]:
 
 
 class BadSamples:
-    """The samples and records that DALI could not process.
+    """Remembers the samples and records that DALI could not process.
 
-    A sample of the stream may fail for the numbers that are drawn for it. A record that can't be
-    decoded fails in every epoch: it is remembered with a digest of its values, so that it is
-    decoded again if it has changed.
+    A sample of the stream may fail because of the numbers that are drawn for it. A record that
+    can't be decoded fails in every epoch. It is remembered with a digest of its values, so that it
+    is decoded again if it has changed.
     """
 
     def __init__(self) -> None:
@@ -93,11 +93,11 @@ class BadSamples:
         self._records: dict[Hashable, tuple[bytes, UnusableRecord]] = {}
 
     def knows_samples(self) -> bool:
-        """Returns whether any sample is remembered."""
+        """Returns whether it remembers any sample."""
         return bool(self._samples)
 
     def add_sample(self, seed: int, sample: int, error: UnusableRecord) -> None:
-        """Remembers a sample of the stream of a seed."""
+        """Remembers a sample of the stream with a seed."""
         _add(self._samples, (seed, sample), error)
 
     def add_record(self, record: Hashable, digest: bytes, error: UnusableRecord) -> None:
@@ -115,15 +115,15 @@ class BadSamples:
             record: Its key.
             digest: Returns the digest of its values now.
         """
-        before, error = self._records.get(record, (b"", None))
-        return error if error is not None and before == digest() else None
+        digest_then, error = self._records.get(record, (b"", None))
+        return error if error is not None and digest_then == digest() else None
 
     def forget_samples(self) -> None:
-        """Forgets the samples, if the numbers of the stream's samples change."""
+        """Forgets the samples, which is needed if the stream's samples change their numbers."""
         self._samples.clear()
 
     def knows_records(self) -> bool:
-        """Returns whether any record is remembered."""
+        """Returns whether it remembers any record."""
         return bool(self._records)
 
 
@@ -134,7 +134,7 @@ def _add(table: dict[Any, Any], key: Any, value: Any) -> None:
 
 
 def digest_of(fields: Mapping[str, Field], columns: Mapping[str, Any], place: int) -> bytes:
-    """Returns a digest of a record's values, and of the files that they name."""
+    """Returns a digest of a record's values, and of the files whose paths they are."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(columns):
         field = fields[name]
@@ -162,13 +162,13 @@ def stand_ins(batch: Sequence[int], row: int, num_samples: int) -> Iterator[int]
         row: The row.
         num_samples: Number of samples of an epoch.
     """
-    yield from (batch[other] for other in nearest(row, len(batch)))
+    yield from (batch[row_nearby] for row_nearby in nearest(row, len(batch)))
     end = batch[-1] + 1
     yield from range(end, end + _FOLLOWING)
     yield from across_epoch(batch[-1] // num_samples, num_samples)
 
 
 def across_epoch(epoch: int, num_samples: int) -> Iterator[int]:
-    """Yields some samples of an epoch, evenly spaced, in an order that soon reaches all parts."""
+    """Yields evenly spaced samples of an epoch, in an order that soon reaches all its parts."""
     for k in range(_SPREAD):
         yield epoch * num_samples + (k * _STRIDE % _SPREAD) * num_samples // _SPREAD

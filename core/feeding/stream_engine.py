@@ -1,4 +1,4 @@
-"""The engine of records that are read in order, as those of Grain."""
+"""Runs pipelines over a stream of records that is read in order, such as Grain's."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from .stand_ins import NoStandIn, UnusableRecord
 from .stream_part import PartReader, StreamPart
 from .supply import RowSupply
 
-# Batches that a process reads before it tells the others its number of batches, if only reading
-# tells the number.
+# The number of batches that a process reads before it tells the others how many batches it has, if
+# the number isn't known without reading.
 _HELD = 2
 ON_ERROR = ("raise", "skip", "mask")
 
@@ -37,7 +37,12 @@ ON_ERROR = ("raise", "skip", "mask")
 def check_record_graph(
     pipeline_fn: Callable[..., Any], config: IteratorConfig, on_error: str
 ) -> None:
-    """Raises TypeError or ValueError where a graph or its arguments can't be fed with records."""
+    """Checks a graph's function and its arguments.
+
+    Raises:
+        TypeError: If the function can't be fed with records.
+        ValueError: If on_error is unsuitable.
+    """
     if is_pipeline_def(pipeline_fn):
         raise TypeError(
             f"{pipeline_fn!r} is decorated with pipeline_def, which makes whole pipelines: "
@@ -62,34 +67,34 @@ def check_record_graph(
 
 
 def _unknown_graph(rows_of: RowsOf, part: int = 0) -> Any:
-    """Stands for the graph, which needs the first record."""
+    """Takes the place of the graph until the first record is read."""
     raise ValueError("no record was seen that would say what the graph takes")
 
 
 class StreamEngine(FedEngine[RecordPosition]):
-    """Pipelines that are fed with the records of a stream; see `FedEngine`.
+    """Runs pipelines that are fed with the records of a stream; see `FedEngine`.
 
     Args:
-        pipeline_fn: The function of the graph; see `dalijax.core.feeding.schema.learn`.
-        config: The iterator's arguments; ``mask`` adds the rows that are valid.
+        pipeline_fn: The graph's function; see `dalijax.core.feeding.schema.learn`.
+        config: The iterator's arguments; ``mask`` adds an output that marks valid rows.
         call: Arguments of the function and of ``nvidia.dali.pipeline_def``.
-        each: The arguments in which the pipelines differ (device_id, seed).
-        rows: Rows of each pipeline's batch.
-        reader: Reads the records, and does not refer to the engine.
-        numbers: Gives the numbers of the rows of a step, for ``draw``; see `RecordSupply`.
+        each: The arguments that differ between the pipelines (device_id, seed).
+        rows: The number of rows of each pipeline's batch.
+        reader: Reads the records. It must not refer to the engine.
+        numbers: Returns the numbers of the rows of a step, for ``draw``; see `RecordSupply`.
         draw_seed: The seed of ``draw``.
         on_error: Handling of records that DALI can't decode: "raise", "skip" (the whole batch) or
-            "mask" (another record stands in, masked out).
-        spec: The structure of a record, if the first record does not show it.
-        by_step: Whether the random state depends only on the step, for whole batches.
+            "mask" (another record replaces it, masked out).
+        spec: The structure of a record, if the first record doesn't show it.
+        by_step: Whether the random state depends only on the step, for full batches.
         part: This process's part of the stream, if several processes make its batches together.
 
     Attributes:
-        stats: The counters of `next`, once `watch` was called.
+        stats: The counters of `next`; None until `watch` is called.
     """
 
     _marked = (*Engine._marked, "_compared")
-    _most_skipped = 16 * MOST_SKIPPED  # a stream may have no end
+    _most_skipped = 16 * MOST_SKIPPED  # finite, since a stream may be infinite
     _gradual = True
     _unfit_text = "DALI can't take {names}. {error}"
 
@@ -109,7 +114,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         part: StreamPart | None = None,
     ):
         check_record_graph(pipeline_fn, config, on_error)
-        handling: Any = on_error  # which was checked
+        handling: Any = on_error  # a valid value, as checked above
         super().__init__(RecordPosition(), dataclasses.replace(config, on_error=handling))
         self.stats: InputStats | None = None
         self._part = part or StreamPart({})
@@ -140,31 +145,32 @@ class StreamEngine(FedEngine[RecordPosition]):
 
     @property
     def epoch(self) -> int:
-        """0: epochs are the reader's."""
+        """Always 0: the reader counts the epochs."""
         return 0
 
     @property
     def step(self) -> int:
-        """Number of batches before the consumer's position."""
+        """The number of batches before the consumer's position."""
         return self.position.step
 
     # Several processes
 
     def moved(self) -> None:
-        """Has the next batch wait until all processes stand at the same position."""
+        """Makes the next batch wait until all processes are at the same position."""
         self._reader.moved()
         self._compared = False
         super().moved()
 
     def advance(self) -> None:
-        """Moves behind the batch that `peek` gives."""
+        """Moves past the batch that `peek` returns."""
         super().advance()
         if self._reader.must_agree(self.position.step):
             self._must_agree = True
 
     def _agree(self) -> None:
-        """Compares the number of batches, and then the graph, which needs a record."""
-        with contextlib.suppress(ReadError):  # raised when it is due; the next call compares
+        """Compares the numbers of batches, and then the graphs, which require a record."""
+        # A ReadError is raised when its batch is due, and the next call compares.
+        with contextlib.suppress(ReadError):
             if self._reader.must_agree(self.step):
                 self._reader.agree(self.step, self._batches())
             if not self._compared:
@@ -172,7 +178,7 @@ class StreamEngine(FedEngine[RecordPosition]):
             self._compared, self._must_agree = True, False
 
     def _batches(self) -> Batches:
-        """The batches that this process has.
+        """Returns the number of batches that this process has, as far as it is known.
 
         Raises:
             ReadError: If reading raised before the next batch.
@@ -195,7 +201,7 @@ class StreamEngine(FedEngine[RecordPosition]):
     # Batches
 
     def next(self) -> Batch:
-        """The next batch.
+        """Returns the next batch.
 
         Raises:
             StopIteration: At the end.
@@ -207,25 +213,26 @@ class StreamEngine(FedEngine[RecordPosition]):
             try:
                 return outcome.unwrap()
             finally:
-                del outcome  # an error's traceback has this frame: they would keep the batch
+                # An error's traceback refers to this frame, so a cycle would keep the batch alive.
+                del outcome
 
     def watch(self) -> InputStats:
-        """Counts what is delivered from now on; until it is called nothing is counted."""
+        """Starts counting delivered batches, if it hasn't; returns the counters."""
         self.stats = self.stats or InputStats()
         return self.stats
 
     def _number(self, outcome: Outcome[RecordPosition]) -> tuple[int, int]:
-        return 0, outcome.after.step - 1  # batches may have been left out before it
+        return 0, outcome.after.step - 1  # not the position's step: batches may have been skipped
 
     def _seed_of_keys(self) -> int:
         restored = self.position.restored
-        known = [restored.draw_seed, restored.seed, self._draw_seed]
-        return next(int(seed) for seed in known if seed is not None)
+        seeds = [restored.draw_seed, restored.seed, self._draw_seed]
+        return next(int(seed) for seed in seeds if seed is not None)
 
     def count(self, stats: InputStats, outcome: Outcome[RecordPosition]) -> None:
         """Counts a batch that is delivered."""
         batch = self._peeked
-        if batch is None:  # the reading of a record raised
+        if batch is None:  # a ReadError
             return
         rows = len(batch.records)
         valid = rows if batch.valid is None else int(batch.valid.sum())
@@ -236,11 +243,11 @@ class StreamEngine(FedEngine[RecordPosition]):
     def _open_supply(self) -> RecordSupply:
         return self._supply
 
-    def _is_end(self, here: RecordPosition) -> bool:
-        return self._reader.is_behind_end(here.step)
+    def _is_end(self, position: RecordPosition) -> bool:
+        return self._reader.is_behind_end(position.step)
 
-    def _place(self, here: RecordPosition) -> tuple[int, int]:
-        return 0, here.step
+    def _place(self, position: RecordPosition) -> tuple[int, int]:
+        return 0, position.step
 
     def _error_kind(self, unfit: bool) -> type[BatchError] | type[RecordError]:
         return UnfitRecordError if unfit else RecordError
@@ -257,58 +264,58 @@ class StreamEngine(FedEngine[RecordPosition]):
 
     def _after(
         self,
-        here: RecordPosition,
-        feed: RowSupply[RecordPosition],
+        position: RecordPosition,
+        supply: RowSupply[RecordPosition],
         run: int,
         runner: Runner | None,
     ) -> RecordPosition:
         self._peeked = self._supply.batch(run)
-        step, after = here.step + 1, self._peeked.after
-        checkpoints = self._after_failure(here) if runner is None else runner.checkpoints()
-        return dataclasses.replace(here, step=step, after=after, checkpoints=checkpoints)
+        step, after = position.step + 1, self._peeked.after
+        checkpoints = self._after_failure(position) if runner is None else runner.checkpoints()
+        return dataclasses.replace(position, step=step, after=after, checkpoints=checkpoints)
 
-    def _run_at(self, here: RecordPosition) -> Outcome[RecordPosition] | None:
+    def _run_at(self, position: RecordPosition) -> Outcome[RecordPosition] | None:
         self._peeked = None
         try:
-            return super()._run_at(here)
+            return super()._run_at(position)
         except ReadError as raised:
-            return self._unread(here, raised)
-        except StopIteration:  # before the first record
-            return self._ended(here)
+            return self._unread(position, raised)
+        except StopIteration:  # raised before the first record
+            return self._ended(position)
 
     def _not_fed(
         self,
-        here: RecordPosition,
-        feed: RowSupply[RecordPosition],
+        position: RecordPosition,
+        supply: RowSupply[RecordPosition],
         run: int,
         error: BaseException,
     ) -> Outcome[RecordPosition]:
         if isinstance(error, SourceEnded):
-            self._taken = run  # nothing was taken
-            return self._ended(here)
+            self._taken = run  # the run wasn't used
+            return self._ended(position)
         if isinstance(error, ReadError):
             self._stop()
-            return self._unread(here, error)
-        return super()._not_fed(here, feed, run, error)
+            return self._unread(position, error)
+        return super()._not_fed(position, supply, run, error)
 
-    def _ended(self, here: RecordPosition) -> Outcome[RecordPosition]:
-        """The outcome after the last record.
+    def _ended(self, position: RecordPosition) -> Outcome[RecordPosition]:
+        """Returns the outcome after the last record.
 
         Raises:
             ProcessError: If other processes have more batches.
         """
-        self._reader.check_end(here.step)
-        return Outcome(here, ended=True)
+        self._reader.check_end(position.step)
+        return Outcome(position, ended=True)
 
-    def _unread(self, here: RecordPosition, error: ReadError) -> Outcome[RecordPosition]:
+    def _unread(self, position: RecordPosition, error: ReadError) -> Outcome[RecordPosition]:
         """Returns the outcome of a record whose reading raised; the next batch begins after it."""
         self._supply.pass_over(error)
         cause = error.__cause__ or error
-        if isinstance(cause, StopIteration):  # which would look like the end
+        if isinstance(cause, StopIteration):  # callers would take it for the end
             stop = cause
             cause = RuntimeError(f"the reading of a record raised StopIteration: {stop}")
             cause.__cause__ = stop
-        after = dataclasses.replace(here, after=error.after)
+        after = dataclasses.replace(position, after=error.after)
         return Outcome(after, error=cause if isinstance(cause, Exception) else error)
 
     # Pipelines
@@ -343,12 +350,12 @@ class StreamEngine(FedEngine[RecordPosition]):
         self._peeked = None
         super().drop()
 
-    def _started(self, feed: RowSupply[RecordPosition], here: RecordPosition) -> Runner:
+    def _started(self, supply: RowSupply[RecordPosition], position: RecordPosition) -> Runner:
         if self._graph is None:
             self._graph = self._define = self._supply.learn()
             self._main = self._pipelines(self._supply.rows, self._each)
             self._made = self._supply, self._main
-        restored = here.restored
+        restored = position.restored
         self._seed = restored.seed
         drawn = restored.seed if restored.draw_seed is None else restored.draw_seed
         self._supply.seed = self._draw_seed if drawn is None else drawn
@@ -356,7 +363,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         try:
             if self._seed not in self._first:
                 # The first checkpoint is needed to know the others by their difference.
-                runner = self._new_runner(feed)
+                runner = self._new_runner(supply)
                 self._first_look(runner)
                 self._first[self._seed] = runner.checkpoints() or ()
             self._check_graph(restored.operators)
@@ -364,28 +371,28 @@ class StreamEngine(FedEngine[RecordPosition]):
             # DALI would count the runs of the supply from a checkpoint's number on.
             start, checkpoints = (
                 tuple(map(random_state.without_counts, pieces, first))
-                for pieces in (first, self._checkpoints_at(here))
+                for pieces in (first, self._checkpoints_at(position))
             )
             if runner is None or checkpoints != start:
                 if runner is not None:
                     runner.close()
-                runner = self._new_runner(feed, checkpoints)
+                runner = self._new_runner(supply, checkpoints)
         except BaseException:
             if runner is not None:
                 runner.close()
             raise
         return runner
 
-    def _checkpoints_at(self, here: RecordPosition) -> tuple[bytes, ...]:
+    def _checkpoints_at(self, position: RecordPosition) -> tuple[bytes, ...]:
         """Returns the checkpoints of the pipelines at a position."""
         first = self._first[self._seed]
-        if here.checkpoints:
-            return here.checkpoints
-        if first and here.restored.random:
-            return tuple(random_state.expand(here.restored.random, first))
-        if not (self._by_step and here.step and self._random):
+        if position.checkpoints:
+            return position.checkpoints
+        if first and position.restored.random:
+            return tuple(random_state.expand(position.restored.random, first))
+        if not (self._by_step and position.step and self._random):
             return first
-        return self._after_steps(here.step)
+        return self._after_steps(position.step)
 
     def _after_steps(self, steps: int) -> tuple[bytes, ...]:
         """Returns the checkpoints after some steps, as the first batch of the supply shows them.
@@ -412,7 +419,7 @@ class StreamEngine(FedEngine[RecordPosition]):
                     break
         raise StateError(f"no record after step {steps} can be decoded: nothing goes on there")
 
-    def _after_failure(self, here: RecordPosition) -> tuple[bytes, ...] | None:
+    def _after_failure(self, position: RecordPosition) -> tuple[bytes, ...] | None:
         """Returns the checkpoints after a batch that fails in every run.
 
         The random state moves on all the same: numbers that make a batch fail would make all
@@ -420,37 +427,38 @@ class StreamEngine(FedEngine[RecordPosition]):
         """
         if not self._keeps_checkpoints:
             return None
-        start = self._checkpoints_at(here)
+        start = self._checkpoints_at(position)
         try:
             return self._moved_on(1, self._supply.whole_rows(), start)
-        except (StateError, RuntimeError, SourceError, NoStandIn):  # also with other numbers
+        # The graph may fail with any random numbers.
+        except (StateError, RuntimeError, SourceError, NoStandIn):
             return start
 
     def _moved_on(
         self, runs: int, rows: Sequence[RecordRows], start: Sequence[bytes] | None = None
     ) -> tuple[bytes, ...]:
-        """Returns the checkpoints some runs after others.
+        """Returns the checkpoints after a number of runs.
 
         Args:
-            runs: Number of runs.
+            runs: The number of runs.
             rows: Rows that show by how much each run changes the checkpoints.
             start: The checkpoints before the runs; by default those of new pipelines.
 
         Raises:
-            StateError: If the operators' states are not known to move on evenly.
+            StateError: If the runs don't change the operators' states by equal steps.
             RuntimeError: If the rows don't run.
         """
         runner = Runner(self._pipelines(lambda run, part: rows[part], self._each).build())
         try:
-            three = [runner.checkpoints() or ()]
+            pieces = [runner.checkpoints() or ()]
             for _ in range(2):
                 runner.take(discard)
-                three.append(runner.checkpoints() or ())
+                pieces.append(runner.checkpoints() or ())
         finally:
             runner.close()
         return tuple(
             random_state.after_runs(runs, zero, one, two, base)
-            for (zero, one, two), base in zip(zip(*three), start or three[0], strict=True)
+            for (zero, one, two), base in zip(zip(*pieces), start or pieces[0], strict=True)
         )
 
     # States
@@ -473,7 +481,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         return random_state.compress([*pieces], first)
 
     def operators(self, position: RecordPosition) -> tuple[str, ...]:
-        """A line for each operator, the same for a first state before and after the first build."""
+        """Returns a line per operator; for a first state the same before and after building."""
         saved, present = position.restored.operators, self._operators
         return (present or saved) if saved or position.step else ()
 
@@ -493,16 +501,18 @@ class StreamEngine(FedEngine[RecordPosition]):
             random_state.expand(restored.random, first)
 
     def _check_graph(self, saved: Sequence[str]) -> None:
-        before, now = list(saved), list(self._operators)
-        differences.check({"operators": before}, {"operators": now}, self._config.allow_changes)
+        saved_lines, own_lines = list(saved), list(self._operators)
+        differences.check(
+            {"operators": saved_lines}, {"operators": own_lines}, self._config.allow_changes
+        )
 
     def restore(self, position: RecordPosition, move: Callable[[], object] | None = None) -> None:
         """Moves to a restored position; the next use builds the pipelines.
 
         Args:
             position: The position.
-            move: Moves the reader there, for readers that only then show whether they can. If it
-                raises, the position stays, and the reader is moved back when it is next used.
+            move: Moves the reader there, for readers that may fail only then. If it raises, the
+                position stays, and the next use of the reader moves it back.
         """
         with self.lock:
             self.drop()

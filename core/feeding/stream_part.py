@@ -14,15 +14,15 @@ from .records import RecordBatch, RecordPosition, RecordReader
 
 @dataclasses.dataclass(frozen=True)
 class StreamPart:
-    """The part of a process.
+    """This process's part of a stream that several processes read together.
 
     Attributes:
         values: Values that must be equal in all processes, by names for errors.
-        batches: Number of batches that this process has by itself; None if only reading tells.
+        batches: The number of batches of this process; None if it isn't known without reading.
         agreed: Whether the number is the same in all processes because of ``values``.
-        pads: Whether processes with fewer batches add batches of padding; else all stop after the
-            smallest number.
-        padding: Makes a batch of padding after the last record.
+        pads: Whether processes with fewer batches add batches of padding. Otherwise all stop
+            after the smallest number of batches.
+        padding: Returns a batch of padding, which follows the last record.
     """
 
     values: Values
@@ -33,10 +33,10 @@ class StreamPart:
 
 
 class PartReader:
-    """Reads as many batches in every process; see `RecordReader`.
+    """Reads equally many batches in every process; see `RecordReader`.
 
-    If the number of batches is not known before they are read, the processes exchange how many they
-    have read, repeatedly. A process delivers a batch once every process has it, or can pad.
+    If the number of batches isn't known before they are read, the processes repeatedly exchange how
+    many they have read. A process delivers a batch once every process has it or can pad.
 
     Args:
         reader: Reads the batches of this process.
@@ -44,8 +44,8 @@ class PartReader:
 
     Attributes:
         agreement: Exchanges the numbers of batches; None in a single process.
-        step: Number of the next batch.
-        total: Number of batches in every process; None until it is known, or if it is not limited.
+        step: The number of the next batch.
+        total: The number of batches in every process; None if it is unknown or unlimited.
     """
 
     def __init__(self, reader: RecordReader, part: StreamPart):
@@ -55,43 +55,43 @@ class PartReader:
         self._reader = reader
         self._part = part
         self._end: int | None = None  # the number of batches of this process, once it is known
-        self._certain = 0  # number of batches that every process delivers, if not more
+        self._certain = 0  # the number of batches that every process surely delivers
 
     def moved(self) -> None:
-        """Has the processes exchange their numbers of batches again."""
+        """Makes the processes exchange their numbers of batches again."""
         self._certain, self.total = 0, None
 
     def must_agree(self, step: int) -> bool:
-        """Whether the processes must exchange their numbers before the batch of a step."""
+        """Returns whether the processes must exchange numbers before the batch of a step."""
         limited = self.agreement is not None and not self._part.agreed
         return limited and self.total is None and step >= self._certain
 
     def is_behind_end(self, step: int) -> bool:
-        """Whether no process delivers the batch of a step."""
+        """Returns whether a step is after the last batch of all processes."""
         return self.total is not None and step >= self.total
 
     def batches(self, read: int) -> Batches:
-        """The batches of this process, of which the first ``read`` batches were read."""
+        """Returns the number of this process's batches, given that ``read`` batches were read."""
         if self._part.batches is not None:
             return Batches(self._part.batches, True)
         return Batches(read, False) if self._end is None else Batches(min(read, self._end), True)
 
     def agree(self, step: int, own: Batches) -> None:
-        """Exchanges the numbers of batches.
+        """Exchanges the numbers of batches between the processes.
 
         Args:
-            step: Number of the next batch to deliver.
-            own: The batches of this process.
+            step: The number of the next batch to deliver.
+            own: The number of batches of this process.
 
         Raises:
-            ProcessError: If a process has no batch, while others have some; or as `Agreement`.
+            ProcessError: If a process has no batch but others have some, or as `Agreement`.
         """
         part, agreement = self._part, self.agreement
         if agreement is None:
             return
         values = {**part.values, "position": f"step {step}"}
-        found = agreement.settle(values, "the number of batches", own)
-        every = {process: batches or own for process, batches in found.items()}
+        answers = agreement.settle(values, "the number of batches", own)
+        every = {process: batches or own for process, batches in answers.items()}
         counts = {process: batches.certain for process, batches in every.items()}
         empty = [p for p, batches in every.items() if batches == Batches(0, True)]
         if empty and any(counts.values()):
@@ -110,7 +110,7 @@ class PartReader:
             self.total = self._certain if self._certain in ends else None
 
     def next_records(self) -> RecordBatch:
-        """The next batch of this process, or a batch of padding."""
+        """Returns the next batch of this process, or a batch of padding after the last one."""
         if self.is_behind_end(self.step):
             raise StopIteration
         if self._end is None:
@@ -126,7 +126,7 @@ class PartReader:
         return batch
 
     def _after_end(self) -> RecordBatch:
-        """A batch of padding, of which no more are delivered than other processes have batches.
+        """Returns a batch of padding; other processes determine how many are delivered.
 
         Raises:
             StopIteration: If this process does not pad.
@@ -136,7 +136,7 @@ class PartReader:
         return self._part.padding()
 
     def check_end(self, step: int) -> None:
-        """Raises ProcessError if this process can't deliver a batch that others deliver."""
+        """Raises a ProcessError if this process lacks a batch that others deliver."""
         if self.total is not None and step < self.total:
             raise ProcessError(
                 f"this process has {step} batches, and {self.total} were expected of every "
@@ -151,12 +151,12 @@ class PartReader:
         self.start_at(position.step)
 
     def start_at(self, step: int) -> None:
-        """Counts from a step, at whose batch the reader stands."""
+        """Sets the step of the batch that the reader returns next."""
         self.step, self._end = step, None
 
 
 def describe(**values: Any) -> Values:
-    """The values of a part, as text or numbers."""
+    """Returns the values of a part by names with spaces, as text or numbers."""
     return {
         name.replace("_", " "): value if isinstance(value, int) else str(value)
         for name, value in values.items()

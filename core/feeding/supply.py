@@ -49,12 +49,12 @@ class RowBatch(Protocol):
 
 
 class RowSupply(Protocol[P]):
-    """The rows of each run of an iterator's pipelines.
+    """Supplies the rows of each run of an iterator's pipelines.
 
-    Runs are numbered as DALI numbers them, from the first run of the pipelines. Several runs may be
-    asked for before the engine forgets the first of them. Sources can seek, since the rows follow
-    from the position. A stream of records is read in order, and keeps the records that were read
-    and not forgotten, so that other pipelines can read them again.
+    Runs are numbered as by DALI, from the first run of the pipelines. The engine may ask for
+    several runs before it forgets the first of them. A source can seek, since a position determines
+    its rows. A stream of records is read in order; its supply keeps records until they are
+    forgotten, so that new pipelines can read them again.
 
     Attributes:
         next_run: The run that DALI asks for next.
@@ -80,7 +80,7 @@ class RowSupply(Protocol[P]):
         ...
 
     def alone(self, samples: Indices) -> RowBatch:
-        """Returns rows of some samples, for a pipeline of their own."""
+        """Returns rows of some samples, for a separate pipeline."""
         ...
 
     def forget(self, run: int) -> None:
@@ -98,11 +98,11 @@ class RowSupply(Protocol[P]):
         ...
 
     def stand_ins(self, run: int) -> Iterator[int]:
-        """Yields samples that may stand in for bad ones of a run, except known bad ones."""
+        """Yields samples that may replace bad ones of a run, except samples known to be bad."""
         ...
 
     def probes(self, run: int) -> Iterator[int]:
-        """Yields samples of other runs, to see whether the graph fails for every record."""
+        """Yields samples of other runs, to find out whether the graph fails for every record."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A function of batches, with checks of its inputs and outputs."""
+"""A function of batches that checks its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from . import checks
 
 
 class BatchFunction:
-    """A user's function of batches, whose results are checked.
+    """Calls a user's function of batches, and checks its outputs.
 
     Attributes:
-        name: Its name, for messages.
-        inputs: Number of its inputs.
-        num_outputs: Number of its outputs.
-        keyed: Whether it takes a key; its words then come behind the inputs.
+        name: The function's name, for messages.
+        inputs: The number of inputs.
+        num_outputs: The number of outputs.
+        keyed: Whether the function takes a key. The key's words then follow the inputs.
         where: "cpu" or "gpu".
-        takes_views: Whether it takes NumPy views of DALI's memory, not jax.Arrays.
+        takes_views: Whether the function takes NumPy views of DALI's memory instead of jax.Arrays.
     """
 
     def __init__(
@@ -42,9 +42,10 @@ class BatchFunction:
         self._function = function
         self.num_outputs = num_outputs
         self._layouts = layouts
-        self._last: Any = None  # batch size, and types, shapes, dtypes, places of the last outputs
-        # A compiled function takes NumPy views, which are made ten times faster than
-        # jax.Arrays; where the default device is no CPU they would be moved there.
+        # The batch size, and the types, shapes, dtypes and shardings of the last outputs.
+        self._last: Any = None
+        # A compiled function takes NumPy views, which are created ten times faster than
+        # jax.Arrays. If the default device isn't a CPU, JAX would move them there.
         self.takes_views = (
             where == "cpu"
             and isinstance(function, jax.stages.Wrapped)
@@ -52,18 +53,20 @@ class BatchFunction:
         )
 
     def key(self, words: Any) -> jax.Array:
-        """The key of a batch, of its first sample's words; NumPy's give one on no device."""
+        """Returns the key of a batch from its first sample's words; NumPy words stay on the CPU."""
         if self.where == "cpu" or isinstance(words, np.ndarray):
             return checks.jax_key(checks.key_of(np.asarray(words)))
         return _key_on_device(words)
 
-    def __call__(self, arrays: Sequence[Any], batch: int | None, **more: Any) -> tuple[Any, ...]:
-        """Calls the function; returns its checked outputs, on the GPU of the inputs if any."""
+    def __call__(
+        self, arrays: Sequence[Any], batch: int | None, **keywords: Any
+    ) -> tuple[Any, ...]:
+        """Calls the function; returns its checked outputs, on the GPU of the inputs, if any."""
         devices = arrays[0].devices() if arrays and self.where == "gpu" else ()
-        outputs = self._checked(self._function(*arrays, **more), batch)
+        outputs = self._checked(self._function(*arrays, **keywords), batch)
         if len(devices) != 1:
             return outputs
-        return tuple(on_device(self.name, k, one, *devices) for k, one in enumerate(outputs))
+        return tuple(on_device(self.name, k, output, *devices) for k, output in enumerate(outputs))
 
     def _checked(self, returned: Any, batch: int | None) -> tuple[Any, ...]:
         outputs = checks.results(self.name, returned, self.num_outputs)
@@ -73,23 +76,23 @@ class BatchFunction:
         return outputs
 
     def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
-        """The checked outputs for a pipeline's batch; the words of a key are the last array."""
-        more = {"key": self.key(arrays.pop())} if self.keyed else {}
-        returned = self._function(*arrays, **more)
+        """Returns the checked outputs of a batch; the words of a key are the last array."""
+        keywords = {"key": self.key(arrays.pop())} if self.keyed else {}
+        returned = self._function(*arrays, **keywords)
         outputs = returned if type(returned) is tuple else (returned,)
         batch = arrays[0].shape[0] if arrays else None
         try:
-            alike = [(batch, type(o), o.shape, o.dtype, o.sharding) for o in outputs]
-        except AttributeError:  # no jax.Array
-            alike = None
-        # The checks take 8 to 33 us beside an H200. They are left out for outputs like the last
-        # ones, if those passed them and were on the right device.
-        if alike and alike == self._last:
+            signature = [(batch, type(o), o.shape, o.dtype, o.sharding) for o in outputs]
+        except AttributeError:  # not a jax.Array
+            signature = None
+        # The checks take 8 to 33 us with an H200. They are skipped for outputs like the last ones,
+        # if these were valid and on the right device.
+        if signature and signature == self._last:
             return outputs
         checked = self._checked(returned, batch)
-        placed = tuple(on_device(self.name, k, one, device) for k, one in enumerate(checked))
-        stayed = all(one is other for one, other in zip(placed, checked))
-        self._last = alike if stayed else None
+        placed = tuple(on_device(self.name, k, output, device) for k, output in enumerate(checked))
+        stayed = all(output is array for output, array in zip(placed, checked))
+        self._last = signature if stayed else None
         return placed
 
     def arrays(self, batches: Sequence[np.ndarray]) -> list[Any]:
@@ -99,14 +102,14 @@ class BatchFunction:
         if self.takes_views:
             return list(batches)
         cpu = jax.local_devices(backend="cpu")[0]
-        return [jax.device_put(one, cpu) for one in batches]
+        return [jax.device_put(batch, cpu) for batch in batches]
 
 
 class OneDeviceFunction(BatchFunction):
-    """A function of global arrays over one device of each process; DALI's thread calls it.
+    """Calls a function of global arrays over one device per process, in DALI's thread.
 
     Raises:
-        ValueError: For several local devices, or a key in several processes.
+        ValueError: If the process has several devices, or several processes need a key.
     """
 
     def __init__(self, sharding: Sharding, *arguments: Any):
@@ -143,14 +146,14 @@ _key_on_device = jax.jit(checks.key_of_array)
 
 
 def on_device(name: str, number: int, array: Any, where: jax.Device | Sharding) -> jax.Array:
-    """An output on the operator's device, or with a sharding; moved there if it is elsewhere.
+    """Returns an output on a device or with a sharding; moves it there if necessary.
 
     Raises:
-        TypeError: For NumPy arrays of 64 bits that JAX would narrow.
+        TypeError: If it is a NumPy array of 64 bits that JAX would narrow.
     """
     if isinstance(array, jax.Array):
         return array if array.devices() == {where} else jax.device_put(array, where)
     check_width(np.dtype(array.dtype), f"{number} of {name}()")
-    # A copy, since the function may write its array again, and device_put (even with
-    # may_alias=False, in JAX 0.12) makes a view of it on the CPU, or reads it later.
+    # A copy, since the function may write to its array later. On the CPU device_put makes a view
+    # of the array or reads it later, even with may_alias=False (in JAX 0.12).
     return jax.device_put(np.array(array), where)

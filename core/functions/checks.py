@@ -1,4 +1,4 @@
-"""Arguments, keys, and checks of results, for all kinds of Python functions in a graph."""
+"""Arguments, keys, and checks of outputs, for all kinds of Python functions in a graph."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _log = logging.getLogger("dalijax")
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """A function's name, for messages."""
+    """Returns a function's name, for messages."""
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
 def wants(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function has a keyword-only parameter of a name that is still to be filled in.
+    """Returns whether a function has an unfilled keyword-only parameter with a name.
 
-    That is a parameter without a default, or with None, which everything around the function
-    (partial functions, jit, decorators) passes on.
+    The parameter has no default or None, and everything around the function (partial functions,
+    jit, decorators) passes it on.
     """
     layer: Any = function
     while True:
@@ -48,7 +48,7 @@ def wants(function: Callable[..., Any], name: str) -> bool:
 
 
 def _takes(function: Callable[..., Any], name: str, alone: bool = False) -> bool:
-    """Whether a function takes a keyword; with alone, by a parameter of this name, not **."""
+    """Returns whether a function takes a keyword; if ``alone``, not only by ``**kwargs``."""
     signature = _signature(function)
     if signature is None:
         return False
@@ -57,11 +57,11 @@ def _takes(function: Callable[..., Any], name: str, alone: bool = False) -> bool
     if parameter is not None:
         unfilled = parameter.default in (parameter.empty, None)
         return parameter.kind is parameter.KEYWORD_ONLY and unfilled
-    return not alone and any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return not alone and any(value.kind is value.VAR_KEYWORD for value in parameters.values())
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """A function's own signature, not of the function that it wraps; None if it has none."""
+    """Returns the function's own signature, not a wrapped function's; None if it has none."""
     try:
         return inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
@@ -71,10 +71,15 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
 def check_signature(
     function: Callable[..., Any], inputs: int, keywords: Sequence[str], fillable: str
 ) -> None:
-    """Raises TypeError if a function does not take so many arrays and these keyword arguments.
+    """Raises a TypeError if a function can't be called with some arrays and keywords.
 
-    Functions that hide their parameters, as jax.vmap's do, are not checked. The message has the
-    names of parameters that can be filled in.
+    Functions that hide their parameters, such as those of jax.vmap, are not checked.
+
+    Args:
+        function: The function.
+        inputs: The number of arrays.
+        keywords: The names of the keyword arguments.
+        fillable: The names of the parameters that can be filled in, for the message.
     """
     layer: Any = function
     while isinstance(layer, jax.stages.Wrapped) and hasattr(layer, "__wrapped__"):
@@ -85,19 +90,19 @@ def check_signature(
     try:
         signature.bind(*range(inputs), **dict.fromkeys(keywords))
     except TypeError as error:
-        more = "".join(f" and {name}=" for name in keywords)
+        keyword_text = "".join(f" and {name}=" for name in keywords)
         raise TypeError(
-            f"{name_of(function)}{signature} is called with {inputs} of the graph's inputs{more}: "
-            f"{error}. Give it a parameter for each of them; {fillable} is filled in where it is "
-            "keyword-only (behind a *)"
+            f"{name_of(function)}{signature} is called with {inputs} of the graph's "
+            f"inputs{keyword_text}: {error}. Give it a parameter for each of them; {fillable} is "
+            "filled in if it is keyword-only (behind a *)"
         ) from None
 
 
 def device_of(inputs: Sequence[DataNode], device: str | None) -> str:
-    """The device of an operator: ``device``, else that of its inputs, else the CPU.
+    """Returns the device of an operator: ``device``, else that of its inputs, else the CPU.
 
     Raises:
-        ValueError: If the inputs are on another device, or on two.
+        ValueError: If the inputs are on another device, or on both.
     """
     devices = sorted({node.device for node in inputs if isinstance(node, DataNode)})
     if device not in (None, "cpu", "gpu"):
@@ -111,10 +116,10 @@ def device_of(inputs: Sequence[DataNode], device: str | None) -> str:
 
 
 def key_words(device: str = "cpu") -> DataNode:
-    """Random bytes for keys, uint8 of shape [8] for each sample, on a device.
+    """Returns random bytes for keys, uint8 of shape [8] per sample, on a device.
 
-    Over a source they belong to the record. Else DALI draws them, from the pipeline's seed and
-    the number of the batch, and they are part of its checkpoints.
+    For a source they are derived from the record. Otherwise DALI draws them from the pipeline's
+    seed and the number of the batch, and they are part of its checkpoints.
     """
     draw = draw_of_pipeline()
     words: DataNode
@@ -127,26 +132,26 @@ def key_words(device: str = "cpu") -> DataNode:
 
 
 def key_of(words: np.ndarray) -> np.ndarray:
-    """The key of a batch, uint32 of shape [2], made of the words of its first sample."""
+    """Returns the key of a batch, uint32 of shape [2], from the words of its first sample."""
     return np.frombuffer(np.ascontiguousarray(words[0], np.uint8).tobytes(), np.uint32)
 
 
 def jax_key(words: np.ndarray) -> jax.Array:
-    """A jax.random.key of the result of `key_of`."""
+    """Returns a jax.random.key of the result of `key_of`."""
     data: Any = words
-    # A caller's transfer guard is meant for the caller's arrays.
+    # The user's transfer guard is meant for the user's arrays only.
     with jax.transfer_guard_host_to_device("allow"):
         return jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
 def key_of_array(words: jax.Array) -> jax.Array:
-    """The same jax.random.key as of `key_of` and `jax_key`, for words on a device."""
+    """Returns the same jax.random.key as `key_of` and `jax_key`, for words on a device."""
     data = jax.lax.bitcast_convert_type(words[0].reshape(2, 4), np.uint32)
     return jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
 def logged(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
-    """The callback of a function without outputs: logs its errors, which DALI drops."""
+    """Wraps a callback without outputs so that its errors, which DALI drops, are logged."""
 
     def run(*tensors: Any) -> Any:
         try:
@@ -159,7 +164,11 @@ def logged(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def results(name: str, returned: Any, count: int) -> tuple[Any, ...]:
-    """The outputs that a function returned, as a tuple; ValueError if they are not ``count``."""
+    """Returns a function's outputs as a tuple.
+
+    Raises:
+        ValueError: If the number of outputs isn't ``count``.
+    """
     outputs: tuple[Any, ...] = ()
     if returned is not None:
         outputs = tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
@@ -174,29 +183,29 @@ def results(name: str, returned: Any, count: int) -> tuple[Any, ...]:
 
 
 def check_array(name: str, number: int, array: Any) -> str:
-    """Raises TypeError for an output that is no array; returns its name, for messages."""
-    what = f"output {number} of {name}()"
+    """Raises a TypeError if an output isn't an array; returns its name for messages."""
+    label = f"output {number} of {name}()"
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         raise TypeError(
-            f"{what} is a {type(array).__name__}, not an array: return arrays of numbers; text and "
-            "objects pass the graph by, as keys of a record that it does not take"
+            f"{label} is a {type(array).__name__}, not an array: return arrays of numbers; text "
+            "and objects pass the graph by, as keys of a record that it does not take"
         )
-    return what
+    return label
 
 
 def check_kind(name: str, number: int, array: Any) -> str:
-    """Raises TypeError for an output that is no array of a dtype of DALI; returns its name."""
-    what = check_array(name, number, array)
+    """Raises a TypeError if an output isn't an array of a dtype of DALI; returns its name."""
+    label = check_array(name, number, array)
     try:
         dtype = np.dtype(array.dtype)
     except TypeError:
         raise TypeError(
-            f"{what} is {array.dtype}, for which DALI has no type: return numbers, of a key say "
+            f"{label} is {array.dtype}, for which DALI has no type: return numbers, of a key say "
             "jax.random.key_data"
         ) from None
     if dtype.char not in KINDS:
-        raise TypeError(f"{what} is {dtype.name}, for which DALI has no type: {cast_to(dtype)}")
-    return what
+        raise TypeError(f"{label} is {dtype.name}, for which DALI has no type: {cast_to(dtype)}")
+    return label
 
 
 def check_output(name: str, number: int, array: Any, batch: int | None, layout: str | None) -> None:
@@ -204,27 +213,27 @@ def check_output(name: str, number: int, array: Any, batch: int | None, layout: 
 
     Raises:
         TypeError: As `check_kind`.
-        ValueError: If it has another number of samples than the batch, or of dimensions than its
-            layout.
+        ValueError: If its number of samples isn't the batch's, or its number of dimensions isn't
+            the layout's.
     """
-    what = check_kind(name, number, array)
+    label = check_kind(name, number, array)
     shape = tuple(array.shape)
     if not shape or (batch is not None and shape[0] != batch):
         raise ValueError(
-            f"{what} has shape {shape}, and the batch has {batch or 'some'} samples: its first "
+            f"{label} has shape {shape}, and the batch has {batch or 'some'} samples: its first "
             "dimension must be the batch"
         )
     if layout and len(layout) != len(shape) - 1:
         raise ValueError(
-            f"{what} has {len(shape) - 1} dimensions without the batch, and its layout "
+            f"{label} has {len(shape) - 1} dimensions without the batch, and its layout "
             f"{layout!r} has {len(layout)}: pass other output_layouts"
         )
 
 
 def nodes_of(outputs: Any, name: str) -> Any:
-    """The outputs of a DALI operator, named after the function that it calls.
+    """Returns the outputs of a DALI operator, named after the function that the operator calls.
 
-    Several are a tuple: a pipeline function may not return DALI's list of them as one output.
+    Several outputs are a tuple: a pipeline function may not return DALI's list as one output.
     """
     nodes = tuple(outputs) if isinstance(outputs, list) else outputs
     for node in nodes if isinstance(nodes, tuple) else (nodes,):
@@ -234,18 +243,22 @@ def nodes_of(outputs: Any, name: str) -> Any:
 
 
 def layout_argument(layouts: str | Sequence[str] | None) -> dict[str, Any]:
-    """The argument output_layouts for DALI's operators, if it was given."""
+    """Returns the argument output_layouts for DALI's operators, unless layouts is None."""
     if layouts is None:
         return {}
     return {"output_layouts": layouts if isinstance(layouts, str) else list(layouts)}
 
 
-def require_pipeline(what: str) -> Pipeline:
-    """The pipeline that is being defined; RuntimeError if there is none."""
+def require_pipeline(label: str) -> Pipeline:
+    """Returns the pipeline that is being defined.
+
+    Raises:
+        RuntimeError: If none is being defined.
+    """
     pipeline = Pipeline.current()
     if pipeline is None:
         raise RuntimeError(
-            f"{what} belongs in a pipeline function: call what it returns there, on DALI's outputs"
+            f"{label} belongs in a pipeline function: call what it returns there, on DALI's outputs"
         )
     return pipeline
 
@@ -253,8 +266,8 @@ def require_pipeline(what: str) -> Pipeline:
 def arguments(
     seed: int, bytes_per_sample_hint: int | Sequence[int] | None, name: str | None
 ) -> dict[str, Any]:
-    """Arguments that all of DALI's operators take, if they were given."""
-    more: dict[str, Any] = {"seed": seed} if seed != -1 else {}
+    """Returns the given ones of the arguments that all of DALI's operators take."""
+    given_arguments: dict[str, Any] = {"seed": seed} if seed != -1 else {}
     if bytes_per_sample_hint is not None:
-        more["bytes_per_sample_hint"] = bytes_per_sample_hint
-    return more if name is None else more | {"name": name}
+        given_arguments["bytes_per_sample_hint"] = bytes_per_sample_hint
+    return given_arguments if name is None else given_arguments | {"name": name}

@@ -1,4 +1,4 @@
-"""DALI's operators that call Python, with the callbacks of this package instead of DALI's own."""
+"""DALI's operators that call Python functions, without DALI's own wrappers around them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nvidia.dali import fn, ops
 
 @functools.cache
 def jax_operator() -> Any:
-    """The operator class of `jax_function`, without DALI's callback, which makes jax.Arrays.
+    """Returns the operator class of `jax_function`, without DALI's callback of jax.Arrays.
 
     Raises:
         RuntimeError: If JAX is older than DALI's plugin requires.
@@ -26,8 +26,8 @@ def jax_operator() -> Any:
             "batch_processing=True, which JAX functions may be called in, too"
         ) from error
 
-    # DALI's class name, which operators, and so states, are named after: a run that DALI's own
-    # plugin began can go on here.
+    # DALI's class name, since operators, and therefore states, are named after it. So a run that
+    # DALI's own plugin began can be continued here.
     class _JaxFunction(implementation._JaxFunction):
         def __init__(self, function: Callable[..., Any], device: str, **arguments: Any):
             self.function = function
@@ -40,10 +40,10 @@ def jax_operator() -> Any:
 
 @functools.cache
 def dlpack_operator() -> Callable[..., Any]:
-    """DALI's ``fn.dl_tensor_python_function`` without the wrapper around its callback.
+    """Returns DALI's ``fn.dl_tensor_python_function`` without the wrapper around its callback.
 
-    The wrapper makes the pipeline the current one for each call, and for this looks up the depth
-    of the stack: 80 to 120 us on two CPU cores. Callbacks make no operators and don't need it.
+    The wrapper makes the pipeline the current one for each call, for which it inspects the stack:
+    80 to 120 us on two CPU cores. Callbacks don't create operators, so they don't need it.
     """
 
     # DALI's class name, as above. If a later DALI has no such method, its slower wrapper is used.
@@ -59,12 +59,12 @@ def dlpack_operator() -> Callable[..., Any]:
 
         @property
         def preserve(self: Any) -> bool:
-            # DALI's schema never prunes this operator: code that prints, say, has no outputs.
-            # preserve=False is the user's choice. (Not public, as is the method above.)
+            # DALI's schema never prunes this operator, since a function without outputs may print,
+            # for example. preserve=False is the user's choice. (Private, like the method above.)
             preserve = self._init_args.get("preserve")
             return bool(self._preserve if preserve is None else preserve)
 
-    wrap: Any = getattr(fn, "_wrap_op_fn", None)  # makes the functions in fn of operators
+    wrap: Any = getattr(fn, "_wrap_op_fn", None)  # private; it creates fn's functions of operators
     if wrap is None:
         return fn.dl_tensor_python_function
     operator: Callable[..., Any] = wrap(DLTensorPythonFunction, "dl_tensor_python_function", "")

@@ -1,4 +1,4 @@
-"""DALI's tensors in DLPack's protocol: capsules, and objects for ``from_dlpack``."""
+"""DALI's tensors for DLPack: capsules, and objects for ``from_dlpack``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-NO_WAIT = -1  # as a stream of DLPack's
+NO_WAIT = -1  # DLPack's stream number for no synchronization
 _HOST = (1, 0)  # kDLCPU of dlpack.h
 _CUDA = 2  # kDLCUDA
-_NOT_XLAS = (None, 1, 2, NO_WAIT)  # CUDA's default streams, in DLPack, and none
-_ALIGNED = 16  # bytes, the alignment of inputs that XLA's programs on a GPU require
+_NOT_XLAS = (None, 1, 2, NO_WAIT)  # streams that XLA doesn't use: CUDA's default streams, or none
+_ALIGNED = 16  # bytes; the alignment that XLA's programs on a GPU require
 
 
 class Header(ctypes.Structure):
-    """The DLTensor of dlpack.h, at the start of a capsule's struct."""
+    """The DLTensor struct of dlpack.h, which begins a capsule's struct."""
 
     _fields_: ClassVar[Any] = [
         ("data", ctypes.c_void_p),
@@ -35,12 +35,12 @@ class Header(ctypes.Structure):
 
     @property
     def address(self) -> int:
-        """The address of the first element."""
+        """The address of the first element, in bytes."""
         return (self.data or 0) + int(self.byte_offset)
 
     @property
     def dtype(self) -> str:
-        """The dtype's name, as NumPy's for integers and floats; "other..." for others."""
+        """The name of the dtype, as in NumPy for integers and floats; else "other..."."""
         return {0: "int", 1: "uint", 2: "float"}.get(self.code, "other") + str(self.bits)
 
 
@@ -49,7 +49,7 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes
 
 
 def header(capsule: Any) -> Header:
-    """The header of a capsule that was not taken yet."""
+    """Returns the header of a capsule that was not consumed yet."""
     return Header.from_address(_pointer(capsule, b"dltensor"))
 
 
@@ -61,16 +61,16 @@ class Exported:
         self._device = device
 
     def __dlpack__(self, **options: Any) -> Any:
-        """The capsule."""
+        """Returns the capsule."""
         return self._capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Its device, by dlpack.h."""
+        """Returns the device type and number, as in dlpack.h."""
         return self._device
 
 
 def owning_view(tensor: Any) -> np.ndarray:
-    """A CPU batch of DALI as a read-only array without a copy, which keeps its memory alive."""
+    """Returns DALI's CPU batch as a read-only array, without a copy; it keeps the memory alive."""
     view: np.ndarray = np.from_dlpack(Exported(tensor.__dlpack__(None), _HOST))
     return view
 
@@ -78,17 +78,17 @@ def owning_view(tensor: Any) -> np.ndarray:
 class DLTensor:
     """A tensor of DALI on a GPU, for ``from_dlpack`` of JAX, CuPy or PyTorch.
 
-    It can be taken once, and the array that is made of it is valid until the function returns. Pass
-    the object itself to JAX: an array of CuPy may lie at an address that XLA refuses.
-    ``cupy.from_dlpack(x.__dlpack__())`` is faster than ``cupy.from_dlpack(x)``, which asks for the
-    device, and switches to it, first.
+    It can be consumed once, and the resulting array is valid until the function returns. Pass the
+    object itself to JAX: an array of CuPy may have an address that XLA rejects.
+    ``cupy.from_dlpack(x.__dlpack__())`` is faster than ``cupy.from_dlpack(x)``, which first asks
+    for the device and switches to it.
 
     Args:
-        device_id: Number of the GPU.
-        copies: Keeps copies alive beyond the arrays that are made of them: they belong to JAX,
-            which does not know of work on another library's stream. None: nothing is copied,
-            since DALI's stream may not have written the tensor yet.
-        capsule: A DLPack capsule that was not taken yet.
+        device_id: The number of the GPU.
+        copies: Keeps copies alive longer than the arrays that use them. The copies belong to JAX,
+            which doesn't know about work on other libraries' streams. None to copy nothing, because
+            DALI's stream may not have written the tensor yet.
+        capsule: A DLPack capsule that was not consumed yet.
     """
 
     __slots__ = ("_capsule", "_copies", "_device_id")
@@ -106,26 +106,27 @@ class DLTensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """DALI's capsule. DALI has waited for its stream: the consumer's need not wait.
+        """Returns DALI's capsule. DALI has synchronized its stream, so the consumer needn't wait.
 
-        The samples of a batch lie directly one behind the other. A sample at an address that XLA's
-        programs refuse is copied, if the stream may be XLA's.
+        The samples of a batch are contiguous. A sample at an address that XLA's programs reject is
+        copied if the stream may be XLA's.
 
         Args:
-            stream: The consumer's stream; CUDA's default one if it is left out; -1: no order.
-            max_version: Not used: DALI's capsules have no version.
+            stream: The consumer's stream; None for CUDA's default stream, -1 for no
+                synchronization.
+            max_version: Ignored: DALI's capsules have no version.
             dl_device: None, or the tensor's own device.
             copy: None or False.
 
         Raises:
-            BufferError: If another device or a copy is wanted.
-            RuntimeError: If it was taken already.
+            BufferError: If another device or a copy is requested.
+            RuntimeError: If the tensor was consumed already.
         """
         capsule = self._capsule
-        if capsule is None or copy or dl_device is not None:  # rare, among calls for many samples
+        if capsule is None or copy or dl_device is not None:  # one fast test for the usual case
             self._check(dl_device, copy)
         self._capsule = None
-        # Reading the address takes as long as CuPy's from_dlpack itself.
+        # This test comes first: reading the address takes as long as CuPy's from_dlpack itself.
         if stream in _NOT_XLAS or self._copies is None:
             return capsule
         if header(capsule).address % _ALIGNED == 0:
@@ -136,11 +137,11 @@ class DLTensor:
 
     @property
     def dtype(self) -> str:
-        """The dtype's name; it can be read until the tensor is taken."""
+        """The name of the dtype; unavailable once the tensor is consumed."""
         return header(self._untaken()).dtype
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """CUDA, and the number of the GPU."""
+        """Returns CUDA's device type, and the number of the GPU."""
         return _CUDA, self._device_id
 
     def _check(self, dl_device: tuple[int, int] | None, copy: bool | None) -> None:
@@ -158,8 +159,8 @@ class DLTensor:
 
 
 def aligned(exported: Exported) -> jax.Array:
-    """A copy of the same dtype that XLA's programs accept, made without running one."""
-    # Else JAX would narrow int64, and run a program for it.
+    """Returns a copy of the same dtype that XLA's programs accept, without running a program."""
+    # Without 64-bit types JAX would narrow int64, and run a program for it.
     enable_x64: Any = getattr(jax, "enable_x64", None)
     if enable_x64 is None:  # before JAX 0.8
         enable_x64 = importlib.import_module("jax.experimental").enable_x64

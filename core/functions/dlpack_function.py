@@ -1,4 +1,4 @@
-"""`dl_tensor_python_function`: Python functions of samples or batches, of any library's arrays."""
+"""`dl_tensor_python_function`: Python functions of samples or batches in any array library."""
 
 from __future__ import annotations
 
@@ -38,56 +38,59 @@ def dl_tensor_python_function(
 ) -> Any:
     """Runs a Python function on DALI's tensors, as arrays of any library.
 
+
     It has the arguments of ``nvidia.dali.fn.dl_tensor_python_function``, whose operator runs it.
-    On the CPU the function gets NumPy arrays, views of DALI's memory, which jax.dlpack, NumPy and
-    PyTorch take by ``from_dlpack``, too. On a GPU it gets `DLTensor` objects for ``from_dlpack`` of
-    JAX, CuPy and PyTorch. It may return arrays of any of these libraries, and raw capsules.
+    On the CPU the function gets NumPy arrays, which are views of DALI's memory and also suitable
+    for ``from_dlpack`` of JAX and PyTorch. On a GPU it gets `DLTensor` objects for ``from_dlpack``
+    of JAX, CuPy and PyTorch. It may return arrays of any of these libraries, and raw capsules.
 
     The function must not change its inputs, nor use them after it has returned. It must not return
-    the same buffer for several samples: DALI copies them once all samples of a batch were made.
+    the same buffer for several samples: DALI copies them when all samples of a batch are complete.
 
-    On a GPU DALI waits for its own stream before the call, and its stream waits for the returned
-    arrays (``__dlpack__(stream=...)``; of CuPy and PyTorch for their current stream): nothing else
-    needs to wait. Other work on the inputs, with ``num_outputs=0`` say, must be finished when the
-    function returns. Returned arrays are kept until DALI has copied them. Raw capsules can't be
-    kept: work on their memory must be finished, and it must not be reused until DALI has copied it.
-    With ``synchronize_stream=False`` DALI does not wait: work then belongs on DALI's stream,
-    ``nvidia.dali.python_function_plugin.current_dali_stream()``, which JAX can't use.
+    On a GPU DALI synchronizes its own stream before the call, and its stream waits for the returned
+    arrays (``__dlpack__(stream=...)``; for CuPy and PyTorch on their current stream), so no other
+    synchronization is necessary. Other work on the inputs, as with ``num_outputs=0``, must be
+    finished when the function returns. Returned arrays are kept until DALI has copied them. Raw
+    capsules can't be kept: work on their memory must be finished, and the memory must not be reused
+    until DALI has copied it. With ``synchronize_stream=False`` DALI does not wait; work must then
+    run on DALI's stream, ``nvidia.dali.python_function_plugin.current_dali_stream()``, which JAX
+    can't use.
+
 
     Args:
         *inputs: Batches.
-        function: Takes one array for each input, and returns as many outputs as
-            ``num_outputs``: None, one array, or a tuple. With ``batch_processing`` each of them
-            is a list of the samples' arrays; a single array of shape [batch, ...] may be
-            returned for one. Keyword-only parameters are filled in: ``rng``, a
-            numpy.random.Generator, and ``key``, a jax.random.key, for the sample (for the batch
-            with ``batch_processing``), made of the pipeline's seed and the number of the sample;
-            they are resumed with the state.
-        batch_processing: Whether the function is called once for a batch, not for each sample. If
-            left out it is False, as DALI documents, with a warning: DALI itself then passes lists.
-        bytes_per_sample_hint: Bytes to allocate beforehand for each sample of the outputs.
-        num_outputs: Number of outputs.
-        output_layouts: Layouts of the outputs, one for all or a list; after a shorter list the
-            other outputs have none.
-        preserve: False: the function is not run if its outputs are not used. If left out, or
-            True, it is run, as by DALI's operator.
+        function: Takes one array per input, and returns ``num_outputs`` outputs: None, one array,
+            or a tuple. With ``batch_processing`` each of these is a list of the samples' arrays; an
+            output may also be a single array of shape [batch, ...]. Keyword-only parameters are
+            filled in: ``rng``, a numpy.random.Generator, and ``key``, a jax.random.key, for the
+            sample (with ``batch_processing`` for the batch). They are derived from the pipeline's
+            seed and the number of the sample, and a state restores them.
+        batch_processing: Whether the function is called once per batch instead of per sample. The
+            default is False, as DALI documents, with a warning, since DALI itself passes lists.
+        bytes_per_sample_hint: The bytes to preallocate for each sample of the outputs.
+        num_outputs: The number of outputs.
+        output_layouts: The layouts of the outputs, one for all or a list. If the list is shorter,
+            the other outputs have no layout.
+        preserve: If False, the function isn't run if its outputs are unused. By default it is run,
+            as by DALI's operator.
         seed, name: As for any operator of DALI.
         synchronize_stream: Whether DALI waits for its CUDA stream before the call.
         device: "cpu" or "gpu"; the device of the inputs by default.
-        stateful: True: the function keeps state, so that iterators can't resume. False: no output
-            depends on what it keeps. None: a check compares the values that it reaches.
+        stateful: True if the function keeps state, so that iterators can't resume. False if no
+            output depends on state that it keeps. None for a check that compares the values that
+            the function reaches.
         capsules: Whether the function gets raw DLPack capsules, as by DALI's operator, for
             ``nvidia.dali.ops._dlpack_to_array`` or ``torch.utils.dlpack.from_dlpack``.
 
     Returns:
-        A DataNode, or a tuple of several or none.
+        A DataNode, or a tuple of zero or several.
 
     Raises:
-        RuntimeError: Outside of a pipeline function.
-        ValueError: For ``rng`` or ``key`` with synchronize_stream=False on a GPU, and num_outputs
-            below 0. When it is run: for another number of outputs than num_outputs.
-        TypeError: For another number of inputs than the function takes. When it is run: for an
-            output that is no array, or of a dtype that DALI does not have.
+        RuntimeError: If no pipeline is being defined.
+        ValueError: If ``rng`` or ``key`` is used with synchronize_stream=False on a GPU, or
+            num_outputs is negative. At run time, if the number of outputs isn't num_outputs.
+        TypeError: If the function can't take the inputs. At run time, if an output isn't an array
+            of a dtype that DALI supports.
     """
     checks.require_pipeline("fn.dl_tensor_python_function")
     where = checks.device_of(inputs, device)
@@ -123,7 +126,7 @@ def dl_tensor_python_function(
 
 @functools.cache
 def _warn_of_default() -> None:
-    """Warns once in a process that DALI documents one default and has another."""
+    """Warns once per process that DALI's documented default isn't its default."""
     warnings.warn(
         "fn.dl_tensor_python_function without batch_processing: DALI documents False, calls with "
         "one sample, but itself calls with lists of samples (True). Here it is False. Pass "
@@ -133,37 +136,39 @@ def _warn_of_default() -> None:
 
 
 def _of_capsules(function: Callable[..., Any], batch: bool) -> Callable[..., Any]:
-    """Makes a function of capsules one of arrays."""
+    """Wraps a function of arrays as a function of capsules."""
 
     @functools.wraps(function)
-    def of_arrays(*arrays: Any, **more: Any) -> Any:
+    def with_arrays(*arrays: Any, **keywords: Any) -> Any:
         if batch:
-            return function(*(list(map(capsule_of, one)) for one in arrays), **more)
-        return function(*map(capsule_of, arrays), **more)
+            lists = [list(map(capsule_of, samples)) for samples in arrays]
+            return function(*lists, **keywords)
+        return function(*map(capsule_of, arrays), **keywords)
 
-    of_arrays.__qualname__ = checks.name_of(function)  # some have none, which wraps() would copy
-    return of_arrays
+    with_arrays.__qualname__ = checks.name_of(function)  # some have none, which wraps() would copy
+    return with_arrays
 
 
 def _filled(function: Callable[..., Any], wanted: Sequence[str], batch: bool) -> Callable[..., Any]:
-    """Fills in the wanted keywords, ``rng`` and ``key``, made of the words behind the inputs."""
+    """Fills in the keywords ``rng`` and ``key``, given a key's words after the inputs."""
 
     def filled(*arrays: Any) -> Any:
         *inputs, words = arrays
         word = np.asarray(_taken(words[0] if batch else words))
         key = checks.key_of(word[None])
-        more: dict[str, Any] = {}
+        keywords: dict[str, Any] = {}
         if "rng" in wanted:
-            more["rng"] = np.random.Generator(np.random.Philox(key=key.astype(np.uint64)))
+            keywords["rng"] = np.random.Generator(np.random.Philox(key=key.astype(np.uint64)))
         if "key" in wanted:
-            more["key"] = checks.jax_key(key)
-        return function(*inputs, **more)
+            keywords["key"] = checks.jax_key(key)
+        return function(*inputs, **keywords)
 
     filled.__qualname__ = checks.name_of(function)
     return filled
 
 
 def _taken(tensor: Any) -> Any:
+    """Returns a tensor of DALI as a jax.Array, and NumPy arrays unchanged."""
     return jax.dlpack.from_dlpack(tensor) if isinstance(tensor, DLTensor) else tensor
 
 
@@ -175,17 +180,17 @@ def batch_operator(
     where: str,
     preserve: bool | None,
 ) -> Any:
-    """An operator that calls a function with lists of samples: NumPy views, or jax.Arrays."""
+    """Returns an operator whose function gets lists of samples: NumPy views or jax.Arrays."""
     if where == "cpu":
         return _operator(function, nodes, True, num_outputs, layouts, where, preserve)
 
     @functools.wraps(function)
-    def of_arrays(*inputs: Sequence[Any]) -> Any:
-        for number, samples in enumerate(inputs):  # from_dlpack does not say that it narrows
+    def with_jax_arrays(*inputs: Sequence[Any]) -> Any:
+        for number, samples in enumerate(inputs):  # from_dlpack narrows dtypes silently
             check_width(samples[0].dtype, f"{number} of {checks.name_of(function)}()", "input")
-        return function(*([_taken(one) for one in samples] for samples in inputs))
+        return function(*([_taken(sample) for sample in samples] for samples in inputs))
 
-    return _operator(of_arrays, nodes, True, num_outputs, layouts, where, preserve)
+    return _operator(with_jax_arrays, nodes, True, num_outputs, layouts, where, preserve)
 
 
 def _callback(
@@ -195,22 +200,22 @@ def _callback(
     batch: bool,
     each: bool,
 ) -> Callable[..., Any]:
-    """The callback of DALI's operator.
+    """Returns the callback of DALI's operator.
 
     Args:
         function: The function.
-        num_outputs: Number of its outputs.
-        tensors: Conversions of its inputs and outputs.
-        batch: Whether it takes lists of samples.
-        each: Whether DALI calls it for each sample.
+        num_outputs: The number of outputs.
+        tensors: Converts its inputs and outputs.
+        batch: Whether the function takes lists of samples.
+        each: Whether DALI calls the callback per sample.
     """
     name = checks.name_of(function)
     take, give = tensors.take, tensors.give
 
     def of_batch(*capsules: Sequence[Any]) -> Any:
         tensors.begin()
-        inputs = [list(map(take, one)) for one in capsules]
-        # DALI takes lists; an array of the whole batch gives its rows.
+        inputs = [list(map(take, samples)) for samples in capsules]
+        # DALI takes lists; iterating over an array of a whole batch returns its samples.
         outputs = results(function(*inputs))
         for number, output in enumerate(outputs):
             if inputs and len(output) != len(inputs[0]):
@@ -222,7 +227,7 @@ def _callback(
 
     def of_samples(*capsules: Sequence[Any]) -> Any:
         tensors.begin()
-        outputs = [of_sample(*one) for one in zip(*capsules, strict=True)]
+        outputs = [of_sample(*sample) for sample in zip(*capsules, strict=True)]
         if num_outputs == 0:
             return None
         return tuple(map(list, zip(*outputs))) if num_outputs > 1 else outputs
@@ -231,15 +236,15 @@ def _callback(
         output = function(*map(take, capsules))
         if num_outputs == 1 and not (output is None or isinstance(output, (list, tuple))):
             return give(name, 0, output)  # the usual case, without further checks
-        return as_dali([give(name, k, one) for k, one in enumerate(results(output))])
+        return as_dali([give(name, k, result) for k, result in enumerate(results(output))])
 
     def results(returned: Any) -> tuple[Any, ...]:
-        # A list is one output, of the samples of a batch; a tuple is several.
+        # A list is a single output, the samples of a batch. A tuple is several outputs.
         listed = (returned,) if isinstance(returned, list) else returned
         return checks.results(name, listed, num_outputs)
 
     def as_dali(outputs: list[Any]) -> Any:
-        # DALI takes a tuple, one output by itself, or nothing.
+        # DALI takes a tuple, a single output, or None.
         return tuple(outputs) if num_outputs > 1 else outputs[0] if outputs else None
 
     callback = of_batch if batch else of_sample if each else of_samples
@@ -254,16 +259,16 @@ def _operator(
     layouts: str | Sequence[str] | None,
     where: str,
     preserve: bool | None,
-    **more: Any,
+    **arguments: Any,
 ) -> Any:
-    """DALI's operator over a function, in the pipeline that is being defined."""
+    """Adds DALI's operator for a function to the pipeline that is being defined."""
     pipeline = checks.require_pipeline(checks.name_of(function))
-    # DALI calls once for a batch, which costs less than a call for each sample. Without inputs
-    # only DALI knows the number of samples, and calls for each.
+    # DALI calls the callback once per batch, which is cheaper than once per sample. Without inputs
+    # only DALI knows the number of samples, and calls it for each.
     each = not batch and not nodes
     tensors: HostTensors | GpuTensors = HostTensors()
     if where == "gpu":
-        awaited = more.get("synchronize_stream", True)
+        awaited = arguments.get("synchronize_stream", True)
         tensors = GpuTensors(pipeline, num_outputs, awaited, awaited and not each)
     outputs = dlpack_operator()(
         *nodes,
@@ -273,6 +278,6 @@ def _operator(
         device=where,
         **({} if preserve is None else {"preserve": preserve}),
         **checks.layout_argument(layouts),
-        **more,
+        **arguments,
     )
     return checks.nodes_of(outputs, checks.name_of(function))

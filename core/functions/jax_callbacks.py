@@ -1,4 +1,4 @@
-"""Callbacks of DALI's operator for JAX functions: DALI's tensors in, DLPack capsules out."""
+"""Callbacks of DALI's operator for JAX functions, from DALI's tensors to DLPack capsules."""
 
 from __future__ import annotations
 
@@ -20,92 +20,98 @@ from .dlpack import header, owning_view
 
 
 def on_cpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
-    """The callback of DALI's operator for batches on the CPU."""
+    """Returns the callback of DALI's operator for batches on the CPU."""
     cpu, inputs, checked = jax.local_devices(backend="cpu")[0], called.inputs, False
-    # The older executors reuse the inputs' memory, even while an output that is an input waits to
-    # be copied to a GPU. Without outputs to wait for, the inputs are copied: JAX may read late.
+    # The older executors reuse the inputs' memory, even while an output that aliases an input waits
+    # to be copied to a GPU. Without outputs to wait for, JAX may read the inputs late, so they are
+    # copied.
     dynamic = pipeline.exec_dynamic
     copied = not called.num_outputs and not dynamic
     view = _copy if copied else owning_view
 
     def run(*tensors: Any) -> tuple[Any, ...] | None:
         nonlocal checked
-        # Compiled functions take NumPy views, which cost less. Others get them checked in the first
-        # batch, since jax.dlpack narrows silently; all batches of a graph have the same dtype.
+        # Compiled functions take NumPy views, which are cheaper. For other functions the inputs of
+        # the first batch are checked, since jax.dlpack narrows dtypes silently. All batches have
+        # the same dtypes.
         if checked and not called.takes_views and not copied:
-            arrays: list[Any] = [jax.dlpack.from_dlpack(one) for one in tensors[:inputs]]
+            arrays: list[Any] = [jax.dlpack.from_dlpack(array) for array in tensors[:inputs]]
         else:
-            arrays = [view(one) for one in tensors[:inputs]]
+            arrays = [view(array) for array in tensors[:inputs]]
             for number, array in enumerate(arrays):
                 check_width(array.dtype, f"{number} of {called.name}()", "input")
             if not called.takes_views:
                 arrays = [jax.device_put(array, cpu) for array in arrays]
             checked = True
         if len(tensors) > inputs:
-            arrays += [view(one) for one in tensors[inputs:]]
+            arrays += [view(array) for array in tensors[inputs:]]
         reused = [] if dynamic else list(map(_addresses, arrays))
         with TraceAnnotation("dalijax.function", function=called.name):
             outputs = called.run(arrays, cpu)
         if reused:
             outputs = tuple(
-                one.copy()
-                if any(one.unsafe_buffer_pointer() in memory for memory in reused)
-                else one
-                for one in outputs
+                array.copy()
+                if any(array.unsafe_buffer_pointer() in memory for memory in reused)
+                else array
+                for array in outputs
             )
-        # JAX's capsules may be freed on any thread; NumPy's need the GIL, which DALI's threads
+        # JAX's capsules may be freed on any thread. NumPy's need the GIL, which DALI's threads
         # don't hold after a failed run.
-        return tuple([one.block_until_ready().__dlpack__() for one in outputs]) or None
+        return tuple([array.block_until_ready().__dlpack__() for array in outputs]) or None
 
     return run
 
 
 def _copy(tensor: Any) -> np.ndarray:
+    """Returns a copy of DALI's CPU batch."""
     return owning_view(tensor).copy()
 
 
 def _addresses(array: np.ndarray | jax.Array) -> range:
-    """The addresses of the bytes of a batch on the CPU."""
+    """Returns the range of addresses of a batch on the CPU."""
     start = array.ctypes.data if isinstance(array, np.ndarray) else array.unsafe_buffer_pointer()
     return range(start, start + array.nbytes)
 
 
 def on_gpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
-    """The callback of DALI's operator for batches on a GPU.
+    """Returns the callback of DALI's operator for batches on a GPU.
 
     By DLPack's protocol JAX's stream waits for the inputs, and DALI's stream for the outputs.
     """
     device: jax.Device | None = None
-    owner = weakref.ref(pipeline)  # weak, since its operator refers to this callback
-    # An output is freed that many batches later: by then DALI has read it and delivered its batch.
+    owner = weakref.ref(pipeline)  # weak, since the pipeline's operator refers to this callback
+    # Outputs are freed after queue_depth further batches: DALI has read and delivered them then.
     live = live_outputs(pipeline, queue_depth(pipeline))
 
     def run(stream: int, *tensors: Any) -> tuple[Any, ...] | None:
         nonlocal device
         inputs: Sequence[Any] = tensors
-        # In the first batch alone: jax.dlpack narrows silently; the dtype stays the same.
+        # Checked in the first batch only, since the dtypes stay the same; jax.dlpack narrows
+        # silently.
         if device is None:
-            inputs = [_Checked(one, f"{k} of {called.name}()") for k, one in enumerate(tensors)]
-        arrays = [jax.dlpack.from_dlpack(one) for one in inputs]
+            inputs = [
+                _Checked(tensor, f"{k} of {called.name}()") for k, tensor in enumerate(tensors)
+            ]
+        arrays = [jax.dlpack.from_dlpack(tensor) for tensor in inputs]
         if device is None:
             device = next(iter(arrays[0].devices())) if arrays else _gpu(owner())
         with TraceAnnotation("dalijax.function", function=called.name):
             outputs = called.run(arrays, device)
-        if not outputs:  # DALI's stream waits for a number that is computed behind the function
+        if not outputs:  # DALI's stream waits for a number that JAX computes after the function
             _one_more(jax.device_put(np.float32(0), device)).__dlpack__(stream=stream)
         live.append(outputs)
-        return tuple([one.__dlpack__(stream=stream) for one in outputs]) or None
+        return tuple([output.__dlpack__(stream=stream) for output in outputs]) or None
 
     return run
 
 
 def _gpu(pipeline: Pipeline | None) -> jax.Device:
-    """A pipeline's GPU; without a device_id DALI chooses one when it builds the pipeline."""
+    """Returns a pipeline's GPU; without a device_id DALI chooses one during the build."""
     ordinal = None if pipeline is None else pipeline.device_id
     seen = jax.local_devices(backend="gpu")
-    for one in seen:
-        if ordinal in (None, gpu_ordinal(one)):
-            return one
+    for device in seen:
+        if ordinal in (None, gpu_ordinal(device)):
+            return device
     raise RuntimeError(
         f"the pipeline is on GPU {ordinal}, which JAX does not see: it has {seen}. Give the "
         "pipeline the device_id of one of them"
@@ -114,11 +120,12 @@ def _gpu(pipeline: Pipeline | None) -> jax.Device:
 
 @jax.jit
 def _one_more(number: jax.Array) -> jax.Array:
+    """Returns number + 1, computed on the device of the number."""
     return number + 1
 
 
 class _Checked:
-    """A tensor of DALI that raises TypeError in from_dlpack if JAX would narrow it."""
+    """A tensor of DALI that raises a TypeError in from_dlpack if JAX would narrow it."""
 
     def __init__(self, tensor: Any, name: str):
         self._tensor = tensor

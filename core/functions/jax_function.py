@@ -32,13 +32,14 @@ def jax_function(
     align: int = 1,
     stateful: bool | None = None,
 ) -> Callable[..., Any]:
-    """Makes a function of jax.Arrays an operator for DALI's batches, for pipeline functions.
+    """Makes a function of jax.Arrays an operator for pipeline functions.
 
-    On a GPU the outputs are kept in memory for as many batches as DALI prepares ahead, since DALI
-    drops them before it has read them. The consumer must wait for the pipeline's outputs, as all
-    iterators here do, and ``Pipeline.run(cuda_stream)`` does not.
+    On a GPU the outputs are kept alive for as many batches as DALI prefetches, since DALI drops
+    them before it has read them. The consumer must wait for the pipeline's outputs. All iterators
+    of dalijax do, but ``Pipeline.run(cuda_stream)`` doesn't.
 
-    It has the arguments of ``nvidia.dali.plugin.jax.fn.jax_function``, in the same order, and runs
+    It has the arguments of ``nvidia.dali.plugin.jax.fn.jax_function``, in the same order, and uses
+    the same operator. It is a decorator, with or without arguments::
     by the same operator. It is a decorator, with or without arguments::
 
         @fn.jax_function
@@ -48,43 +49,44 @@ def jax_function(
             return image[:, ::-1, :]
 
     Args:
-        function: Takes arrays of shape [batch, ...], one for each input, and returns as many
-            outputs as ``num_outputs``: jax or NumPy arrays of shape [batch, ...]. Its
-            arguments must not be used after it has returned, nor its outputs be donated.
-            A keyword-only parameter ``key`` without a default (or of None) gets a jax.random.key
-            of the batch, made of the pipeline's seed and the batch's number; it is resumed with
-            the state. (jax.vmap maps keyword arguments: map a function inside.)
-        num_outputs: Number of outputs: 0 (it returns None), 1 (an array), or a tuple's length.
-        output_layouts: Layouts of the outputs without the batch, "HWC" say: one for all, or one
-            for each of the first ones. If left out, the i-th output has the layout of the i-th
-            input, if it has as many dimensions; with ``ragged`` it has none.
-        sharding: A jax.sharding.Sharding whose dimension 0 is the batch, over one device of each
+        function: Takes one array of shape [batch, ...] per input, and returns ``num_outputs``
+            outputs: jax or NumPy arrays of shape [batch, ...]. Its arguments must not be used after
+            it has returned, nor its outputs be donated. A keyword-only parameter ``key`` without a
+            default (or with None) gets a jax.random.key of the batch, derived from the pipeline's
+            seed and the batch's number; a state restores it. (jax.vmap maps keyword arguments: map
+            a function inside.)
+        num_outputs: The number of outputs: 0 (it returns None), 1 (an array), or a tuple's length.
+        output_layouts: The layouts of the outputs without the batch dimension, such as "HWC": one
+            for all, or a list for the first outputs. By default output i has the layout of input i
+            if it has as many dimensions; with ``ragged`` it has none.
+        sharding: A jax.sharding.Sharding whose dimension 0 is the batch, over one device per
             process, as in DALI: the function gets global arrays. DALI calls it in a thread of its
-            own. For functions of the batch over several devices, pass ``batch_map`` to
+            own. For functions of a batch over several devices, pass ``batch_map`` to
             `dalijax.data_iterator`.
         device: "cpu" or "gpu"; the device of the inputs by default.
-        preserve: False: the function is not run if its outputs are not used.
-        ragged: The way to handle samples of different shapes. "pad": they are padded with
-            zeros at their ends, and the function gets ``lengths``, int32 of shape [batch,
-            dimensions] for one input, a tuple of them for several, as a keyword argument.
-            "group": the function is called once for the samples of each shape, with a ``key`` for
-            each call, and its outputs are put in order again. None: they are an error.
-        align: With "pad": extents are rounded up to a multiple of it, which saves jit from
-            compiling for each batch anew.
-        stateful: True: the function keeps state, so that iterators can't resume. False: no output
-            depends on what it keeps. None: a check compares the values that it reaches.
+        preserve: If False, the function isn't run if its outputs are unused.
+        ragged: How to handle samples of different shapes. "pad" pads them with zeros at their ends,
+            and passes ``lengths`` as a keyword argument: int32 of shape [batch, dimensions] for one
+            input, a tuple of them for several. "group" calls the function once for the samples of
+            each shape, each time with its own ``key``, and restores the order of its outputs. None
+            raises an error.
+        align: With "pad", the number of which padded extents are multiples, so that jit compiles
+            fewer shapes.
+        stateful: True if the function keeps state, so that iterators can't resume. False if no
+            output depends on state that it keeps. None for a check that compares the values that
+            the function reaches.
 
     Returns:
-        A function of the pipeline's DataNodes that returns a DataNode, or a tuple of several or
-        none.
+        A function that takes the pipeline's DataNodes, and returns a DataNode, or a tuple of zero
+        or several.
 
     Raises:
-        ValueError: For wrong arguments. When the function is run: if it returns another number of
-            outputs, or of samples, or dimensions than its layout.
-        TypeError: In the graph: for inputs or keyword arguments that the function does not take.
-            When it is run: for dtypes that DALI does not have (bfloat16), and for inputs of 64
-            bits that JAX would narrow.
-        RuntimeError: Outside of a pipeline function, and if JAX is older than DALI's plugin
+        ValueError: If an argument is invalid. At run time, if the function returns another number
+            of outputs or samples, or dimensions that don't match its layout.
+        TypeError: In the graph, if the function doesn't take the inputs or keyword arguments. At
+            run time, for dtypes that DALI doesn't have (bfloat16), and for 64-bit inputs that JAX
+            would narrow.
+        RuntimeError: If no pipeline is being defined, or if JAX is older than DALI's plugin
             requires.
     """
     if ragged not in ("pad", "group", None):
@@ -149,7 +151,7 @@ def jax_function(
 
 
 def _layouts(layouts: str | Sequence[str] | None, num_outputs: int) -> list[str] | None:
-    """A layout for each output, given one for all, or a list for the first ones."""
+    """Returns a layout per output, given one for all, or a list for the first outputs."""
     if layouts is None:
         return None
     if isinstance(layouts, str):

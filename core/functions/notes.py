@@ -16,13 +16,14 @@ def note(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Adds a note of a function to the pipeline that is being defined.
 
-    The function must be pure unless ``stateful`` is given: a state is refused if it changes a value
-    that it reaches, or if its first call changes the global random state of NumPy or Python. If
-    another thread draws from a global generator during that call, this is a false alarm.
+    The function must be pure unless ``stateful`` is given: a state is rejected if the function
+    changes a value that it reaches, or if its first call changes the global random state of NumPy
+    or Python. This is a false alarm if another thread draws from a global generator during that
+    call.
 
     Args:
         function: The function.
-        stateful: Whether it keeps state; None for the check.
+        stateful: Whether the function keeps state; None for the check.
 
     Returns:
         A decorator for the callback that calls the function.

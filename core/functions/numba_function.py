@@ -19,7 +19,7 @@ from ..state.envelope import digest
 from . import checks
 from .notes import note
 
-_MOST = 6  # inputs, and outputs
+_MOST = 6  # the maximum number of inputs, and of outputs
 
 
 @do_not_convert
@@ -44,68 +44,71 @@ def numba_function(
 ) -> Any:
     """Runs a function that Numba compiles, on up to six inputs, into up to six outputs.
 
+
     It has the arguments of ``nvidia.dali.plugin.numba.fn.experimental.numba_function``, whose
-    operator runs it. Compiled functions are kept: building pipelines again compiles nothing.
+    operator runs it. Compiled functions are cached, so building pipelines again compiles nothing.
     ``setup_fn`` gets all inputs (DALI 2.4 passes only as many as there are outputs).
+
 
     Args:
         *inputs: One to six batches.
-        run_fn: ``run_fn(out0, ..., in0, ...)`` writes into the outputs. It is called for each
-            sample with arrays, in DALI's threads; with ``batch_processing`` once, with
-            lists of them. On a GPU it is a CUDA kernel (numba.cuda). It must not raise: Numba
-            writes the error to stderr, and the batch is delivered with uninitialized memory.
-        out_types, in_types: Types of the elements: DALI's, or NumPy's, or their names; one, or
-            one for each.
-        outs_ndim, ins_ndim: Numbers of dimensions of a sample; one, or one for each.
-        setup_fn: ``setup_fn(outs, ins)`` writes the shapes of the outputs: ``outs[i][k]`` is
-            the shape of sample k of output i, ``ins`` likewise. If left out, output i has the
-            shape of input i.
-        batch_processing: Whether it is called for the whole batch; only on the CPU.
-        blocks, threads_per_block: On a GPU: the grid and the blocks, three numbers each.
-        bytes_per_sample_hint: Bytes to allocate beforehand for each sample of the outputs.
+        run_fn: ``run_fn(out0, ..., in0, ...)`` writes into the outputs. It is called with arrays
+            for each sample, in DALI's threads; with ``batch_processing`` once, with lists of
+            arrays. On a GPU it is a CUDA kernel (numba.cuda). It must not raise: Numba writes the
+            error to stderr, and the batch is delivered with uninitialized memory.
+        out_types, in_types: The types of the elements, as types of DALI, types of NumPy, or their
+            names. One for all, or a sequence.
+        outs_ndim, ins_ndim: The numbers of dimensions of a sample. One for all, or a sequence.
+        setup_fn: ``setup_fn(outs, ins)`` writes the shapes of the outputs: ``outs[i][k]`` is the
+            shape of sample k of output i, and ``ins`` likewise. By default output i has the shape
+            of input i.
+        batch_processing: Whether run_fn is called once for the whole batch; only on the CPU.
+        blocks, threads_per_block: The grid and the blocks on a GPU, three numbers each.
+        bytes_per_sample_hint: The bytes to preallocate for each sample of the outputs.
         preserve, seed, name: As for any operator of DALI.
         device: "cpu" or "gpu"; the device of the inputs by default.
-        example: A sample of the input, or a list of a sample of each, from which the types and
-            the dimensions of the inputs are taken. By default output i has the type and the
-            dimensions of input i.
-        stateful: Whether the function keeps state (numpy.random does), which iterators can't
-            resume; None: judged by the values that it reaches.
+        example: A sample of the input, or a list with a sample of each input, which determines the
+            inputs' types and numbers of dimensions. By default output i has those of input i.
+        stateful: Whether the function keeps state, as numpy.random does, which iterators can't
+            resume. None for a check of the values that the function reaches.
 
     Returns:
         A DataNode, or a tuple of several.
 
     Raises:
         ImportError: If Numba is not installed.
-        RuntimeError: Outside of a pipeline function, and if Numba and DALI do not fit; the
+        RuntimeError: If no pipeline is being defined, or if Numba and DALI are incompatible; the
             message has their versions.
-        ValueError: For numbers, types or dimensions that do not fit the inputs.
-        TypeError: For types that Numba or DALI does not have.
+        ValueError: If numbers, types or dimensions don't match the inputs.
+        TypeError: If Numba or DALI doesn't support a type.
         numba.core.errors.NumbaError: If Numba can't compile the function.
     """
     checks.require_pipeline("fn.numba_function")
     where = checks.device_of(inputs, device)
     run_fn = getattr(run_fn, "py_func", run_fn)  # of @njit
     setup_fn = getattr(setup_fn, "py_func", setup_fn)
-    for each in (run_fn, setup_fn):
-        if each is not None and not inspect.isfunction(each):
+    for user_function in (run_fn, setup_fn):
+        if user_function is not None and not inspect.isfunction(user_function):
             raise TypeError(
-                f"{each!r} is a {type(each).__name__}: Numba compiles plain functions. Make "
-                "what it has bound a variable of an outer function"
+                f"{user_function!r} is a {type(user_function).__name__}: Numba compiles plain "
+                "functions. Make what it has bound a variable of an outer function"
             )
     note(run_fn, stateful)
     if example is not None:
         samples = list(example) if isinstance(example, (list, tuple)) else [example]
-        arrays = [np.asarray(each) for each in samples]
-        in_types = [each.dtype for each in arrays] if in_types is None else in_types
-        ins_ndim = [each.ndim for each in arrays] if ins_ndim is None else ins_ndim
+        arrays = [np.asarray(array) for array in samples]
+        in_types = [array.dtype for array in arrays] if in_types is None else in_types
+        ins_ndim = [array.ndim for array in arrays] if ins_ndim is None else ins_ndim
     if in_types is None or ins_ndim is None:
         raise ValueError(
             "in_types and ins_ndim are missing: pass them, or example=, a sample of each input"
         )
     ins = _each(ins_ndim, len(inputs))
-    of_ins = [_dali_type(each) for each in _each(in_types, len(inputs))]
+    of_ins = [_dali_type(in_type) for in_type in _each(in_types, len(inputs))]
     outputs = _outputs(run_fn, len(inputs), out_types, outs_ndim)
-    of_outs = [_dali_type(each) for each in _filled("out_types", out_types, of_ins, outputs)]
+    of_outs = [
+        _dali_type(out_type) for out_type in _filled("out_types", out_types, of_ins, outputs)
+    ]
     outs = _filled("outs_ndim", outs_ndim, ins, outputs)
     _check_counts(len(inputs), of_ins, ins, of_outs, outs)
     _check_kernel(where, batch_processing, blocks, threads_per_block)

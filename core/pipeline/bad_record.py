@@ -1,4 +1,4 @@
-"""Finds the records that make a batch fail, by running them alone."""
+"""Finds the bad records of a failed batch by running its records alone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ..workers import WorkersEnded
 from .failure import Failure, failure_of
 from .runner import Runner, SourceEnded, SourceError, discard
 
-# Batches in a row that an operator fails for, and none before that it does not, until the graph
-# is at fault.
+# The graph is at fault if an operator fails for this many batches in a row, and has succeeded for
+# none before.
 MOST_UNEXPLAINED = 8
-# Batches that a stream leaves out in a row before it gives up, if an epoch has fewer.
+# The number of batches in a row that a stream skips before it gives up, if an epoch has fewer.
 MOST_SKIPPED = 64
 _MOST_NAMED = 5
 
@@ -23,7 +23,7 @@ def failure_alone(runner: Runner) -> Failure | None:
     """Runs and drops one batch, and closes the runner; returns its failure, if it failed.
 
     Raises:
-        WorkersEnded: If the threads that read were ended, which is no failure of the batch.
+        WorkersEnded: If the reading threads were ended, which isn't a failure of the batch.
     """
     try:
         runner.take(discard)
@@ -49,25 +49,28 @@ def find_bad(
     failure: Failure,
     at_once: int | None = None,
 ) -> list[int]:
-    """Finds the records of a batch that made it fail.
+    """Finds the records that made a batch fail.
 
-    These are the records that fail alone in the same way; if there are none, those that fail alone
-    in another way, unless all do: then the runs prove nothing. A graph's own ``external_source``,
-    for example, gives batches that single records do not fit.
+    These are the records that fail alone in the same way. If there are none, these are the records
+    that fail alone in another way, unless all do: then the runs prove nothing, as for a graph's
+    own ``external_source`` that returns batches of another size.
 
     Args:
-        count: Number of records.
-        run: Runs some records, given by their numbers; returns their failure.
+        count: The number of records.
+        run: Runs the records of some row numbers, and returns their failure.
         failure: The failure of the batch.
-        at_once: The largest number of records that run together.
+        at_once: The largest number of records that can run together.
+
+    Returns:
+        The row numbers of the bad records.
     """
     failures: dict[int, Failure] = {}
 
     def succeed(rows: Sequence[int]) -> bool:
-        found = run(rows)
-        if found is not None and len(rows) == 1:
-            failures[rows[0]] = found
-        return found is None
+        own_failure = run(rows)
+        if own_failure is not None and len(rows) == 1:
+            failures[rows[0]] = own_failure
+        return own_failure is None
 
     bad = failing(count, succeed, at_once)
     alike = [row for row in bad if failures[row].is_like(failure)]
@@ -80,13 +83,16 @@ def failing(
     at_once: int | None = None,
     most: int | None = None,
 ) -> list[int]:
-    """Finds the records that fail by themselves, by halving, in order.
+    """Finds the records that fail alone, by halving the batch.
 
     Args:
-        count: Number of records.
-        succeed: Returns whether some records, given by their numbers, run together.
-        at_once: The largest number of records that run together.
-        most: The number of failing records that is enough.
+        count: The number of records.
+        succeed: Returns whether the records of some row numbers run together.
+        at_once: The largest number of records that can run together.
+        most: The number of failing records after which the search stops.
+
+    Returns:
+        The row numbers of the failing records, in order.
     """
     size = at_once or max(count, 1)
     todo = [range(at, min(at + size, count)) for at in range(0, count, size)][::-1]
@@ -103,12 +109,12 @@ def failing(
 
 
 def listed(names: Sequence[str]) -> str:
-    """Lists the first names, and says if there are more."""
+    """Joins the first names by commas, and adds "and more" if there are more."""
     return ", ".join(map(printable, names[:_MOST_NAMED])) + " and more" * (len(names) > _MOST_NAMED)
 
 
 def with_printable(text: str, names: Iterable[str]) -> str:
-    """DALI's text with the names in it escaped: they may have line breaks."""
+    """Returns DALI's message with the names in it escaped, which may contain line breaks."""
     for name in names:
         if not name.isprintable():
             text = text.replace(name, printable(name))
@@ -116,13 +122,13 @@ def with_printable(text: str, names: Iterable[str]) -> str:
 
 
 def describe(failure: Failure, names: Sequence[str], every: bool, verb: str = "decoded") -> str:
-    """Describes a failed run: the operator or the records, and DALI's own error.
+    """Returns the message for a failed run: the operator or the records, and DALI's own error.
 
     Args:
         failure: The failure.
-        names: Names of the records that fail alone.
+        names: The names of the records that fail alone.
         every: Whether every record that was tried fails.
-        verb: What could not be done with a bad file.
+        verb: What DALI could not do with a bad file, as a participle.
     """
     shown, message = listed(names), with_printable(failure.message, names)
     if failure.reads_file:
@@ -137,12 +143,12 @@ def describe(failure: Failure, names: Sequence[str], every: bool, verb: str = "d
 
 
 def can_skip(error: Exception | None) -> bool:
-    """Returns whether ``on_error="skip"`` leaves out a batch with this error."""
+    """Returns whether ``on_error="skip"`` skips a batch with this error."""
     return isinstance(error, (BatchError, RecordError)) and not isinstance(error, GraphError)
 
 
 def graph_error(error: BatchError | RecordError, batches: int) -> GraphError:
-    """Returns the error of a graph that failed for each of its first batches, by the last one."""
+    """Returns the error of a graph that failed for each of its first batches."""
     failure = failure_of(error.__cause__ or error)
     text = describe(failure, (), every=True)
     described = GraphError(f"{text}\nThe first {batches} batches failed. The last one: {error}")
@@ -152,7 +158,7 @@ def graph_error(error: BatchError | RecordError, batches: int) -> GraphError:
 
 
 def every_batch_failed(skipped: Sequence[FailedBatch]) -> EpochError:
-    """Returns the error of an epoch that ``on_error="skip"`` left out as a whole."""
+    """Returns the error of an epoch in which ``on_error="skip"`` skipped every batch."""
     last = skipped[-1]
     return EpochError(
         f"every batch of epoch {last.epoch} failed, and on_error='skip' left all of them out. "

@@ -1,4 +1,4 @@
-"""Calls of DALI in this process, and their end: when Python ends, and in a forked child."""
+"""Counts the threads inside DALI, so that the process can end and fork safely."""
 
 from __future__ import annotations
 
@@ -15,92 +15,94 @@ from nvidia.dali import Pipeline
 
 from .dali_pipeline import kept_to_the_end
 
-# Seconds that the end of a process waits for calls of DALI, which last as long as a batch takes.
+# The seconds that the end of the process waits for calls of DALI. A call lasts as long as a batch.
 _PATIENCE = 20.0
-_ENDED = "Python ends, and the pipelines with it: take batches before the end of the program"
+_ENDED = "Python is shutting down: take all batches before the program ends"
 
 
 class Calls:
-    """The calls of DALI in this process: ``with calls:`` around each; they may be nested.
+    """Tracks the threads that are inside DALI: each call of DALI runs in ``with calls:``.
 
-    When Python ends, DALI shuts down every pipeline, even one that a thread waits for; and a thread
-    that returns from C++ after the interpreter is gone aborts the process. So no thread enters DALI
-    once the end has begun, and the end waits for those inside. In a forked child the threads of a
-    pipeline are missing, for which its destructor would wait.
+    These blocks may be nested. When Python ends, DALI shuts down every pipeline, even one that a
+    thread waits for, and a thread that returns from C++ after the interpreter is gone aborts the
+    process. Therefore no thread enters DALI once the shutdown has begun, and the shutdown waits
+    for the threads inside. A forked child doesn't have a pipeline's threads, and the pipeline's
+    destructor would wait for them.
 
-    Modules lose their names before the last iterators are freed: objects that call DALI at their
-    own end keep a reference to this.
+    Modules lose their global names before the last iterators are freed. Objects that call DALI in
+    their destructors therefore keep a reference to this object.
 
     Attributes:
-        ended: Whether Python ends, so that no thread may enter.
+        ended: Whether Python is shutting down, so that no thread may enter DALI.
 
     Raises:
-        RuntimeError: In the main thread, once Python ends.
-        SystemExit: In any other thread, which it ends silently; it is no error of DALI's.
+        RuntimeError: In the main thread, if Python is shutting down.
+        SystemExit: In any other thread, which it ends silently.
     """
 
     def __init__(self) -> None:
-        self._inside: dict[int, int] = {}  # how deep each thread is in calls
+        self._inside: dict[int, int] = {}  # the nesting depth of each thread
         self._left = threading.Event()
         self.ended = False
 
     def __enter__(self) -> None:
-        me = threading.get_ident()
-        self._enter(me, self._inside.get(me, 0) + 1)
+        thread = threading.get_ident()
+        self._enter(thread, self._inside.get(thread, 0) + 1)
 
     def __exit__(self, *exception: object) -> None:
         self._leave(threading.get_ident(), 1)
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Leaves DALI while it runs Python code of the caller's, which may wait for anything.
+        """Leaves DALI while Python code of the caller runs, which may wait for anything.
 
         Raises:
-            RuntimeError, SystemExit: Afterwards, as at its start.
+            RuntimeError, SystemExit: Afterwards, if Python is shutting down.
         """
-        me = threading.get_ident()
-        depth = self._inside.get(me, 0)
-        self._leave(me, depth)
+        thread = threading.get_ident()
+        depth = self._inside.get(thread, 0)
+        self._leave(thread, depth)
         try:
             yield
         finally:
             if depth:
-                self._enter(me, depth)
+                self._enter(thread, depth)
 
-    def _enter(self, me: int, depth: int) -> None:
-        self._inside[me] = depth
-        if self.ended:  # looked at once this is counted: `end` does both the other way round
-            self._leave(me, 1)
-            main = me == threading.main_thread().ident
+    def _enter(self, thread: int, depth: int) -> None:
+        self._inside[thread] = depth
+        if self.ended:  # read after counting the thread: `end` sets it before it reads the counts
+            self._leave(thread, 1)
+            main = thread == threading.main_thread().ident
             raise RuntimeError(_ENDED) if main else SystemExit(_ENDED)
 
-    def _leave(self, me: int, levels: int) -> None:
-        depth = self._inside.pop(me, 0) - levels
+    def _leave(self, thread: int, levels: int) -> None:
+        depth = self._inside.pop(thread, 0) - levels
         if depth > 0:
-            self._inside[me] = depth
+            self._inside[thread] = depth
         elif self.ended:
             self._left.set()
 
     def end(self, patience: float) -> bool:
-        """Lets no thread enter any more; whether all have left within ``patience`` seconds."""
+        """Keeps threads from entering DALI; returns whether all have left within ``patience`` s."""
         self.ended = True
-        self._inside.pop(threading.get_ident(), None)  # Ctrl-C may have come as it entered
+        # Ctrl-C may have interrupted `__enter__`, so that this thread is still counted.
+        self._inside.pop(threading.get_ident(), None)
         end = time.monotonic() + patience
-        while self._inside and (rest := end - time.monotonic()) > 0:
-            self._left.wait(rest)
+        while self._inside and (remaining := end - time.monotonic()) > 0:
+            self._left.wait(remaining)
             self._left.clear()
         return not self._inside
 
     def lost(self, process: int) -> bool:
-        """Whether pipelines are out of reach: Python ends, or this is a fork of their process.
+        """Returns whether this process can't use pipelines: Python ends, or it is a fork.
 
         Args:
-            process: The process that built them; 0 if none has.
+            process: The ID of the process that built the pipelines; 0 if they aren't built.
         """
         return self.ended or process not in (0, os.getpid())
 
     def forked(self) -> None:
-        """Begins anew in a child, where none of the other threads is."""
+        """Resets the counts in a forked child, which has no other threads."""
         self._inside.clear()
         self._left = threading.Event()
 
@@ -108,37 +110,39 @@ class Calls:
 calls = Calls()
 
 
-@atexit.register  # after DALI's own, which importing it has registered: so it runs before that
+# Exit handlers run in reverse order: this one runs before DALI's, which its import registered.
+@atexit.register
 def _let_go() -> None:
     if not calls.end(_PATIENCE):
-        _forget()  # to shut down a pipeline that does not answer would wait for it, too
+        _forget()  # shutting down a pipeline that doesn't respond would wait, too
         return
     for pipeline in _every_pipeline():
-        pipeline._shutdown()  # not public, but DALI's own exit handler calls it
+        pipeline._shutdown()  # a private method, but DALI's own exit handler calls it
         pipeline._shutdown = _nothing
 
 
 def _every_pipeline() -> list[Any]:
-    """The pipelines of the process."""
-    # Not public: where a DALI has none of it, it ends its pipelines as it does without us.
+    """Returns all pipelines of the process."""
+    # A private attribute. A DALI without it shuts down its pipelines as it does without dalijax.
     references = list(getattr(Pipeline, "_pipes", ()))
-    found = [pipeline for one in references if (pipeline := one()) is not None]
-    return list(dict.fromkeys([*found, *kept_to_the_end]))
+    pipelines = [pipeline for ref in references if (pipeline := ref()) is not None]
+    return list(dict.fromkeys([*pipelines, *kept_to_the_end]))
 
 
 def _forget() -> None:
-    """Keeps DALI and Python from ending any pipeline of the process: they end with it."""
+    """Keeps DALI and Python from destroying the pipelines: they end with the process."""
     for pipeline in _every_pipeline():
         backend = getattr(pipeline, "_pipe", None)
         if backend is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend))  # no destructor waits for threads
+            # The destructor, which waits for the pipeline's threads, must not run.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend))
             pipeline._pipe = None
         pipeline._shutdown = _nothing
     getattr(Pipeline, "_pipes", set()).clear()
 
 
 def _nothing() -> None:
-    """Replaces `Pipeline._shutdown`, which needs modules that may be gone."""
+    """Replaces ``Pipeline._shutdown``, which needs modules that may be gone."""
 
 
 def _after_fork() -> None:

@@ -1,4 +1,4 @@
-"""Notes that a graph's Python functions leave with its pipeline: state, names, live outputs."""
+"""Data of a graph's Python functions that is stored on its pipeline: state, names, outputs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from nvidia.dali import Pipeline
 from nvidia.dali.data_node import DataNode
 
-# Attributes of pipelines, since what they hold may refer to the pipeline: a table of ours would
-# keep both for good.
+# These are attributes of pipelines, since the data may refer to the pipeline: a global table would
+# keep both alive forever.
 NOTES = "_dalijax_functions"
 _OUTPUTS = "_dalijax_outputs"
 _NAME = "_dalijax_name"  # of operators
@@ -41,26 +41,26 @@ def add(note: FunctionNote) -> None:
 
 
 def set_name(node: DataNode, name: str) -> None:
-    """Leaves the name of a Python function with the operator that calls it."""
+    """Stores the name of a Python function on the operator that calls it."""
     if node.source is not None:
         vars(node.source)[_NAME] = name
 
 
 def name_of(operator: Any) -> str:
-    """The name of the Python function that an operator calls; "" for any other operator."""
+    """Returns the name of the Python function that an operator calls; "" for other operators."""
     name: str = vars(operator).get(_NAME, "")
     return name
 
 
 def live_outputs(pipeline: Pipeline, most: int | None = None) -> deque[Any]:
-    """A place that keeps a function's last outputs on a GPU alive until DALI has read them.
+    """Returns a queue that keeps a function's outputs on a GPU alive until DALI has read them.
 
-    DALI drops a DLPack tensor as soon as what reads it waits in its stream, and its library gives
-    the memory to the next array that somebody makes.
+    DALI drops a DLPack tensor as soon as the operator that reads it is enqueued on its stream, and
+    the tensor's library reuses the memory for the next array.
 
     Args:
         pipeline: The pipeline that is being defined.
-        most: Number of outputs that it keeps, the last ones; None: any number.
+        most: The number of most recent outputs to keep; None to keep all.
     """
     outputs: deque[Any] = deque(maxlen=most)
     vars(pipeline).setdefault(_OUTPUTS, []).append(outputs)
@@ -68,6 +68,6 @@ def live_outputs(pipeline: Pipeline, most: int | None = None) -> deque[Any]:
 
 
 def release(pipeline: Pipeline) -> None:
-    """Frees the outputs of a pipeline that delivers nothing more; it is in cycles itself."""
+    """Frees the stored outputs of a pipeline that is done; it is part of reference cycles."""
     for outputs in vars(pipeline).pop(_OUTPUTS, ()):
         outputs.clear()

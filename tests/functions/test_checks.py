@@ -29,7 +29,7 @@ def test_what_is_refused_in_the_definition():
         next(narrowed(batch_size=2))
 
 
-KEY_HINT = r"key is filled in where it is keyword-only"
+KEY_HINT = r"key is filled in if it is keyword-only"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_parameters_that_do_not_fit_the_inputs_are_refused_in_the_definition(
 
 def test_parameters_of_dlpack_functions_that_do_not_fit_are_refused_in_the_definition():
     for function, words in (
-        (lambda x, rng: x, r"'rng'\. .*; rng or key is filled in where it is keyword-only"),
+        (lambda x, rng: x, r"'rng'\. .*; rng or key is filled in if it is keyword-only"),
         (lambda x, y, *, rng: x, "with 1 of the graph's inputs and rng=: missing .* 'y'"),
     ):
         with pytest.raises(TypeError, match=words):

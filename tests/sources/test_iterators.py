@@ -305,7 +305,7 @@ def test_parameters_are_fields_draws_and_settings():
 @pytest.mark.parametrize("name", ["shard_id", "num_shards", "reader_name", "size"])
 def test_arguments_of_readers_are_refused(name):
     value = {"reader_name": "r"}.get(name, 1)
-    with pytest.raises(ValueError, match=f"{name}.*leave them out"):
+    with pytest.raises(ValueError, match=f"{name}.*Omit them"):
         data_iterator(graph, ["x", "u"])(source=numbers(), batch_size=2, **{name: value})
 
 

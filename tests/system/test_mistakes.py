@@ -384,7 +384,7 @@ PROGRAMS = {
     "a parameter batch_size": (
         lambda d: data_iterator(lambda x, batch_size: x, ["x"])(source=NUMBERS, batch_size=BATCH),
         ValueError,
-        "batch_size parameter rename",
+        "batch_size parameter Rename",
     ),
     "a parameter batch_size of a reader": (
         lambda d: data_iterator(lambda files, batch_size: label_reader(files), ["x"])(
