@@ -34,8 +34,8 @@ CEILINGS = {
     "pages": 40,
     "examples": 60,
     "benchmarks": 60,
-    "core": 155,
-    "adapters": 155,
+    "core": 65,
+    "adapters": 60,
     "tests": 60,
 }
 _TRIPLE_QUOTED = re.compile(r'(^[ \t]*)?"""(.*?)"""', re.DOTALL | re.MULTILINE)
