@@ -307,7 +307,7 @@ def test_states_of_two_steps_are_refused_without_effect(tmp_path):
     saved_by_two(tmp_path, (2, 3))
     iterator = elastic()
     next(iterator)
-    with pytest.raises(ValueError, match="not of one step.*process_0-of-2.*process_1-of-2"):
+    with pytest.raises(ValueError, match="different steps.*process_0-of-2.*process_1-of-2"):
         restore("v0", tmp_path, start(jax.devices()), iterator)
     assert iterator.get_state()["step"] == 1
 

@@ -129,7 +129,7 @@ def test_a_state_whose_step_contradicts_its_records_is_refused(make, options):
         # An IterDataset may have returned incomplete lists, which were skipped.
         lists_left_out = options.get("drop_remainder") and make is not SOURCES["MapDataset"]
         for step in [4 * state["step"] + 5] + [state["step"] - 1] * (not lists_left_out):
-            with pytest.raises(ValueError, match="damaged: step (is -1|.* is not behind)"):
+            with pytest.raises(ValueError, match="damaged: step (is -1|.* does not follow)"):
                 iterator.set_state(crafted(FORM, state, step=step))
         assert iterator.get_state() == state
 
@@ -646,7 +646,7 @@ def test_a_sharding_needs_complete_divisible_batches():
         transform(sharding=over(2))
     with pytest.raises(ValueError, match="batch_size=4 is not divisible by the 8 data shards"):
         source().pipe(transform(sharding=over(8), pad="mask"))
-    with pytest.raises(ValueError, match="device_id=0 with sharding"):
+    with pytest.raises(ValueError, match="device_id=0 together with sharding"):
         source().pipe(transform(sharding=over(2), pad="mask", device_id=0))
 
 
@@ -713,7 +713,7 @@ def test_graphs_that_draw_are_always_refused_in_an_operation():
     for _ in range(2):
         with pytest.raises(ValueError, match=r"'__Uniform_\d+'.*each record by RandomInputs"):
             own.batch_fn(records(4))
-    with pytest.raises(ValueError, match="can't leave out a batch, use 'mask'"):
+    with pytest.raises(ValueError, match="can't skip a batch. Use 'mask'"):
         operation(on_error="skip")
 
 
@@ -849,7 +849,7 @@ def test_a_state_that_the_parent_refuses_has_no_effect(parent):
     iterator = iter(ds)
     next(iterator)
     state = iterator.get_state()
-    words = "state of another dataset|the parent refuses its part of the state"
+    words = "state of another dataset|the parent rejects its part of the state"
     with pytest.raises(ValueError, match=words):
         iterator.set_state(crafted(FORM, state, parent=parent))
     assert walk(iterator) == whole[1:]

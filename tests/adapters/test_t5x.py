@@ -286,7 +286,7 @@ def test_files_of_differing_hosts_are_refused_without_effect(tmp_path):
         iterator.save(t5x_file(tmp_path, host, 2))
     iterator = iterator_over_source(0, 1)
     state = iterator.get_state()
-    with pytest.raises(ValueError, match="not of one step.*process_0-of-2.*process_1-of-2"):
+    with pytest.raises(ValueError, match="different steps.*process_0-of-2.*process_1-of-2"):
         iterator.restore(t5x_file(tmp_path, 0, 1))
     (tmp_path / "eval_ds-000-of-002").write_text("{}")
     with pytest.raises(FileNotFoundError, match="test_ds-000-of-001.*no iterator was saved"):
@@ -359,7 +359,7 @@ def test_tokens_of_padded_rows_have_no_weight(jpegs_many, shards):
 
 def test_outputs_without_a_padding_mask_are_refused_for_evaluation(jpegs_many):
     for options in ({}, {"masked": ["y"]}):
-        with pytest.raises(ValueError, match=r"outputs of numbers\(\) are \['x', 'u'\].*add that"):
+        with pytest.raises(ValueError, match=r"outputs of numbers\(\) are \['x', 'u'\].*Add that"):
             eval_get_dataset_fn(NUMBERS, files=jpegs_many, **options)
 
 
