@@ -169,9 +169,9 @@ class BatchMap:
         results = jax.eval_shape(self._apply, dict(arrays), _KEY_WORDS)
         if mask is not None:
             self._check_mask(results.get(mask), mask)
-        if both := sorted(results.keys() & others.keys()):
+        if repeated := sorted(results.keys() & others.keys()):
             raise ValueError(
-                f"batch_map: {self._label} returned {both}, names of text or objects of the "
+                f"batch_map: {self._label} returned {repeated}, names of text or objects of the "
                 "records, which bypass batch_map: use another name"
             )
         order = [name for name in arrays if name in results]

@@ -420,10 +420,10 @@ class FedEngine(Engine[P]):
         return error
 
     def _described(
-        self, position: P, text: str, of_graph: bool = False, unfit: bool = False
+        self, position: P, text: str, is_graph_error: bool = False, unfit: bool = False
     ) -> BatchError | RecordError:
         """Returns the error of a failed batch, with its number."""
-        kind = GraphError if of_graph else self._error_kind(unfit)
+        kind = GraphError if is_graph_error else self._error_kind(unfit)
         return kind(f"{self._label(position)} failed and counts as delivered: {text}")
 
     def _error_kind(self, unfit: bool) -> type[BatchError] | type[RecordError]:

@@ -61,11 +61,11 @@ class ReuseCheck:
 
     def _compare(self, name: str, first: int, second: int) -> None:
         """Raises ValueError if two records in the same memory have different values."""
-        one, other = (
+        first_value, second_value = (
             np.array(self._source.read(np.array([record]), [name])[name][0])
             for record in (first, second)
         )
-        if not np.array_equal(one, other):
+        if not np.array_equal(first_value, second_value):
             raise ValueError(
                 f"{type(self._source).__name__}.read() gave {name!r} of records {first} and "
                 f"{second} in the same memory, while the first was in use: batches would have the "

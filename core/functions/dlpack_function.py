@@ -101,7 +101,7 @@ def dl_tensor_python_function(
     batch = bool(batch_processing)
     watched = note(function, stateful)
     nodes = list(inputs)
-    called = _of_capsules(function, batch) if capsules else function
+    called = _with_arrays(function, batch) if capsules else function
     wanted = [keyword for keyword in ("rng", "key") if checks.wants(called, keyword)]
     checks.check_signature(function, len(inputs), wanted, "rng or key")
     if wanted:
@@ -117,11 +117,13 @@ def dl_tensor_python_function(
             f"{checks.name_of(function)}() has neither inputs nor outputs, and DALI would not "
             "call it: give it an input"
         )
-    more = checks.arguments(seed, bytes_per_sample_hint, name)
+    operator_arguments = checks.arguments(seed, bytes_per_sample_hint, name)
     if not synchronize_stream:
-        more["synchronize_stream"] = False
+        operator_arguments["synchronize_stream"] = False
     called = watched(called)
-    return _operator(called, nodes, batch, num_outputs, output_layouts, where, preserve, **more)
+    return _operator(
+        called, nodes, batch, num_outputs, output_layouts, where, preserve, **operator_arguments
+    )
 
 
 @functools.cache
@@ -135,7 +137,7 @@ def _warn_of_default() -> None:
     )
 
 
-def _of_capsules(function: Callable[..., Any], batch: bool) -> Callable[..., Any]:
+def _with_arrays(function: Callable[..., Any], batch: bool) -> Callable[..., Any]:
     """Wraps a function of arrays as a function of capsules."""
 
     @functools.wraps(function)

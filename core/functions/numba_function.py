@@ -103,8 +103,8 @@ def numba_function(
         raise ValueError(
             "in_types and ins_ndim are missing: pass them, or example=, a sample of each input"
         )
-    ins = _each(ins_ndim, len(inputs))
-    of_ins = [_dali_type(in_type) for in_type in _each(in_types, len(inputs))]
+    ins = _listed(ins_ndim, len(inputs))
+    of_ins = [_dali_type(in_type) for in_type in _listed(in_types, len(inputs))]
     outputs = _outputs(run_fn, len(inputs), out_types, outs_ndim)
     of_outs = [
         _dali_type(out_type) for out_type in _filled("out_types", out_types, of_ins, outputs)
@@ -122,7 +122,7 @@ def numba_function(
         # beyond their memory.
         if (len(outs), of_outs) != (len(ins), of_ins):
             setup_fn = _shapes_of_inputs
-    more = checks.arguments(seed, bytes_per_sample_hint, name)
+    operator_arguments = checks.arguments(seed, bytes_per_sample_hint, name)
     try:
         operator = _operator_class()(
             run_fn=run_fn,
@@ -136,7 +136,7 @@ def numba_function(
             blocks=list(blocks or ()),
             threads_per_block=list(threads_per_block or ()),
             preserve=preserve,
-            **more,
+            **operator_arguments,
         )
     except NotImplementedError:  # Numba's, of the function
         raise
@@ -172,7 +172,7 @@ def _dali_type(value: Any) -> types.DALIDataType:
     return dtype
 
 
-def _each(value: Any, count: int) -> list[Any]:
+def _listed(value: Any, count: int) -> list[Any]:
     """A list of a value for each, given such a list or one value for all."""
     return list(value) if isinstance(value, (list, tuple)) else [value] * count
 
@@ -183,13 +183,13 @@ def _outputs(run_fn: Callable[..., None], inputs: int, kinds: Any, ndims: Any) -
         if isinstance(listed, (list, tuple)):
             return len(listed)
     parameters = inspect.signature(run_fn).parameters.values()
-    return sum(one.default is one.empty for one in parameters) - inputs
+    return sum(parameter.default is parameter.empty for parameter in parameters) - inputs
 
 
 def _filled(name: str, values: Any, like: Sequence[Any], count: int) -> list[Any]:
     """A value for each output: as passed, or as its input has it."""
     if values is not None:
-        return _each(values, count)
+        return _listed(values, count)
     if count > len(like):
         raise ValueError(f"{name} is missing: {count} outputs are more than the inputs")
     return list(like[:count])
@@ -243,7 +243,9 @@ def _misfit(error: Exception) -> Exception:
 def _say_arguments(error: Exception, of_ins: Sequence[Any], ins: Sequence[int]) -> None:
     """Adds the types and dimensions of the inputs to an error of Numba's compiler."""
     if hasattr(error, "add_context"):
-        kinds = ", ".join(f"{one.name} of {n} dimensions" for one, n in zip(of_ins, ins))
+        kinds = ", ".join(
+            f"{dali_type.name} of {n} dimensions" for dali_type, n in zip(of_ins, ins)
+        )
         error.add_context(
             f"fn.numba_function for samples of {kinds}, as in_types, ins_ndim or example= say: an "
             "example is one sample of each input, without the batch"
@@ -271,7 +273,7 @@ def _constant(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype != object:
         return value.dtype.str, value.shape, digest(np.ascontiguousarray(value).tobytes())
     if isinstance(value, tuple):
-        parts = tuple(_constant(one) for one in value)
+        parts = tuple(_constant(part) for part in value)
         return None if None in parts else parts
     if inspect.ismodule(value) and value.__name__.split(".")[0] in ("math", "numba", "numpy"):
         return value.__name__
@@ -287,12 +289,12 @@ def _operator_class() -> Any:
     compiled: dict[Any, Any] = {}
 
     def once(function: Any, options: tuple[Any, ...], compile_it: Callable[[], Any]) -> Any:
-        known = _outside(function)
-        if known is None:
+        constants = _outside(function)
+        if constants is None:
             return compile_it()
-        if (known, options) not in compiled:
-            compiled[known, options] = compile_it()
-        return compiled[known, options]
+        if (constants, options) not in compiled:
+            compiled[constants, options] = compile_it()
+        return compiled[constants, options]
 
     class NumbaFunction(dalis.NumbaFunction):  # type: ignore[misc]
         def _get_run_fn_cpu(

@@ -51,7 +51,7 @@ def memory(function: Any) -> dict[str, Any]:
     """Digests of the values that a function can reach, by the paths to them."""
     home, names = _home(inspect.unwrap(function)), set[str]()  # names in the code of functions
     while True:
-        known, digests, seen = len(names), dict[str, Any](), dict[int, Any]()
+        num_names, digests, seen = len(names), dict[str, Any](), dict[int, Any]()
         todo = [("", function)]
         while todo and len(seen) < _MOST_VALUES:
             path, value = todo.pop()
@@ -63,7 +63,7 @@ def memory(function: Any) -> dict[str, Any]:
                     todo += [
                         (f"{path}.{k}".strip("."), part) for k, part in _parts(value, names, home)
                     ]
-        if len(names) == known:  # else they name further attributes
+        if len(names) == num_names:  # otherwise the new names are of further attributes
             return digests
 
 
@@ -118,8 +118,8 @@ def _outer_values(function: types.FunctionType, names: set[str]) -> Iterator[tup
     for code in codes:
         codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
         names.update(code.co_names)
-        known = [name for name in code.co_names if name in function.__globals__]
-        yield from ((name, function.__globals__[name]) for name in known)
+        global_names = [name for name in code.co_names if name in function.__globals__]
+        yield from ((name, function.__globals__[name]) for name in global_names)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         with contextlib.suppress(ValueError):  # bound later
             yield name, cell.cell_contents

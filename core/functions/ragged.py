@@ -21,14 +21,14 @@ def padded(called: BatchFunction, align: int) -> Callable[..., Any]:
     """
 
     def run(*inputs: Samples) -> tuple[Any, ...] | None:
-        samples, more = _with_key(called, inputs)
+        samples, keywords = _with_key(called, inputs)
         lengths = tuple(_shapes(column) for column in samples)
-        more["lengths"] = lengths[0] if len(lengths) == 1 else lengths
+        keywords["lengths"] = lengths[0] if len(lengths) == 1 else lengths
         arrays = [
             _filled(called, column, shapes, align) for column, shapes in zip(samples, lengths)
         ]
         _wait(called, arrays)
-        return called(arrays, len(inputs[0]) if inputs else None, **more) or None
+        return called(arrays, len(inputs[0]) if inputs else None, **keywords) or None
 
     run.__qualname__ = called.name  # for messages and profiles
     return run
@@ -38,20 +38,20 @@ def by_groups(called: BatchFunction) -> Callable[..., Any]:
     """Makes a function of batches one of lists of samples, called once for each set of shapes."""
 
     def run(*inputs: Samples) -> tuple[list[Any], ...] | None:
-        samples, more = _with_key(called, inputs)
-        key: Any = more.get("key")
+        samples, keywords = _with_key(called, inputs)
+        key: Any = keywords.get("key")
         groups: dict[Any, list[int]] = {}
         for number, row in enumerate(zip(*samples)):
-            groups.setdefault(tuple(tuple(one.shape) for one in row), []).append(number)
+            groups.setdefault(tuple(tuple(sample.shape) for sample in row), []).append(number)
         columns: list[list[Any]] = []
         kinds: list[Any] = []
         for members in groups.values():
             arrays = [_stacked(called, [column[k] for k in members]) for column in samples]
             _wait(called, arrays)
             if called.keyed:
-                more = {"key": jax.random.fold_in(key, members[0])}
-            outputs = called(arrays, len(members), **more)
-            dtypes = [(one.dtype, one.ndim) for one in outputs]
+                keywords = {"key": jax.random.fold_in(key, members[0])}
+            outputs = called(arrays, len(members), **keywords)
+            dtypes = [(output.dtype, output.ndim) for output in outputs]
             kinds = kinds or dtypes
             if kinds != dtypes:
                 raise ValueError(
@@ -87,19 +87,19 @@ def _with_key(
 
 
 def _shapes(samples: Samples) -> np.ndarray:
-    return np.array([one.shape for one in samples], np.int32).reshape(len(samples), -1)
+    return np.array([sample.shape for sample in samples], np.int32).reshape(len(samples), -1)
 
 
 def _filled(called: BatchFunction, samples: Samples, shapes: np.ndarray, align: int) -> Any:
     most = tuple(-(-int(extent) // align) * align for extent in shapes.max(axis=0, initial=0))
     if called.where == "cpu":
         batch = np.zeros((len(samples), *most), samples[0].dtype)
-        for number, one in enumerate(samples):
-            where: Any = (number, *map(slice, one.shape))
-            batch[where] = one
+        for number, sample in enumerate(samples):
+            index: Any = (number, *map(slice, sample.shape))
+            batch[index] = sample
         return called.arrays([batch])[0]
-    pads = [[(0, m - n) for m, n in zip(most, one.shape)] for one in samples]
-    return jnp.stack([jnp.pad(one, pad) for one, pad in zip(samples, pads)])
+    pads = [[(0, m - n) for m, n in zip(most, sample.shape)] for sample in samples]
+    return jnp.stack([jnp.pad(sample, pad) for sample, pad in zip(samples, pads)])
 
 
 def _stacked(called: BatchFunction, samples: Samples) -> Any:

@@ -53,7 +53,7 @@ class HostTensors:
 
     def give_all(self, name: str, number: int, values: Any) -> list[Any]:
         """The capsules of an output of a batch."""
-        return [self.give(name, number, one) for one in values]
+        return [self.give(name, number, value) for value in values]
 
 
 class GpuTensors:
@@ -107,14 +107,14 @@ class GpuTensors:
         """The capsules of an output of a batch; for CuPy's DALI's stream waits only once."""
         kinds = set(map(type, values)) if isinstance(values, list) else {type(values)}
         if {(kind.__module__, kind.__name__) for kind in kinds} != {("cupy", "ndarray")}:
-            return [self.give(name, number, one) for one in values]
+            return [self.give(name, number, value) for value in values]
         # CuPy makes the consumer's stream wait for its current one, for any array (its core.pyx),
         # by a new event and a new stream object each time, 20 to 30 us. One event that is recorded
         # behind all of them does the same; it can serve again, since a wait is for what was
         # recorded before it.
         values = list(values)  # the rows of an array of the whole batch
         self._live.extend(values)
-        capsules = [one.__dlpack__(stream=NO_WAIT) for one in values]
+        capsules = [value.__dlpack__(stream=NO_WAIT) for value in values]
         cuda: Any = importlib.import_module("cupy").cuda
         device = cuda.runtime.getDevice()
         event = self._events.get(device)

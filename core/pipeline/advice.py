@@ -40,10 +40,10 @@ def of_definition(error: Exception, arguments: Sequence[Any] = ()) -> str:
     """
     text = str(error)
     if match := _NO_ARGUMENT.search(text):
-        return _of_argument(*match.groups())
+        return _argument_advice(*match.groups())
     if "no attribute 'BFLOAT16'" in text:
         return _NO_BFLOAT16
-    if cure := _of_dtype(error) or _of_device(text) or _of_name(error):
+    if cure := _dtype_advice(error) or _device_advice(text) or _name_advice(error):
         return cure
     if isinstance(error, (RuntimeError, ValueError)):
         return ""
@@ -53,10 +53,10 @@ def of_definition(error: Exception, arguments: Sequence[Any] = ()) -> str:
             f"The function got the path {os.fspath(paths[0])!r}. If its parameters are fields of "
             f"records, pass source=dalijax.{replacements.for_path(paths[0])} instead"
         )
-    return _of_python(error, text)
+    return _python_advice(error, text)
 
 
-def _of_python(error: Exception, text: str) -> str:
+def _python_advice(error: Exception, text: str) -> str:
     """Returns the cure for Python, NumPy or JAX applied to outputs of DALI's operators."""
     if "conditional context" in text:
         return (
@@ -76,7 +76,7 @@ def _of_python(error: Exception, text: str) -> str:
     )
 
 
-def _of_dtype(error: Exception) -> str:
+def _dtype_advice(error: Exception) -> str:
     """The cure for a dtype of NumPy, JAX or Python in place of DALI's."""
     if not _BAD_DTYPE.search(str(error)):
         return ""
@@ -112,7 +112,7 @@ def _instead_of(value: Any) -> str:
     )
 
 
-def _of_device(text: str) -> str:
+def _device_advice(text: str) -> str:
     """The cure for a device that an operator does not have, or whose input is elsewhere."""
     if match := re.search(r'Unsupported device type: "(\w*)"', text):
         return (
@@ -130,7 +130,7 @@ def _of_device(text: str) -> str:
     return ""
 
 
-def _of_name(error: Exception) -> str:
+def _name_advice(error: Exception) -> str:
     """Close names, for an attribute that a module of DALI does not have."""
     module = getattr(error, "obj", None)
     if not isinstance(error, AttributeError) or not isinstance(module, ModuleType):
@@ -141,7 +141,7 @@ def _of_name(error: Exception) -> str:
     return replacements.for_name(str(error.name), names, {})
 
 
-def _of_argument(name: str, schema: str) -> str:
+def _argument_advice(name: str, schema: str) -> str:
     """The arguments that an operator has, the most similar ones first."""
     try:
         known = backend.GetSchema(schema).GetArgumentNames()

@@ -134,12 +134,12 @@ def describe(failure: Failure, names: Sequence[str], every: bool, verb: str = "d
     if failure.reads_file:
         return f"{shown} can't be {verb}: {message}" if names else message
     if every:
-        where = " for every record"
+        records_text = " for every record"
     elif names:
-        where = f" for {shown}"
+        records_text = f" for {shown}"
     else:
-        where = ""
-    return f"{failure.subject} failed{where}: {message}"
+        records_text = ""
+    return f"{failure.subject} failed{records_text}: {message}"
 
 
 def can_skip(error: Exception | None) -> bool:

@@ -2,6 +2,6 @@
 
 `dalijax.show` has the public names, and `command` is ``python -m dalijax.show``. `batches` takes
 batches of the user's data and restores its position; `contents` describes a batch; `layouts`
-guesses what samples are; `pixels` and `audio` are functions of arrays; `page` and `sheet` draw. It
-uses the iterator as any caller does, and nothing below imports it.
+guesses what samples are; `pixels` and `audio` are functions of arrays; `page` and `sheet` draw. No
+other package imports this one.
 """

@@ -94,7 +94,7 @@ def take(data: Any, count: int, call: Mapping[str, Any], samples: int) -> Taken:
         TypeError: If it is none of these, or an iterator can't return to its position.
         Exception: Any error of calling an iterator function.
     """
-    taken = Taken()
+    result = Taken()
     if isinstance(data, (str, bytes, os.PathLike)):
         raise TypeError(
             f"{data!r:.80} is a path. Show its records by show(dalijax.{for_path(data)}), or the "
@@ -102,37 +102,37 @@ def take(data: Any, count: int, call: Mapping[str, Any], samples: int) -> Taken:
         )
     if isinstance(data, IteratorFunction):
         with data(**call) as iterator:
-            taken.take(iterator, count, lambda: next(iterator))
-            taken.learn(iterator)
+            result.take(iterator, count, lambda: next(iterator))
+            result.learn(iterator)
     elif Source in type(data).__mro__:
         indices = np.arange(min(samples, len(data)))
-        taken.take(None, 1, lambda: _records(data, indices))
+        result.take(None, 1, lambda: _records(data, indices))
     elif hasattr(data, "__next__"):
-        _from_iterator(taken, data, count)
+        _from_iterator(result, data, count)
     elif isinstance(data, (Mapping, tuple)) or hasattr(data, "shape"):
-        taken.batches.append(("Batch", data))
+        result.batches.append(("Batch", data))
     elif hasattr(data, "__iter__"):
         iterator = iter(data)
-        taken.take(iterator, count, lambda: next(iterator))
-        taken.learn(iterator)
+        result.take(iterator, count, lambda: next(iterator))
+        result.learn(iterator)
         getattr(iterator, "close", lambda: None)()
     else:
         cure = ". Decorate it with dalijax.data_iterator" if callable(data) else ""
         raise TypeError(
             f"{data!r:.80} is not an iterator function, iterator, dataset, source or batch{cure}"
         )
-    return taken
+    return result
 
 
-def _from_iterator(taken: Taken, iterator: Any, count: int) -> None:
+def _from_iterator(result: Taken, iterator: Any, count: int) -> None:
     """Takes batches from an iterator, and returns it to its position."""
     if count == 1 and hasattr(iterator, "peek"):
-        taken.take(iterator, 1, iterator.peek)
+        result.take(iterator, 1, iterator.peek)
     elif hasattr(iterator, "get_state") and hasattr(iterator, "set_state"):
         with _uncounted(iterator):
             state = iterator.get_state()
             try:
-                taken.take(iterator, count, lambda: next(iterator))
+                result.take(iterator, count, lambda: next(iterator))
             finally:
                 iterator.set_state(state)
     else:
@@ -140,7 +140,7 @@ def _from_iterator(taken: Taken, iterator: Any, count: int) -> None:
             f"{iterator!r:.80} can't return to its position. Pass one of its batches, by "
             "show(next(iterator)), or the object that created it"
         )
-    taken.learn(iterator)
+    result.learn(iterator)
 
 
 @contextlib.contextmanager

@@ -19,10 +19,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command.
 
     Args:
-        arguments: Those of the command line by default.
+        arguments: The arguments; by default those of the command line.
 
     Raises:
-        SystemExit: If there is nothing to show, with the reason.
+        SystemExit: If no batch can be shown, with the reason.
     """
     options = _parser().parse_args(arguments)
     call = arguments_of(options, Files)

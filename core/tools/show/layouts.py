@@ -1,4 +1,4 @@
-"""What the values of a sample are: a picture, a video, a sound, text or numbers."""
+"""Guesses whether samples are images, videos, sounds, text or numbers, and in which layout."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ OTHERS = ("text", "encoded", "numbers")
 LAYOUTS = (*PICTURES, *VIDEOS, *SOUNDS, *OTHERS)
 
 _CHANNELS = (1, 3, 4)
-_LEAST_SIDE = 8  # pixels: a smaller matrix is one of numbers
+_LEAST_SIDE = 8  # pixels; a smaller matrix counts as numbers
 _LEAST_SOUND = 400  # samples: 25 ms at 16 kHz
 _ENCODED = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 
 
 def is_encoded(data: bytes) -> bool:
-    """Whether bytes begin like those of a JPEG, PNG, WebP, GIF, BMP or TIFF file."""
+    """Returns whether bytes begin like a JPEG, PNG, WebP, GIF, BMP or TIFF file."""
     webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
     return webp or data.startswith(_ENCODED)
 
 
 def as_text(value: Any) -> str | None:
-    """Text of a sample: of a str, or of bytes (of an array of them, too) that are UTF-8.
+    """Returns the text of a sample: a str, UTF-8 bytes, or an array of these bytes.
 
-    Zeros at the end are padding.
+    Trailing zeros are padding.
 
     Returns:
-        The text; None where it is none.
+        The text; None if the sample isn't text.
     """
     if isinstance(value, np.ndarray):
         if value.dtype != np.uint8 or value.ndim != 1:
@@ -49,21 +49,21 @@ def as_text(value: Any) -> str | None:
 
 
 def guess_layout(samples: Sequence[Any]) -> str:
-    """The layout of the samples of an output, by the shape and dtype of the first ones.
+    """Returns the layout of an output's samples, guessed from the first sample.
 
     Args:
-        samples: An array for each sample; str, bytes and the like are text or encoded pictures.
+        samples: An array per sample; str and bytes are text or encoded images.
 
     Returns:
-        One of `LAYOUTS`: "HWC", "CHW" and "HW" are pictures, those with F are videos and
-        volumes, those with T sounds.
+        One of `LAYOUTS`: "HWC", "CHW" and "HW" are images, layouts with F are videos and volumes,
+        and layouts with T are sounds.
     """
     first = samples[0] if len(samples) else np.zeros(())
     if not isinstance(first, np.ndarray):
         return "encoded" if isinstance(first, bytes) and is_encoded(first) else "text"
     shape = first.shape
     if first.ndim == 1:
-        return _of_one_dimension(samples, first)
+        return _vector_layout(samples, first)
     if first.ndim == 2:
         if min(shape) >= _LEAST_SIDE:
             return "HW"
@@ -82,7 +82,8 @@ def guess_layout(samples: Sequence[Any]) -> str:
     return "numbers"
 
 
-def _of_one_dimension(samples: Sequence[Any], first: NDArray[Any]) -> str:
+def _vector_layout(samples: Sequence[Any], first: NDArray[Any]) -> str:
+    """Returns the layout of samples with one dimension."""
     if first.dtype == np.uint8:
         if is_encoded(first[:16].tobytes()):
             return "encoded"
@@ -93,14 +94,14 @@ def _of_one_dimension(samples: Sequence[Any], first: NDArray[Any]) -> str:
 
 
 def pictures_of(sample: NDArray[Any], layout: str) -> NDArray[Any]:
-    """A sample's pictures, channels last.
+    """Returns the images of a sample, channels last.
 
     Args:
         sample: An array of the layout.
         layout: One of `PICTURES` or `VIDEOS`.
 
     Returns:
-        An array of shape [frames, height, width, channels]; a picture is one frame.
+        An array of shape [frames, height, width, channels]; an image has one frame.
     """
     if sample.ndim != len(layout):
         raise ValueError(f"layout {layout!r} does not fit a sample of shape {sample.shape}")
@@ -112,7 +113,7 @@ def pictures_of(sample: NDArray[Any], layout: str) -> NDArray[Any]:
 
 
 def channels_of(sample: NDArray[Any], layout: str) -> NDArray[Any]:
-    """A sound's channels, an array of shape [channels, time]; layout is one of `SOUNDS`."""
+    """Returns a sound as an array of shape [channels, time]; layout is one of `SOUNDS`."""
     if sample.ndim != len(layout):
         raise ValueError(f"layout {layout!r} does not fit a sample of shape {sample.shape}")
     return sample.T if layout == "TC" else np.atleast_2d(sample)

@@ -1,4 +1,4 @@
-"""`show`: batches as a page or a contact sheet."""
+"""`show`: draws batches on a page or a contact sheet."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .page import frame, page
 from .sheet import sheet
 
 SAMPLES = 32
-_LONGEST = 200  # characters of a title
+_LONGEST = 200  # the maximum number of characters of a title
 
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """Batches to look at, which a notebook displays.
+    """A drawing of batches, which a notebook displays.
 
     Attributes:
-        title: What they are batches of.
-        batches: What each of them has: outputs with their figures and samples.
-        failures: What failed, with the names of files or records where they are known.
-        samples: The most samples of an output that are drawn.
+        title: The title of the page.
+        batches: The contents of each batch: outputs with their statistics and samples.
+        failures: Messages of failures, with the names of files or records if they are known.
+        samples: The maximum number of samples to draw per output.
     """
 
     title: str
@@ -43,7 +43,7 @@ class Page:
 
     @functools.cached_property
     def html(self) -> str:
-        """The page: HTML that refers to nothing outside of itself."""
+        """The page as self-contained HTML."""
         versions = f"DALI {nvidia.dali.__version__}, jax {jax.__version__}"
         return page(self.title, versions, self.batches, self.failures, self.samples)
 
@@ -51,7 +51,7 @@ class Page:
         """Writes the page (.html) or a contact sheet (.png).
 
         Raises:
-            ValueError: For another suffix.
+            ValueError: If the suffix is another.
         """
         path = Path(path)
         check_suffix(path)
@@ -71,6 +71,7 @@ class Page:
 
 
 def _title(data: Any) -> str:
+    """Returns the title of a page for the argument of `show`."""
     if isinstance(data, (Mapping, tuple)) or hasattr(data, "shape"):
         return "A batch"
     name: str = getattr(data, "__name__", None) or repr(data)
@@ -78,7 +79,7 @@ def _title(data: Any) -> str:
 
 
 def check_suffix(path: Path) -> None:
-    """Raises ValueError where a path names neither a page nor a picture."""
+    """Raises a ValueError unless a path ends in .html or .png."""
     if path.suffix not in (".html", ".png"):
         raise ValueError(f"{str(path)!r} must end in .html, for a page, or .png, for a sheet")
 
@@ -92,28 +93,28 @@ def show(
     classes: Mapping[str, Sequence[str]] | None = None,
     **call: Any,
 ) -> Page:
-    """Draws batches: pictures, videos, sounds, text, numbers, and the figures of each output.
+    """Draws batches: images, videos, sounds, text and numbers, with statistics of each output.
 
     Args:
-        data: What `dalijax.data_iterator` returned, with its arguments in ``call``; an iterator
-            of this package or its adapters, which stays where it stands: one batch is peeked, for
-            several its state is set back; a dataset of Grain or tf.data, a `DALIDataset`, of which
-            a new iterator is taken; one of `dalijax.sources`, whose records are drawn as they are
-            stored; or a batch.
-        batches: Number of batches.
-        samples: The most samples of an output that are drawn. Figures are of all.
-        mask: The output that says which samples are no padding, of shape [batch], bool; by default
-            the iterator's, or the output "mask".
-        classes: Names of the classes that the numbers of an output stand for, by its name.
-        **call: Arguments of an iterator function: batch_size and its own.
+        data: One of these: an iterator function of `dalijax.data_iterator`, with its arguments in
+            ``call``; an iterator of dalijax, which keeps its position (a single batch is peeked,
+            for several its state is restored); a dataset of Grain or tf.data or a `DALIDataset`,
+            of which a new iterator is created; a source of `dalijax.sources`, whose records are
+            drawn as they are stored; a batch.
+        batches: The number of batches.
+        samples: The maximum number of samples to draw per output. Statistics are of all samples.
+        mask: The output that marks valid samples, a bool array of shape [batch]; by default the
+            iterator's mask, or the output "mask".
+        classes: The names of classes, in the order of their numbers, by the name of an output.
+        **call: Arguments of an iterator function: batch_size and the function's own.
 
     Returns:
-        A `Page`, to be displayed by a notebook or saved.
+        A `Page`, which a notebook displays, and which can be saved.
 
     Raises:
-        TypeError: If ``data`` is nothing that has batches, or one of ``call`` belongs to nobody.
-        ValueError: If a name is no output of the batch, or a number is less than 1.
-        Exception: What an iterator function raises when it is called; what a batch raises is drawn.
+        TypeError: If ``data`` has no batches, or an argument in ``call`` is unknown.
+        ValueError: If the batch has no output with a given name, or a number is less than 1.
+        Exception: An error of the iterator function. Errors of batches are drawn instead.
     """
     batches = whole_number("batches", batches, "a whole number of batches, 1 or more", 1)
     samples = whole_number("samples", samples, "a whole number of samples, 1 or more", 1)
