@@ -252,7 +252,7 @@ class _FiniteDatasetIterator(DALIDatasetIterator):
     """A finite iterator, which has a length."""
 
     def __len__(self) -> int:
-        """Number of batches of all epochs."""
+        """Returns the number of batches of all epochs."""
         return len(self._stream)
 
 

@@ -342,7 +342,7 @@ class EvalDataset:
         return weighed
 
     def __len__(self) -> int:
-        """Number of batches, the same on all hosts."""
+        """Returns the number of batches, the same on all hosts."""
         total = len(self._iterator)
         return total if self._steps is None else min(total, self._steps)
 

@@ -41,7 +41,7 @@ class DataShard:
         return gpu_ordinal(self.devices[0])
 
     def batch_size(self, global_batch: int) -> int:
-        """Number of rows of this shard.
+        """Returns the number of rows of this shard.
 
 
         Raises:
@@ -112,7 +112,7 @@ def over_current_mesh(sharding: Any) -> Any:
 
 
 def _current_mesh(spec: PartitionSpec) -> jax.sharding.Mesh:
-    """The mesh of `jax.set_mesh`, or of the mesh contexts of older versions of JAX."""
+    """Returns the mesh of `jax.set_mesh`, or of the mesh contexts of older versions of JAX."""
     # Private in JAX: the only getter of `with mesh:`, and of any mesh before JAX 0.6.
     from jax._src import mesh as meshes
 

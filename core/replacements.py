@@ -150,7 +150,7 @@ def for_argument(name: str, names: Collection[str]) -> str:
 def no_attribute(
     owner: str, name: str, names: Collection[str], table: Mapping[str, str]
 ) -> AttributeError:
-    """The error for a missing attribute, with a suggested replacement."""
+    """Returns the error for a missing attribute, with a suggested replacement."""
     public = sorted(existing for existing in names if not existing.startswith("_"))
     cure = "" if name.startswith("_") else for_name(name, public, table)
     return AttributeError(f"{owner} has no attribute {name!r}" + (f": {cure}" if cure else ""))

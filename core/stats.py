@@ -177,5 +177,5 @@ class Watched(Protocol):
     """An iterator with counters: of the core, or of an adapter."""
 
     def watch(self) -> InputStats:
-        """The counters."""
+        """Returns the counters."""
         ...

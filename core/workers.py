@@ -101,7 +101,7 @@ os.register_at_fork(after_in_child=_busy.clear)  # a forked child has no such th
 
 
 def ending() -> BaseException:
-    """The error of a thread when Python exits: SystemExit, which ends a thread silently."""
+    """Returns the error of a thread when Python exits: SystemExit, which ends a thread silently."""
     in_main = threading.current_thread() is threading.main_thread()
     return WorkersEnded() if in_main else SystemExit()
 

@@ -282,7 +282,7 @@ class Reader:
             return _Failure(error)
 
     def _parent_position(self) -> Any:
-        """The parent's position, to detect whether it moved."""
+        """Returns the parent's position, to detect whether it moved."""
         if self._source is not None:
             return experimental.get_next_index(self._source)
         return self._parent.get_state()

@@ -206,7 +206,7 @@ class DALIDataset:
         return True
 
     def __len__(self) -> int:
-        """Number of elements.
+        """Returns the number of elements.
 
         Raises:
             TypeError: If it is infinite or unknown, with TensorFlow's messages.

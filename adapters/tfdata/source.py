@@ -82,7 +82,7 @@ class Source:
         return self._spare[epochs]
 
     def cardinality(self, epochs: int | None, chain: Sequence[Step]) -> int:
-        """Number of elements after a chain of steps, INFINITE or UNKNOWN."""
+        """Returns the number of elements after a chain of steps, INFINITE or UNKNOWN."""
         return length(chain, stream_length(self.current(epochs)))
 
     def spec(self, epochs: int | None, chain: Sequence[Step]) -> Any:

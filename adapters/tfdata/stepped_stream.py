@@ -29,7 +29,7 @@ FORM = Form(
 
 
 def stream_length(stream: BatchStream) -> int:
-    """Number of batches of a whole stream, INFINITE or UNKNOWN."""
+    """Returns the number of batches of a whole stream, INFINITE or UNKNOWN."""
     if stream._num_epochs is None:
         return INFINITE
     try:

@@ -20,7 +20,7 @@ class Take:
     count: int
 
     def length(self, total: int) -> int:
-        """Number of elements after this step, given ``total`` before it."""
+        """Returns the number of elements after this step, given ``total`` before it."""
         if total == UNKNOWN or self.count < 0:
             return total
         return self.count if total == INFINITE else min(self.count, total)
@@ -33,7 +33,7 @@ class Skip:
     count: int
 
     def length(self, total: int) -> int:
-        """Number of elements after this step, given ``total`` before it."""
+        """Returns the number of elements after this step, given ``total`` before it."""
         if total < 0:
             return total
         return 0 if self.count < 0 else max(0, total - self.count)
@@ -46,7 +46,7 @@ class Repeat:
     count: int
 
     def length(self, total: int) -> int:
-        """Number of elements after this step, given ``total`` before it."""
+        """Returns the number of elements after this step, given ``total`` before it."""
         if self.count == 0 or total == 0:
             return 0
         if self.count < 0:
@@ -61,7 +61,7 @@ class Enumerate:
     start: int
 
     def length(self, total: int) -> int:
-        """Number of elements after this step, given ``total`` before it."""
+        """Returns the number of elements after this step, given ``total`` before it."""
         return total
 
 
@@ -69,7 +69,7 @@ Step = Take | Skip | Repeat | Enumerate
 
 
 def length(chain: Sequence[Step], total: int) -> int:
-    """Number of elements, INFINITE or UNKNOWN."""
+    """Returns the number of elements, INFINITE or UNKNOWN."""
     for step in chain:
         total = step.length(total)
     return total

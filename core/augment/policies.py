@@ -156,7 +156,7 @@ def auto_augment(u: Uniform, policy: str) -> list[Choice]:
 
 @functools.cache
 def _numbered(policy: str) -> Floats:
-    """A policy as an array [pairs, 2, (operation, probability, magnitude)] of indices."""
+    """Returns a policy as an array [pairs, 2, (operation, probability, magnitude)] of indices."""
     return np.array([[(_NUMBER[name], p, k) for name, p, k in pair] for pair in POLICIES[policy]])
 
 

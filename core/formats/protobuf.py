@@ -78,7 +78,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def message(numbered: Iterable[tuple[int, int | bytes]]) -> bytes:
-    """A protobuf message of numbered fields, each a varint or bytes."""
+    """Returns a protobuf message of numbered fields, each a varint or bytes."""
 
     def encoded(value: int) -> bytes:
         digits = [value >> shift & 127 for shift in range(0, max(1, value.bit_length()), 7)]

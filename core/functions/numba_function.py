@@ -173,7 +173,7 @@ def _dali_type(value: Any) -> types.DALIDataType:
 
 
 def _listed(value: Any, count: int) -> list[Any]:
-    """A list of a value for each, given such a list or one value for all."""
+    """Returns a list of a value for each, given such a list or one value for all."""
     return list(value) if isinstance(value, (list, tuple)) else [value] * count
 
 
@@ -187,7 +187,7 @@ def _outputs(run_fn: Callable[..., None], inputs: int, kinds: Any, ndims: Any) -
 
 
 def _filled(name: str, values: Any, like: Sequence[Any], count: int) -> list[Any]:
-    """A value for each output: as passed, or as its input has it."""
+    """Returns a value for each output: as passed, or as its input has it."""
     if values is not None:
         return _listed(values, count)
     if count > len(like):
@@ -253,7 +253,7 @@ def _say_arguments(error: Exception, of_ins: Sequence[Any], ins: Sequence[int]) 
 
 
 def _outside(function: Callable[..., Any]) -> tuple[Any, ...] | None:
-    """A key for a function: its code, and the values that it reads from outside.
+    """Returns a key for a function: its code, and the values that it reads from outside.
 
     Numba compiles these values in, as constants. None: one of them has no key.
     """
@@ -267,7 +267,7 @@ def _outside(function: Callable[..., Any]) -> tuple[Any, ...] | None:
 
 
 def _constant(value: Any) -> Any:
-    """A key for a constant; None if it may change under the same key."""
+    """Returns a key for a constant; None if it may change under the same key."""
     if value is None or isinstance(value, (bool, int, float, complex, str)):
         return type(value), repr(value)
     if isinstance(value, np.ndarray) and value.dtype != object:

@@ -107,13 +107,13 @@ def _parts(value: Any, names: set[str], home: str) -> Iterator[tuple[Any, Any]]:
 
 
 def _home(value: Any) -> str:
-    """The package of a module, class, function or object."""
+    """Returns the package of a module, class, function or object."""
     key = "__name__" if isinstance(value, types.ModuleType) else "__module__"
     return str(getattr(value, key, "builtins")).split(".")[0]
 
 
 def _outer_values(function: types.FunctionType, names: set[str]) -> Iterator[tuple[Any, Any]]:
-    """The closure, the defaults and the named globals of a function."""
+    """Returns the closure, the defaults and the named globals of a function."""
     codes = [function.__code__]
     for code in codes:
         codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]

@@ -26,7 +26,7 @@ _plugin: Any = importlib.import_module("nvidia.dali.python_function_plugin")
 
 
 def capsule_of(array: Any) -> Any:
-    """The capsule of an argument that `HostTensors` or `GpuTensors` made."""
+    """Returns the capsule of an argument that `HostTensors` or `GpuTensors` made."""
     return array.__dlpack__() if isinstance(array, DLTensor) else _plugin.ArrayToDLTensor(array)
 
 
@@ -40,7 +40,7 @@ class HostTensors:
         """Begins a batch."""
 
     def give(self, name: str, number: int, value: Any) -> Any:
-        """The capsule of an output of one sample."""
+        """Returns the capsule of an output of one sample."""
         if type(value) is np.ndarray and value.dtype.char in KINDS and value.dtype.isnative:
             return _plugin.ArrayToDLTensor(value)  # of any strides
         if _is_capsule(value):
@@ -52,7 +52,7 @@ class HostTensors:
         return _plugin.ArrayToDLTensor(array.astype(array.dtype.newbyteorder("="), copy=False))
 
     def give_all(self, name: str, number: int, values: Any) -> list[Any]:
-        """The capsules of an output of a batch."""
+        """Returns the capsules of an output of a batch."""
         return [self.give(name, number, value) for value in values]
 
 
@@ -88,7 +88,7 @@ class GpuTensors:
             self._live.clear()
 
     def give(self, name: str, number: int, value: Any) -> Any:
-        """The capsule of an output of one sample; DALI's stream waits for it."""
+        """Returns the capsule of an output of one sample; DALI's stream waits for it."""
         if _is_capsule(value):
             return value
         if isinstance(value, DLTensor):
@@ -130,6 +130,6 @@ def _is_capsule(value: Any) -> bool:
 
 
 def _dalis_stream() -> int:
-    """The stream of the running operator, in DLPack's numbers."""
+    """Returns the stream of the running operator, in DLPack's numbers."""
     # In DLPack 1 is CUDA's default stream; 0 is not allowed.
     return int(_plugin.current_dali_stream()) or 1

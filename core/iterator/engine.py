@@ -181,7 +181,7 @@ class ReaderEngine(EpochEngine[Position]):
         return skipped
 
     def at_end(self) -> bool:
-        """Whether all batches of the epoch are before the position."""
+        """Returns whether all batches of the epoch are before the position."""
         peeked = self._outcome
         if peeked is not None:  # the end may be after failed batches, which are still to be skipped
             return peeked.ended and peeked.after.step == self.position.step
@@ -575,7 +575,7 @@ class ReaderEngine(EpochEngine[Position]):
         return unknown() | {"outputs": list(self._config.output_map)}
 
     def _can_stand_at(self, position: Position) -> bool:
-        """Whether new pipelines can be built at a position."""
+        """Returns whether new pipelines can be built at a position."""
         checkpoints = position.checkpoints
         exact = checkpoints is None or checkpoints.data is not None
         return exact and self._source.rebuildable and not self._source.unresumable
@@ -597,7 +597,7 @@ class ReaderEngine(EpochEngine[Position]):
     # Epochs
 
     def length(self) -> int | None:
-        """Number of batches that the epoch delivers, if known; builds nothing."""
+        """Returns the number of batches that the epoch delivers, if known; builds nothing."""
         return self._length_of(self.epoch)
 
     def _length_of(self, epoch: int) -> int | None:
@@ -610,7 +610,7 @@ class ReaderEngine(EpochEngine[Position]):
         return self._epoch_length[1]
 
     def following_epoch(self) -> int:
-        """Number of the next epoch that has its own batch."""
+        """Returns the number of the next epoch that has its own batch."""
         return self.epoch + 1 if self.plan is None else self.plan.next_epoch(self.epoch)
 
     def _is_end(self, position: Position) -> bool:

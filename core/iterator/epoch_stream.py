@@ -208,7 +208,7 @@ class BatchStream:
         )
 
     def _total(self) -> int | None:
-        """Number of batches of the stream; None if it is endless, or unknown."""
+        """Returns the number of batches of the stream; None if it is endless, or unknown."""
         try:
             return len(self)
         except TypeError:
@@ -224,14 +224,14 @@ class BatchStream:
             raise self._beyond(step, at + moved)
 
     def _remaining(self) -> int | None:
-        """Number of remaining batches of a finite stream over a reader, if known."""
+        """Returns the number of remaining batches of a finite stream over a reader, if known."""
         if self._iterator._seeks:  # skipping is free, so that no check is needed in advance
             return None
         total, delivered = self._total(), self._delivered()
         return None if total is None or delivered is None else total - delivered
 
     def _delivered(self) -> int | None:
-        """Number of batches before the position; None if unknown."""
+        """Returns the number of batches before the position; None if unknown."""
         iterator = self._iterator
         if iterator.epoch == iterator.step == 0:
             return 0
@@ -335,7 +335,7 @@ class BatchStream:
         __getattr__ = DALIGenericIterator.__getattr__
 
     def __len__(self) -> int:
-        """Number of batches of the whole stream, from its start.
+        """Returns the number of batches of the whole stream, from its start.
 
         Raises:
             TypeError: If it is endless.

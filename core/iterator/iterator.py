@@ -226,7 +226,7 @@ class DALIGenericIterator:
             return dict(self._engine.peek_mapped().unwrap())
 
     def __len__(self) -> int:
-        """Number of batches that the current epoch delivers.
+        """Returns the number of batches that the current epoch delivers.
 
         Raises:
             TypeError: If the end of the epoch is unknown.

@@ -73,12 +73,12 @@ class EpochPlan:
                 raise ValueError(f"{field} must be at least 1, not {getattr(self, field)}")
 
     def shard_size(self, shard: int) -> int:
-        """Number of samples of one shard."""
+        """Returns the number of samples of one shard."""
         n, s = self.num_samples, self.num_shards
         return n * (shard + 1) // s - n * shard // s
 
     def shard_of(self, shard_id: int, epoch: int) -> int:
-        """The shard that a reader reads in an epoch."""
+        """Returns the shard that a reader reads in an epoch."""
         return shard_id if self.stick else (shard_id + epoch) % self.num_shards
 
     def samples_until(self, shard_id: int, epoch: int) -> int:
@@ -96,7 +96,7 @@ class EpochPlan:
         return rounds * n + run
 
     def first_batch(self, epoch: int) -> int:
-        """Number of batches that a pipeline has produced before an epoch starts."""
+        """Returns the number of batches that a pipeline has produced before an epoch starts."""
         n, s = self.num_samples, self.num_shards
         if self.padded or self.policy is LastBatchPolicy.DROP:
             # The largest shard has ceil(N/S) samples, the smallest floor(N/S).
@@ -108,11 +108,11 @@ class EpochPlan:
         return _ceil_div(longest, self.batch_size)
 
     def consumed(self, epoch: int) -> int:
-        """Number of batches that a pipeline produces for an epoch, delivered or not."""
+        """Returns the number of batches that a pipeline produces for an epoch, delivered or not."""
         return self.first_batch(epoch + 1) - self.first_batch(epoch)
 
     def delivered(self, epoch: int, shard_id: int = 0) -> int:
-        """Number of batches that an epoch delivers: the length of an iterator.
+        """Returns the number of batches that an epoch delivers: the length of an iterator.
 
         It depends on the shard under PARTIAL, which does not deliver consumed batches without a
         sample of the epoch, and under DROP with ``per_shard``.
@@ -152,7 +152,7 @@ class EpochPlan:
         return self.consumed(epoch) * self.batch_size
 
     def next_epoch(self, epoch: int) -> int:
-        """The first epoch after ``epoch`` that consumes a batch.
+        """Returns the first epoch after ``epoch`` that consumes a batch.
 
         An unpadded reader may have read a whole later epoch ahead; such an epoch is skipped. DROP
         over fewer samples than shards consumes nothing: its epochs are empty and not skipped.
@@ -175,7 +175,7 @@ class EpochPlan:
         return start - self.first_batch(before) - least
 
     def valid(self, epoch: int, step: int, shard_id: int) -> int:
-        """Number of leading samples of a batch that belong to its epoch.
+        """Returns the number of leading samples of a batch that belong to its epoch.
 
         The remaining samples are padding or belong to the next epoch. A DROP batch is always
         complete, because its epoch consists of the samples of its batches.

@@ -109,18 +109,18 @@ class SamplePlan:
         return position.start < end
 
     def remaining(self, position: SamplePosition) -> int:
-        """Number of batches that the epoch still delivers."""
+        """Returns the number of batches that the epoch still delivers."""
         remaining = max(0, self.end(position) - position.sample)
         if self.policy is LastBatchPolicy.DROP:
             return remaining // self.batch_size
         return -(-remaining // self.batch_size)
 
     def step(self, position: SamplePosition) -> int:
-        """Number of batches of the current size from the epoch's start, rounded up."""
+        """Returns the number of batches of the current size from the epoch's start, rounded up."""
         return -(-(position.sample - position.start) // self.batch_size)
 
     def length(self, position: SamplePosition) -> int:
-        """Number of batches of the epoch: delivered and remaining."""
+        """Returns the number of batches of the epoch: delivered and remaining."""
         return self.step(position) + self.remaining(position)
 
     def mixes_epochs(self, position: SamplePosition) -> bool:
@@ -146,11 +146,11 @@ class SamplePlan:
         return Rows(np.minimum(samples, end - 1) if self.padded else samples, valid)
 
     def skip(self, position: SamplePosition, batches: int) -> SamplePosition:
-        """The position after some of the epoch's batches, which must exist."""
+        """Returns the position after some of the epoch's batches, which must exist."""
         return dataclasses.replace(position, sample=position.sample + batches * self.batch_size)
 
     def run_from(self, position: SamplePosition) -> SamplePosition:
-        """The first position, at or after the given position, that has a batch."""
+        """Returns the first position, at or after the given position, that has a batch."""
         while self.remaining(position) == 0:
             position = self.next_epoch(position)
         return position

@@ -77,7 +77,7 @@ def _python_advice(error: Exception, text: str) -> str:
 
 
 def _dtype_advice(error: Exception) -> str:
-    """The cure for a dtype of NumPy, JAX or Python in place of DALI's."""
+    """Returns the cure for a dtype of NumPy, JAX or Python in place of DALI's."""
     if not _BAD_DTYPE.search(str(error)):
         return ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -113,7 +113,7 @@ def _instead_of(value: Any) -> str:
 
 
 def _device_advice(text: str) -> str:
-    """The cure for a device that an operator does not have, or whose input is elsewhere."""
+    """Returns the cure for a device that an operator does not have, or whose input is elsewhere."""
     if match := re.search(r'Unsupported device type: "(\w*)"', text):
         return (
             f"device={match[1]!r} is not a device of DALI: pass device='mixed' to a decoder, "
@@ -142,7 +142,7 @@ def _name_advice(error: Exception) -> str:
 
 
 def _argument_advice(name: str, schema: str) -> str:
-    """The arguments that an operator has, the most similar ones first."""
+    """Returns the arguments that an operator has, the most similar ones first."""
     try:
         known = backend.GetSchema(schema).GetArgumentNames()
     except (AttributeError, RuntimeError):  # not public
@@ -163,7 +163,7 @@ def _package_of(error: Exception) -> str:
 
 
 def of_outputs(error: Exception, name: str) -> str:
-    """The cure for an error of a graph's outputs; "" if none is known."""
+    """Returns the cure for an error of a graph's outputs; "" if none is known."""
     if isinstance(error, NotImplementedError) and not str(error):  # of Pipeline.define_graph
         return (
             f"{name} returns no outputs: end it with a return of them, one for each name of "

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def queue_depth(pipeline: Pipeline) -> int:
-    """Number of batches that DALI schedules ahead of the consumer."""
+    """Returns the number of batches that DALI schedules ahead of the consumer."""
     if not pipeline.exec_pipelined:
         return 1
     if pipeline.exec_separated:

@@ -163,7 +163,7 @@ class Engine(abc.ABC, Generic[P]):
         return self._outcome
 
     def peek_mapped(self) -> Outcome[P]:
-        """The outcome of `peek`, with the batch that is delivered: after ``batch_map``.
+        """Returns the outcome of `peek`, with the batch that is delivered: after ``batch_map``.
 
         Raises:
             BatchMapError: If a function failed; the batch stays the next one.
@@ -453,11 +453,11 @@ class EpochEngine(Engine[P]):
 
     @abc.abstractmethod
     def length(self) -> int | None:
-        """Number of batches that the epoch delivers, if known; builds nothing."""
+        """Returns the number of batches that the epoch delivers, if known; builds nothing."""
 
     @abc.abstractmethod
     def following_epoch(self) -> int:
-        """Number of the next epoch that has its own batch."""
+        """Returns the number of the next epoch that has its own batch."""
 
     @abc.abstractmethod
     def at_end(self) -> bool:

@@ -31,7 +31,7 @@ _MOST_PACKED = 64  # values per sample of an output that may share a graph input
 
 
 def _size(shape: Sequence[int]) -> int:
-    """Number of elements of a shape.
+    """Returns the number of elements of a shape.
 
     Raises:
         TypeError: If the shape is not a sequence.
@@ -182,7 +182,7 @@ class DrawRows:
     ahead: Callable[[str, DrawFunction], Sequence[Any]] | None = None
 
     def drawn(self, name: str, function: DrawFunction) -> Sequence[Any]:
-        """The results of a draw for the rows: an array or a DALI batch for each output."""
+        """Returns the results of a draw for the rows: an array or a DALI batch for each output."""
         return function(self) if self.ahead is None else self.ahead(name, function)
 
 
@@ -221,7 +221,7 @@ def draw_inputs(pipeline: Pipeline) -> dict[str, str]:
 
 
 def draw_of_pipeline() -> Draw | None:
-    """The `Draw` of the pipeline that is being defined, if it has one."""
+    """Returns the `Draw` of the pipeline that is being defined, if it has one."""
     return _draw_of(Pipeline.current())
 
 
@@ -576,7 +576,7 @@ class Draw:
         return images
 
     def _sizes_of(self, images: DataNode) -> str | NDArray[np.int32]:
-        """The field that images were decoded from, or their common size."""
+        """Returns the field that images were decoded from, or their common size."""
         operator: Any = getattr(images, "source", None)
         # Private in DALI: the name of a node's operator, and the operator's arguments.
         while (kind := _kind(operator)).endswith("_conditional__Split"):  # in a branch of an if

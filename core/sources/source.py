@@ -55,7 +55,7 @@ class Source(Protocol):
     read_threads: int = 2
 
     def __len__(self) -> int:
-        """Number of records, at least 1."""
+        """Returns the number of records, at least 1."""
         ...
 
     def read(self, indices: Indices, names: Sequence[str]) -> Mapping[str, Values]:

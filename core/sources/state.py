@@ -45,7 +45,7 @@ class Stream:
     operators: tuple[str, ...] = ()
 
     def fingerprint(self) -> Fingerprint:
-        """The values that a restore compares."""
+        """Returns the values that a restore compares."""
         return {
             "seed": str(self.seed),
             "identity": self.identity,

@@ -59,12 +59,12 @@ class Offer:
     batches: Batches | None = None
 
     def to_json(self) -> str:
-        """The values and the batches, as JSON."""
+        """Returns the values and the batches, as JSON."""
         return json.dumps([self.values, self.batches])
 
     @classmethod
     def from_json(cls, process: int, number: int, text: str) -> Offer:
-        """The inverse of `to_json`."""
+        """Returns the inverse of `to_json`."""
         values, batches = json.loads(text)
         return cls(process, number, values, batches and Batches(*batches))
 
@@ -125,12 +125,12 @@ def counterparts(own: Offer, offers: Iterable[Offer], processes: Sequence[int]) 
 
 
 def similarity(one: Values, other: Values) -> int:
-    """Number of equal values."""
+    """Returns the number of equal values."""
     return sum(value == other.get(name) for name, value in one.items())
 
 
 def described(offers: Mapping[int, Offer]) -> list[str]:
-    """A line for each value that differs, with the value of each process."""
+    """Returns a line for each value that differs, with the value of each process."""
     lines = []
     first, *others = offers.values()
     names = dict.fromkeys(name for offer in offers.values() for name in offer.values)
@@ -172,7 +172,7 @@ def _processes(numbers: Sequence[int]) -> str:
 
 
 def difference_text(name: str, offers: Mapping[int, Offer], cure: str = "") -> str:
-    """The message about offers that differ.
+    """Returns the message about offers that differ.
 
     Args:
         name: Name of the iterator.
@@ -201,7 +201,7 @@ def difference_text(name: str, offers: Mapping[int, Offer], cure: str = "") -> s
 
 
 def departure_text(name: str, goal: str, errors: Mapping[int, str]) -> str:
-    """The message about processes that can't come.
+    """Returns the message about processes that can't come.
 
     Args:
         name: Name of the iterator.
@@ -226,7 +226,7 @@ def absence_text(
     seconds: float,
     cure: str = "",
 ) -> str:
-    """The message about processes that did not come.
+    """Returns the message about processes that did not come.
 
     Args:
         name: Name of the iterator.

@@ -23,7 +23,7 @@ _CONTEXT, _ITERATOR_DATA = 2, 2  # fields of a checkpoint, and of its external c
 
 
 def to_bytes(state: Mapping[str, Any]) -> list[bytes]:
-    """A state as one checkpoint for each pipeline: DALI's own, with the state within."""
+    """Returns a state as one checkpoint for each pipeline: DALI's own, with the state within."""
     # A field that comes again is merged with the first: the pipeline's text stays.
     text = json.dumps(state).encode()
     context = protobuf.message([(_CONTEXT, protobuf.message([(_ITERATOR_DATA, text)]))])
@@ -55,7 +55,7 @@ def read(pieces: Sequence[bytes]) -> reader_state.ReaderState | None:
 
 
 def _iterator_data(piece: bytes) -> dict[str, Any]:
-    """The iterator's part of a checkpoint: a state of this package, or DALI's counters.
+    """Returns the iterator's part of a checkpoint: a state of this package, or DALI's counters.
 
     Raises:
         StateError: If the bytes are no checkpoint, or have no such part.
@@ -77,7 +77,7 @@ def _iterator_data(piece: bytes) -> dict[str, Any]:
 
 
 def of_dali(pieces: Sequence[bytes], plan: EpochPlan | None, streams: Sequence[int]) -> Position:
-    """The position that checkpoints of DALI's own JAX iterator describe.
+    """Returns the position that checkpoints of DALI's own JAX iterator describe.
 
     DALI saves two counts of samples, read ahead when the epoch started and read in the epoch so
     far, and the shard of each pipeline, which tells how far shards have rotated. It does not save
@@ -139,7 +139,7 @@ def _are_counts(value: Any) -> bool:
 def _epoch_of(
     plan: EpochPlan, streams: Sequence[int], shards: Sequence[int], ahead: Sequence[int]
 ) -> int | None:
-    """The first epoch that starts as DALI's counters say; later ones repeat."""
+    """Returns the first epoch that starts as DALI's counters say; later ones repeat."""
     runs_on = any(ahead)
     epoch = 0
     for _ in range(2 * plan.num_shards * plan.batch_size + 1):

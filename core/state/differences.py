@@ -120,7 +120,7 @@ def _read_operators(texts: Sequence[str]) -> list[_Operator]:
 def _paired(
     before: Sequence[str], after: Sequence[str]
 ) -> list[tuple[_Operator | None, _Operator | None]]:
-    """The operators of two graphs in pairs: each with its counterpart, or None."""
+    """Returns the operators of two graphs in pairs: each with its counterpart, or None."""
     pairs: list[tuple[_Operator | None, _Operator | None]] = []
 
     def pair(left: Sequence[_Operator], right: Sequence[_Operator], exact: bool) -> None:
@@ -205,7 +205,7 @@ def _covers(allowed: str, name: str) -> bool:
 
 
 def _names(fingerprints: Iterable[Fingerprint]) -> set[str]:
-    """The names that differences may have."""
+    """Returns the names that differences may have."""
     names = set[str]()
     for fingerprint in fingerprints:
         names |= fingerprint.keys() - {"operators", "sources", "unchecked"}

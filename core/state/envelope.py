@@ -124,7 +124,7 @@ class Form:
 
 
 def damaged(reason: str) -> StateError:
-    """The error for a state that no iterator saved as it is."""
+    """Returns the error for a state that no iterator saved as it is."""
     return StateError(
         f"the state is damaged: {reason}. It was cut short or changed after get_state(): restore "
         "an undamaged copy"

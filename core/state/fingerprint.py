@@ -65,7 +65,7 @@ def fingerprint(
     drawn: Mapping[str, str] = MappingProxyType({}),
     batch_map: Sequence[str] = (),
 ) -> Fingerprint:
-    """The fingerprint of built pipelines, without the names of their outputs.
+    """Returns the fingerprint of built pipelines, without the names of their outputs.
 
     Args:
         pipelines: The pipelines, whose graphs are alike.
@@ -139,7 +139,7 @@ def fingerprint(
 
 
 def is_source(kind: str) -> bool:
-    """Whether an operator of a kind reads data."""
+    """Returns whether an operator of a kind reads data."""
     return kind == "external_source" or bool(reader_files.reader_of(kind))
 
 
@@ -158,26 +158,26 @@ def labels_of(operators: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _produced(data: str, producers: Mapping[str, str]) -> str:
-    """An output of an operator, "__Resize_3[0]", with the operator's label."""
+    """Returns an output of an operator, "__Resize_3[0]", with the operator's label."""
     name, bracket, index = data.partition("[")
     return f"{producers.get(name, name)}{bracket}{index}"
 
 
 def _short(value: Any) -> str:
-    """A value as text that a line can contain, or as a digest if it is long."""
+    """Returns a value as text that a line can contain, or as a digest if it is long."""
     text = value if isinstance(value, str) else json.dumps(value, default=repr)
     text = text.replace(", ", ",")
     return text if len(text) <= _LONGEST and text.isprintable() else f"#{digest(text.encode())}"
 
 
 def operator_line(kind: str, name: str, arguments: Mapping[str, Any]) -> str:
-    """An operator as a line of a fingerprint; see `split_line`."""
+    """Returns an operator as a line of a fingerprint; see `split_line`."""
     return "\t".join(
         [kind, name.replace("\t", " "), *(f"{k}={_short(v)}" for k, v in arguments.items())]
     )
 
 
 def split_line(line: str) -> tuple[str, str, dict[str, str]]:
-    """The kind, the name and the arguments of an operator, from its line."""
+    """Returns the kind, the name and the arguments of an operator, from its line."""
     kind, name, *arguments = line.split("\t") if "\t" in line else [line, ""]
     return kind, name, dict(argument.partition("=")[::2] for argument in arguments)

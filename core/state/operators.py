@@ -41,7 +41,7 @@ class Picture(NamedTuple):
 
 
 def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
-    """The operators of a pipeline in order, and a list of parts that could not be read."""
+    """Returns the operators of a pipeline in order, and a list of parts that could not be read."""
     with contextlib.suppress(RuntimeError):  # a graph with Python operators doesn't serialise
         return list(serialized_operators(pipeline.serialize())), []
     operators: list[Operator] = []
@@ -72,7 +72,7 @@ def _is_text(value: Any) -> bool:
 
 
 def operators_of(pipeline: Pipeline) -> list[Operator]:
-    """The operators of a pipeline in order, as far as they can be read."""
+    """Returns the operators of a pipeline in order, as far as they can be read."""
     return read_operators(pipeline)[0]
 
 
@@ -129,12 +129,12 @@ def graph_outputs(pipeline: Pipeline, serialized: bytes = b"") -> list[str]:
 
 
 def kind_of(instance: Any) -> str:
-    """The name of an operator of any graph, built or not, as users write it."""
+    """Returns the name of an operator of any graph, built or not, as users write it."""
     return _kind(_printed_arguments(str(getattr(instance, "spec", ""))), type(instance).__name__)
 
 
 def _kind(arguments: Mapping[str, Any], schema: str) -> str:
-    """An operator's name as users write it, e.g. readers.file."""
+    """Returns an operator's name as users write it, e.g. readers.file."""
     module = str(arguments.get("_module", "")).partition("nvidia.dali.fn")[2].strip(".")
     name = str(arguments.get("_display_name", schema))
     return f"{module}.{name}" if module else name
@@ -148,7 +148,7 @@ def _printed_arguments(spec: str) -> dict[str, Any]:
 
 
 def serialized_operators(serialized: bytes) -> Iterator[Operator]:
-    """The operators of a serialised pipeline (dali.proto: PipelineDef.op, OpDef)."""
+    """Returns the operators of a serialised pipeline (dali.proto: PipelineDef.op, OpDef)."""
     for field, value in protobuf.fields(serialized):
         if field != 5 or not isinstance(value, bytes):
             continue

@@ -34,7 +34,7 @@ def operators(checkpoint: bytes) -> dict[str, bool]:
 
 
 def _contents(checkpoint: bytes) -> dict[str, dict[int, Any]]:
-    """The fields of each operator in a checkpoint, by its name: {1: name, 2: state}."""
+    """Returns the fields of each operator in a checkpoint, by its name: {1: name, 2: state}."""
     contents = (content for number, content in protobuf.fields(checkpoint) if number == 1)
     return {fields[1].decode(): fields for fields in map(dict, map(protobuf.fields, contents))}
 
@@ -142,7 +142,7 @@ def to_other_device(checkpoint: bytes, start: bytes) -> bytes:
 def _both(
     checkpoint: bytes, start: bytes
 ) -> tuple[dict[str, dict[int, Any]], dict[str, dict[int, Any]], list[tuple[int, Any]]]:
-    """The operators' fields in two checkpoints, and the other fields of the first."""
+    """Returns the operators' fields in two checkpoints, and the other fields of the first."""
     try:
         rest = [field for field in protobuf.fields(checkpoint) if field[0] != 1]
         return _contents(checkpoint), _contents(start), rest
@@ -151,7 +151,7 @@ def _both(
 
 
 def without_counts(checkpoint: bytes, start: bytes) -> bytes:
-    """A checkpoint with the counts of runs of the pipeline's first checkpoint."""
+    """Returns a checkpoint with the counts of runs of the pipeline's first checkpoint."""
     operators = [field for field in protobuf.fields(checkpoint) if field[0] == 1]
     counts = [field for field in protobuf.fields(start) if field[0] != 1]
     return protobuf.message([*operators, *counts])
@@ -174,7 +174,7 @@ def compress(checkpoints: Sequence[bytes], first: Sequence[bytes]) -> str:
 
 
 def expand(text: str, first: Sequence[bytes]) -> list[bytes]:
-    """The checkpoints in a text of `compress`.
+    """Returns the checkpoints in a text of `compress`.
 
     Raises:
         StateError: If the text is of other pipelines.
@@ -197,7 +197,7 @@ def expand(text: str, first: Sequence[bytes]) -> list[bytes]:
 
 
 def after_runs(runs: int, zero: bytes, one: bytes, two: bytes, base: bytes | None = None) -> bytes:
-    """The checkpoint of a pipeline after a number of runs of whole batches.
+    """Returns the checkpoint of a pipeline after a number of runs of whole batches.
 
     Args:
         runs: Number of runs after ``base``.

@@ -52,7 +52,7 @@ _EDGE, _BLOCK, _BLOCKS, _MOST_BLOCKS = 1 << 16, 1 << 12, 64, 1 << 12
 
 
 def reader_of(kind: str) -> str:
-    """The name of a reader, given an operator as users write it; "" for other operators."""
+    """Returns the name of a reader, given an operator as users write it; "" for other operators."""
     module, _, name = kind.rpartition(".")
     if module.removeprefix("experimental.") == "readers":
         return name
@@ -172,13 +172,13 @@ def below_common_root(paths: Sequence[str]) -> list[str]:
 
 
 def _common_start(one: AnyStr, other: AnyStr) -> int:
-    """The length of the common start of two texts."""
+    """Returns the length of the common start of two texts."""
     pairs = enumerate(zip(one, other))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def file_sizes(paths: Sequence[str]) -> list[int]:
-    """The sizes of files in bytes, -1 for missing ones; cached in this process."""
+    """Returns the sizes of files in bytes, -1 for missing ones; cached in this process."""
     # A folder's time changes when files in it come or go.
     folders = {os.path.dirname(path) for path in paths}
     times = sorted((folder, _status(folder, "st_mtime_ns")) for folder in folders)
@@ -193,7 +193,7 @@ _known_sizes: dict[Any, list[int]] = {}
 
 
 def _status(path: str, field: str) -> int:
-    """A field of a file's status; -1 for a missing file."""
+    """Returns a field of a file's status; -1 for a missing file."""
     try:
         value: int = getattr(os.stat(path), field)
     except (OSError, ValueError):
@@ -209,7 +209,7 @@ class _Content(NamedTuple):
 
 
 def _content(path: str, count: int) -> _Content:
-    """The content of one of several files; that of a missing file has no digest."""
+    """Returns the content of one of several files; that of a missing file has no digest."""
     try:
         status = os.stat(path)
         if stat.S_ISREG(status.st_mode):
@@ -236,7 +236,7 @@ def _read(path: str, stamp: _Stamp, count: int) -> _Content:
 
 
 def _below_own_root(content: bytes, path: bytes) -> bytes:
-    """The lines of a list, or manifest, without the folder in which it lies with its files.
+    """Returns the lines of a list, or manifest, without the folder in which it lies with its files.
 
     So a list of absolute names is the same as its copy beside copies of the files.
     """

@@ -60,7 +60,7 @@ _SMALL = 100  # pixels; images up to this size are enlarged without smoothing
 def page(
     title: str, about: str, batches: Sequence[Contents], failures: Sequence[str], samples: int
 ) -> str:
-    """The HTML of batches.
+    """Returns the HTML of batches.
 
     Args:
         title: The heading.

@@ -131,7 +131,7 @@ class Tuned:
         )
 
     def table(self) -> str:
-        """A Markdown table of all measurements; chosen values are bold."""
+        """Returns a Markdown table of all measurements; chosen values are bold."""
         rows = ["setting | value | samples/s | memory | rounds", "--- | --- | --- | --- | ---"]
         for name, rates in self.measured.items():
             for value, rounds in rates.items():
