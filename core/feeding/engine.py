@@ -424,7 +424,7 @@ class FedEngine(Engine[P]):
     ) -> BatchError | RecordError:
         """Returns the error of a failed batch, with its number."""
         kind = GraphError if is_graph_error else self._error_kind(unfit)
-        return kind(f"{self._label(position)} failed and counts as delivered: {text}")
+        return kind(f"{self._label(position)} failed, and counts as delivered: {text}")
 
     def _error_kind(self, unfit: bool) -> type[BatchError] | type[RecordError]:
         """Returns the class of the error; ``unfit`` means that DALI didn't get the records."""

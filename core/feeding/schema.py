@@ -39,7 +39,7 @@ class Column:
 
 def _leaves(value: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
     if isinstance(value, Mapping):
-        return [one for key in value for one in _leaves(value[key], (*path, str(key)))]
+        return [item for key in value for item in _leaves(value[key], (*path, str(key)))]
     return [(path, value)]
 
 
@@ -78,7 +78,7 @@ class Schema:
     @property
     def nested(self) -> bool:
         """Returns whether the graph's function gets dicts, of which it need not use every value."""
-        return any(len(one.path) > (self.taken is not None) for one in self.columns)
+        return any(len(column.path) > (self.taken is not None) for column in self.columns)
 
     def column(
         self, index: int, records: Sequence[Any], first: int = 0
@@ -116,9 +116,9 @@ class Schema:
                     f"{place} of the batch, and nothing that a pipeline takes in the first one: "
                     "say what it is by element_spec"
                 )
-            if may_be_file and (said := cut_off(array)):
+            if may_be_file and (fault := cut_off(array)):
                 where = "/".join(path) or "the record"
-                raise ValueError(f"{where} in record {place} of the batch: {said}")
+                raise ValueError(f"{where} in record {place} of the batch: {fault}")
             arrays.append(array)
         return arrays if ndim or not arrays else np.stack(arrays)
 
@@ -248,7 +248,9 @@ def of_fields(values: Sequence[Any], name: str) -> Any:
     Raises:
         ValueError: If arrays have several shapes.
     """
-    if all(isinstance(one, (np.ndarray, np.generic)) and one.dtype != object for one in values):
+    if all(
+        isinstance(value, (np.ndarray, np.generic)) and value.dtype != object for value in values
+    ):
         return stacked(values, name)
     return _objects(values)
 
@@ -293,8 +295,8 @@ def stacked(values: Sequence[Any], name: str) -> Any:
                 "them alike"
             )
         parts = zip(*values, strict=True)
-        each = [stacked(part, f"{name}/{i}") for i, part in enumerate(parts)]
-        return type(first)(*each) if hasattr(first, "_fields") else type(first)(each)
+        batched = [stacked(part, f"{name}/{i}") for i, part in enumerate(parts)]
+        return type(first)(*batched) if hasattr(first, "_fields") else type(first)(batched)
     text = (str, bytes, bytearray, memoryview)
     arrays = [np.asarray(None if isinstance(value, text) else value) for value in values]
     if any(array.dtype == object for array in arrays):

@@ -154,7 +154,7 @@ def _check_pure(name: str, first: Sequence[Any], second: Sequence[Any]) -> None:
             )
 
 
-def _both(first: Any, second: Any) -> str:
+def _as_arguments(first: Any, second: Any) -> str:
     """Formats two numbers as call arguments; a pair passed as the first argument is unpacked."""
     pair = first if isinstance(first, (tuple, list)) and len(first) == 2 else (first, second)
     return f"{pair[0]!r}, {pair[1]!r}"
@@ -287,7 +287,7 @@ class Draw:
             shape: Shape for each sample; (): a scalar.
             name: The draw's name.
         """
-        check_numbers(f"uniform({_both(low, high)})", low=low, high=high)
+        check_numbers(f"uniform({_as_arguments(low, high)})", low=low, high=high)
         width = float(high) - float(low)
         if not math.isfinite(width) or width < 0:
             raise ValueError(f"low and high must be finite, with low <= high, not {low}, {high}")
@@ -319,7 +319,7 @@ class Draw:
             shape: Shape for each sample; (): a scalar.
             name: The draw's name.
         """
-        check_numbers(f"normal({_both(mean, stddev)})", mean=mean, stddev=stddev)
+        check_numbers(f"normal({_as_arguments(mean, stddev)})", mean=mean, stddev=stddev)
         if not (math.isfinite(mean) and math.isfinite(stddev) and stddev >= 0):
             raise ValueError(
                 f"mean and stddev must be finite, and stddev at least 0, not {mean}, {stddev}"

@@ -124,9 +124,9 @@ def counterparts(own: Offer, offers: Iterable[Offer], processes: Sequence[int]) 
     return Round(equal, other, tuple(absent))
 
 
-def similarity(one: Values, other: Values) -> int:
+def similarity(first_values: Values, second_values: Values) -> int:
     """Returns the number of equal values."""
-    return sum(value == other.get(name) for name, value in one.items())
+    return sum(value == second_values.get(name) for name, value in first_values.items())
 
 
 def described(offers: Mapping[int, Offer]) -> list[str]:

@@ -93,9 +93,9 @@ def of_dali(pieces: Sequence[bytes], plan: EpochPlan | None, streams: Sequence[i
     """
     counters = _iterator_data(pieces[0])
     lists = ("_counter_per_gpu", "_shard_sizes_per_gpu", "_shards_id")
-    known = [_are_counts(counters.get(key)) for key in lists]
-    known.append(_are_counts([counters.get("_counter")]))
-    if plan is None or not all(known):
+    are_counts = [_are_counts(counters.get(key)) for key in lists]
+    are_counts.append(_are_counts([counters.get("_counter")]))
+    if plan is None or not all(are_counts):
         raise StateError(
             "the checkpoints of DALI's iterator don't say where it stood: only those of an "
             "iterator with reader_name do. Finish the epoch with DALI's plugin and start the next "
@@ -110,8 +110,8 @@ def of_dali(pieces: Sequence[bytes], plan: EpochPlan | None, streams: Sequence[i
         )
     ahead = [int(n) for n in counters["_counter_per_gpu"]]
     epoch = _epoch_of(plan, streams, [int(i) for i in counters["_shards_id"]], ahead)
-    step, rest = divmod(int(counters["_counter"]) - min(ahead), plan.batch_size)
-    if epoch is None or rest or step < 0:
+    step, remainder = divmod(int(counters["_counter"]) - min(ahead), plan.batch_size)
+    if epoch is None or remainder or step < 0:
         raise StateError(
             f"the counters of DALI's checkpoint {counters} fit no batch of batch_size "
             f"{plan.batch_size} over {plan.num_samples} samples: pass the batch size and the "

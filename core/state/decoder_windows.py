@@ -50,7 +50,7 @@ class Window(NamedTuple):
         )
 
 
-def window_of(kind: str, given: Mapping[str, Any]) -> Window | None:
+def window_of(kind: str, arguments: Mapping[str, Any]) -> Window | None:
     """Returns the window of an operator; None without a window of constants.
 
     Args:
@@ -60,44 +60,44 @@ def window_of(kind: str, given: Mapping[str, Any]) -> Window | None:
     match = _CROPS.search(kind.replace("_", "").lower())
     if match is None:
         return None
-    edges = _cropped(given) if match[1] == "crop" else _sliced(given)
-    turns = str(given.get("adjust_orientation")) != "False"  # printed arguments are texts
+    edges = _cropped(arguments) if match[1] == "crop" else _sliced(arguments)
+    turns = str(arguments.get("adjust_orientation")) != "False"  # printed arguments are texts
     return None if edges is None else Window(kind, edges, turns)
 
 
-def _cropped(given: Mapping[str, Any]) -> tuple[tuple[Edge, Edge], ...] | None:
+def _cropped(arguments: Mapping[str, Any]) -> tuple[tuple[Edge, Edge], ...] | None:
     """Returns edges that are inside the images that the window fits into, wherever it is."""
-    sizes = _numbers(given.get("crop"))[-2:] or [
-        number for name in ("crop_h", "crop_w") for number in _numbers(given.get(name))
+    sizes = _numbers(arguments.get("crop"))[-2:] or [
+        number for name in ("crop_h", "crop_w") for number in _numbers(arguments.get(name))
     ]
     if len(sizes) != 2:
         return None
     return tuple(((0, 0), (int(size), 0) if int(size) else _WHOLE) for size in sizes)
 
 
-def _sliced(given: Mapping[str, Any]) -> tuple[tuple[Edge, Edge], ...] | None:
-    if len(given.get("inputs", ())) > 1:
+def _sliced(arguments: Mapping[str, Any]) -> tuple[tuple[Edge, Edge], ...] | None:
+    if len(arguments.get("inputs", ())) > 1:
         return None
-    names = given.get("axis_names") or "WH"
-    axes = [int(axis) for axis in _numbers(given.get("axes"))]
-    if axes and not given.get("axis_names"):
+    names = arguments.get("axis_names") or "WH"
+    axes = [int(axis) for axis in _numbers(arguments.get("axes"))]
+    if axes and not arguments.get("axis_names"):
         names = "".join(_HEIGHT_AND_WIDTH[axis] for axis in axes)
     edges = dict.fromkeys(_HEIGHT_AND_WIDTH, ((0.0, 0.0), _WHOLE))
     for number, name in enumerate(names):
-        start = _edge(given, "start", number) or (0.0, 0.0)
-        end = _edge(given, "end", number) or _WHOLE
-        extent = _edge(given, "shape", number)
+        start = _edge(arguments, "start", number) or (0.0, 0.0)
+        end = _edge(arguments, "end", number) or _WHOLE
+        extent = _edge(arguments, "shape", number)
         if extent is not None:
             end = start[0] + extent[0], start[1] + extent[1]
         edges[name] = start, end
     return tuple(edges.values())
 
 
-def _edge(given: Mapping[str, Any], name: str, number: int) -> Edge | None:
+def _edge(arguments: Mapping[str, Any], name: str, number: int) -> Edge | None:
     """Returns the value of an axis, in pixels or as a share (rel_start); None if it isn't given."""
-    if values := _numbers(given.get(name)):
+    if values := _numbers(arguments.get(name)):
         return values[number if len(values) > 1 else 0], 0.0
-    if shares := _numbers(given.get(f"rel_{name}")):
+    if shares := _numbers(arguments.get(f"rel_{name}")):
         return 0.0, shares[number if len(shares) > 1 else 0]
     return None
 

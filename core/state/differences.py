@@ -55,11 +55,11 @@ def check(
         StateError: With each difference, as saved -> now, and how to ignore it.
         ValueError: If ``named`` has an unknown name.
     """
-    found = differences(saved, now)
-    if left := _not_allowed(found, (*allow, *named)):
+    all_differences = differences(saved, now)
+    if left := _not_allowed(all_differences, (*allow, *named)):
         raise StateError.of_other_data(left, allowed=True)
     if named:
-        _check_names(named, found, saved, now)
+        _check_names(named, all_differences, saved, now)
 
 
 def differences(saved: Fingerprint, now: Fingerprint) -> list[Difference]:
@@ -191,12 +191,12 @@ def _check_names(
     allow: Sequence[str], different: Sequence[Difference], *fingerprints: Fingerprint
 ) -> None:
     """Raises ValueError for names that neither the fingerprints nor the differences contain."""
-    known = _names(fingerprints) | {difference.name for difference in different}
+    names = _names(fingerprints) | {difference.name for difference in different}
     for name in allow:
-        if not any(_covers(name, other) for other in known):
+        if not any(_covers(name, known_name) for known_name in names):
             raise ValueError(
                 f"allow has {name!r}, which is not the name of a difference or a compared value: "
-                f"pass some of {sorted(known)}"
+                f"pass some of {sorted(names)}"
             )
 
 

@@ -102,7 +102,7 @@ def fingerprint(
     else:
         operators, unchecked = read_operators(first)
     # The order in which the fields are used has no effect.
-    operators.sort(key=lambda one: (0, one[1]) if one[1].startswith(FIELD) else (1, ""))
+    operators.sort(key=lambda item: (0, item[1]) if item[1].startswith(FIELD) else (1, ""))
     outputs = graph_outputs(first, serialized[0] if serialized else b"")
     labels = labels_of([(kind, drawn.get(name, name)) for kind, name, _ in operators])
     producers = {name: label for (_, name, _), label in zip(operators, labels)}

@@ -60,9 +60,9 @@ def check_form(checkpoint: bytes, readers: Mapping[str, int]) -> dict[str, bool 
             fields = dict(protobuf.fields(content))
             if number == 2:
                 counts, counted = json.loads(fields[1]), True
-                known = [counts[name] for name in ("iter", "epoch_idx")]
-                if any(type(count) is not int or count < 0 for count in known):
-                    raise ValueError(f"its counts are {known}")
+                counters = [counts[name] for name in ("iter", "epoch_idx")]
+                if any(type(count) is not int or count < 0 for count in counters):
+                    raise ValueError(f"its counts are {counters}")
             elif number == 1:
                 name, state = fields[1].decode(), fields[2]
                 random[name] = state.startswith(b"Philox") if state else None
@@ -105,14 +105,16 @@ def for_operators(checkpoint: bytes, start: bytes, names: Mapping[str, str] | No
     Raises:
         StateError: If an operator has a state now and had no state; if it is not a checkpoint.
     """
-    had, has, rest = _both(checkpoint, start)
+    had, has, other_fields = _both_contents(checkpoint, start)
     fields: list[tuple[int, Any]] = []
     for name, present in has.items():
-        kept = had.get(name if names is None else names.get(name, ""))
-        if kept is not None and present.get(2) and not kept.get(2):
+        saved_fields = had.get(name if names is None else names.get(name, ""))
+        if saved_fields is not None and present.get(2) and not saved_fields.get(2):
             raise StateError(f"{name} has a state now, and had no state when the state was saved")
-        fields.append((1, protobuf.message(((kept or present) | {1: name.encode()}).items())))
-    return protobuf.message([*fields, *rest])
+        fields.append(
+            (1, protobuf.message(((saved_fields or present) | {1: name.encode()}).items()))
+        )
+    return protobuf.message([*fields, *other_fields])
 
 
 def to_other_device(checkpoint: bytes, start: bytes) -> bytes:
@@ -125,7 +127,7 @@ def to_other_device(checkpoint: bytes, start: bytes) -> bytes:
         StateError: If another operator exists in only one of the pipelines, or has a state only in
             the other pipeline; if their outputs differ; if it is not a checkpoint.
     """
-    had, has, _ = _both(checkpoint, start)
+    had, has, _ = _both_contents(checkpoint, start)
     # An operator may have no state yet at the start; in the opposite case DALI starts again.
     alone = {*had} ^ {*has}
     alone |= {name for name in {*had} & {*has} if has[name].get(2) and not had[name].get(2)}
@@ -139,13 +141,13 @@ def to_other_device(checkpoint: bytes, start: bytes) -> bytes:
     return for_operators(checkpoint, start)
 
 
-def _both(
+def _both_contents(
     checkpoint: bytes, start: bytes
 ) -> tuple[dict[str, dict[int, Any]], dict[str, dict[int, Any]], list[tuple[int, Any]]]:
     """Returns the operators' fields in two checkpoints, and the other fields of the first."""
     try:
-        rest = [field for field in protobuf.fields(checkpoint) if field[0] != 1]
-        return _contents(checkpoint), _contents(start), rest
+        other_fields = [field for field in protobuf.fields(checkpoint) if field[0] != 1]
+        return _contents(checkpoint), _contents(start), other_fields
     except (ValueError, TypeError, LookupError) as error:
         raise StateError(f"DALI's checkpoint has an unknown format: {error}") from None
 
@@ -169,7 +171,7 @@ def _outputs(names: Iterable[str]) -> set[str]:
 
 def compress(checkpoints: Sequence[bytes], first: Sequence[bytes]) -> str:
     """Checkpoints of pipelines as a short text, given the pipelines' first checkpoints."""
-    data = b"".join(len(one).to_bytes(4, "big") + one for one in checkpoints)
+    data = b"".join(len(checkpoint).to_bytes(4, "big") + checkpoint for checkpoint in checkpoints)
     return base64.b85encode(deflate(data, b"".join(first), 9)).decode()
 
 
@@ -208,11 +210,11 @@ def after_runs(runs: int, zero: bytes, one: bytes, two: bytes, base: bytes | Non
         StateError: If the operators' states do not advance evenly.
     """
     parts = [_NUMBER.split(checkpoint) for checkpoint in (zero, one, two)]
-    rest = [[_ITER.sub(rb"\1", part) for part in checkpoint] for checkpoint in parts]
+    constant_parts = [[_ITER.sub(rb"\1", part) for part in checkpoint] for checkpoint in parts]
     numbers = [[int(n, 16) for n in _NUMBER.findall(checkpoint)] for checkpoint in (zero, one, two)]
     steps = [b - a for a, b in zip(numbers[0], numbers[1])]
     if (
-        not rest[0] == rest[1] == rest[2]
+        not constant_parts[0] == constant_parts[1] == constant_parts[2]
         or steps != [b - a for a, b in zip(numbers[1], numbers[2])]
         or any(step < 0 for step in steps)
     ):

@@ -114,10 +114,10 @@ def _files(paths: Sequence[str], matches: Callable[[str], Any] | None) -> str:
         " ".join(str(sizes[i]) for i in sorted(sizes)).encode(),
         " ".join(content.digest for content in contents.values()).encode(),
     )
-    known = sum(size for size in sizes.values() if size > 0)
+    known_bytes = sum(size for size in sizes.values() if size > 0)
     part = "" if len(sizes) == len(files) else f" in {len(sizes):,} of them"
     missing = ", not read" if max(sizes.values()) < 0 else ""
-    return f"{len(files):,} files, {known:,} bytes{part}{missing} #{text}"
+    return f"{len(files):,} files, {known_bytes:,} bytes{part}{missing} #{text}"
 
 
 def _spread(count: int, most: int) -> list[int]:
