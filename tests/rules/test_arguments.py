@@ -179,7 +179,9 @@ def test_help_combines_both_docstrings_and_is_correct():
     assert "Images of a folder." in text and "documented(folder, *, batch_size: int" in text
     parameters = inspect.signature(data_iterator(documented, ["x"])).parameters
     assert all(
-        f"\n        {name}: " in text for name in parameters if name not in ("folder", "more")
+        f"\n        {name}: " in text
+        for name in parameters
+        if name not in ("folder", "pipeline_args")
     )
     # The docstring of data_iterator on a bare decorator.
     assert "bare ``@data_iterator`` is refused" in data_iterator.__doc__
@@ -233,8 +235,8 @@ def sharding():
     "config,call,words",
     [
         (dict(devices="d", sharding="s"), {}, "exclude each other"),
-        (dict(sharding="s"), dict(device_id=0), "device_id=0 with sharding or devices"),
-        (dict(devices="d"), dict(device_id=1), "device_id=1 with sharding or devices"),
+        (dict(sharding="s"), dict(device_id=0), "device_id=0 together with sharding or devices"),
+        (dict(devices="d"), dict(device_id=1), "device_id=1 together with sharding or devices"),
         (dict(sharding="s", as_numpy=True), {}, "as_numpy=True with sharding"),
         (dict(devices="d", as_numpy=True), {}, "as_numpy=True with devices"),
         (dict(sharding="s", pmap_compatible=True), {}, "pmap_compatible=True with sharding"),
