@@ -184,7 +184,7 @@ def test_help_combines_both_docstrings_and_is_correct():
         if name not in ("folder", "pipeline_args")
     )
     # The docstring of data_iterator on a bare decorator.
-    assert "bare ``@data_iterator`` is refused" in data_iterator.__doc__
+    assert "bare ``@data_iterator`` is rejected" in data_iterator.__doc__
     with pytest.raises(ValueError, match=r"@data_iterator\(output_map"):
         data_iterator(documented)
     with pytest.raises(TypeError, match=r"not \['x'\]: pass other.*such as output_map="):
