@@ -187,7 +187,7 @@ def test_help_combines_both_docstrings_and_is_correct():
     assert "bare ``@data_iterator`` is rejected" in data_iterator.__doc__
     with pytest.raises(ValueError, match=r"@data_iterator\(output_map"):
         data_iterator(documented)
-    with pytest.raises(TypeError, match=r"not \['x'\]: pass other.*such as output_map="):
+    with pytest.raises(TypeError, match=r"not \['x'\]. Pass other.*such as output_map="):
         data_iterator(["x"])
 
 
