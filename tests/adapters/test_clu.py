@@ -314,7 +314,9 @@ def test_a_misspelt_argument_of_an_adapter_raises_at_once(adapter, wrong, meant)
 
 
 def test_an_input_without_figures_is_refused():
-    with pytest.raises(TypeError, match="ReportInput takes an iterator of dalijax.*list_iterator"):
+    with pytest.raises(
+        TypeError, match="ReportInput requires an iterator of dalijax.*list_iterator"
+    ):
         ReportInput(iter([1]), writer=metric_writers.LoggingWriter(), every_steps=2)
 
 
@@ -322,7 +324,7 @@ def test_only_endless_iterators_take_auto_reset(jpegs_many):
     endless = data_iterator(numbers, ["x", "u"], reader_name="reader", auto_reset=True)
     iterator = DALIDatasetIterator(endless, files=jpegs_many, batch_size=B)
     assert [taken(next(iterator))[0][0] for _ in range(4)] == [0, 4, 8, 0]
-    with pytest.raises(ValueError, match="auto_reset=True.*leave it out"):
+    with pytest.raises(ValueError, match="auto_reset=True.*Omit it"):
         DALIDatasetIterator(endless, num_epochs=1, files=jpegs_many, batch_size=B)
 
 

@@ -34,7 +34,7 @@ CEILINGS = {
     "pages": 40,
     "examples": 60,
     "benchmarks": 60,
-    "core": 65,
+    "core": 60,
     "adapters": 60,
     "tests": 60,
 }

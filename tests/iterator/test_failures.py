@@ -218,7 +218,7 @@ def test_no_good_batch_counts_as_failed_if_the_executor_stops_at_a_failure(broke
     with train(broken[0], exec_dynamic=False, **call) as iterator:
         assert np.asarray(next(iterator)["x"]).ravel().tolist() == [0, 1, 2]
         for _ in range(3):
-            with pytest.raises(RuntimeError, match="batch 1 of epoch 0 .* Leave exec_dyn"):
+            with pytest.raises(RuntimeError, match="batch 1 of epoch 0 .* Omit exec_dyn"):
                 next(iterator)
         assert (iterator.step, iterator.errors) == (1, ())
         state = iterator.get_state()
