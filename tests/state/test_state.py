@@ -178,7 +178,7 @@ def test_a_state_over_a_graph_without_checkpoints_is_refused_by_name(jpegs_many)
     call["prefetch_queue_depth"] = {"cpu_size": 2, "gpu_size": 2}
     other = iterator_fn.stream(None, jpegs_many, **call)
     for what in (lambda: other.set_state(saved.get_state()), other.get_state):
-        with pytest.raises(ValueError, match="no state to resume from.*`separated`"):
+        with pytest.raises(ValueError, match="state of the pipelines .*`separated`"):
             what()
     assert numbers_and_draws(next(other)) == numbers_and_draws(next(make(jpegs_many)))
 

@@ -185,7 +185,7 @@ def reader_of_equal_folders():
 
 def of_a_host_reader():
     function = data_iterator(read, ["x"], reader_name="reader")
-    call = function._of_shard(PROCESS, PROCESSES)
+    call = function._shard_arguments(PROCESS, PROCESSES)
     iterator = function(FILES[: 12 - LAST], batch_size=2, num_threads=1, **call)
     try:
         return len(list(iterator))
