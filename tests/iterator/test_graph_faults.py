@@ -247,7 +247,9 @@ def test_an_error_of_dalis_reader_cannot_be_skipped(tmp_path):
     iterator = make(batch_size=2)
     assert next(iterator)["x"].ravel().tolist() == [0, 1]
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="on_error='skip' can't skip it, because DALI's reader"):
+        with pytest.raises(
+            RuntimeError, match="on_error='skip' can't skip it, because DALI's reader"
+        ):
             next(iterator)
     (tmp_path / "3.npy").write_bytes(good)
     assert [batch["x"].ravel().tolist() for batch in iterator] == [[2, 3], [4, 5]]
