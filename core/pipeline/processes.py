@@ -64,12 +64,17 @@ _ends = "dalijax/ends"
 _listing = threading.Lock()  # guards `_made`, which must not change while it is iterated
 
 
-def _client() -> Any:
-    """Returns the client of JAX's coordination service; None without one."""
+def _global_state() -> Any:
+    """Returns JAX's state of the coordination service, with this process's identifier."""
     # Private in JAX; jax.experimental.multihost_utils only offers collectives.
     from jax._src import distributed
 
-    return getattr(getattr(distributed, "global_state", None), "client", None)
+    return getattr(distributed, "global_state", None)
+
+
+def _client() -> Any:
+    """Returns the client of JAX's coordination service; None without one."""
+    return getattr(_global_state(), "client", None)
 
 
 def is_one_of_several() -> bool:
@@ -81,10 +86,7 @@ def is_one_of_several() -> bool:
 @atexit.register  # registered after JAX's handler, so that it runs earlier
 def _tell_end() -> None:
     """Notifies the other processes that this process ends, and will take no further batch."""
-    from jax._src import distributed
-    # Private in JAX: the identifier of this process in the service.
-
-    client, process = _client(), getattr(distributed.global_state, "process_id", None)
+    client, process = _client(), getattr(_global_state(), "process_id", None)
     if client is not None and process is not None:
         with contextlib.suppress(Exception):  # the service may have ended already
             client.key_value_set(f"{_ends}/{process}", "", allow_overwrite=True)
