@@ -411,14 +411,21 @@ def test_ctrl_c_within_a_function_loses_no_batch():
         check(next(iterator), expected(NUMBERS[:4], 0, 0))
 
 
-def test_a_state_of_other_functions_is_refused(jpegs_many):
-    def other(batch, key):
-        return batch
+def other(batch, key):
+    return batch
 
-    for make, files in ((of_source, {}), (of_reader, {"files": jpegs_many})):
+
+def saved_states(jpegs):
+    """Yields an iterator's factory, its files and a state with `noisy`, of each kind of input."""
+    for make, files in ((of_source, {}), (of_reader, {"files": jpegs})):
         with make()(**CALL, **files) as iterator:
             next(iterator)
             state = iterator.get_state()
+        yield make, files, state
+
+
+def test_a_state_of_other_functions_is_refused(jpegs_many):
+    for make, files, state in saved_states(jpegs_many):
         for changed in (other, [noisy, other], None):
             with make(changed)(**CALL, **files) as iterator:
                 with pytest.raises(ValueError, match="batch_map"):
@@ -428,13 +435,7 @@ def test_a_state_of_other_functions_is_refused(jpegs_many):
 
 
 def test_a_renamed_function_is_named(jpegs_many):
-    def other(batch, key):
-        return batch
-
-    for make, files in ((of_source, {}), (of_reader, {"files": jpegs_many})):
-        with make()(**CALL, **files) as iterator:
-            next(iterator)
-            state = iterator.get_state()
+    for make, files, state in saved_states(jpegs_many):
         assert make is of_source or "the code of noisy() of batch_map" in state["unchecked"]
         difference = r"operators.batch_map.function: noisy -> other"
         with (
