@@ -273,10 +273,9 @@ class IteratorFunction:
         parameters = function_parameters(self.pipeline_fn)
         named = {k: kwargs.pop(k) for k in CONFIG_NAMES - parameters if k in kwargs}
         config = self._configured(named).placed()
-        hosts = kwargs.pop("hosts", (0, 1))
-        config = dataclasses.replace(config, hosts=hosts)
+        config = dataclasses.replace(config, hosts=kwargs.pop("hosts", (0, 1)))
         if config.source is not None:
-            bound = bind(config.source, self.pipeline_fn, args, kwargs, config, hosts)
+            bound = bind(config.source, self.pipeline_fn, args, kwargs, config)
             return bound, config
         kwargs = checked_arguments(self.pipeline_fn, kwargs, OF_DATA_ITERATOR)
         shards = choose_placement(config).shards

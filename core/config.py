@@ -443,6 +443,15 @@ class IteratorConfig:
         )
         return any(isinstance(s, Sharding) and not s.is_fully_addressable for s in shardings)
 
+    def check_skip(self, on_error: str) -> None:
+        """Raises ValueError if batches can't be skipped, since other processes wait for them."""
+        if on_error == "skip" and (self.over_processes or self.hosts[1] > 1):
+            raise ValueError(
+                "on_error='skip' over several processes or hosts: a process that skips a batch "
+                "would be a batch ahead of the others. Omit it, or use 'mask', which requires a "
+                "source of dalijax.sources or Grain's records"
+            )
+
     def placed(self) -> IteratorConfig:
         """Resolves PartitionSpecs with the current mesh.
 

@@ -28,7 +28,6 @@ def bind(
     args: Sequence[Any],
     call: Mapping[str, Any],
     config: IteratorConfig,
-    hosts: tuple[int, int],
 ) -> Callable[[IteratorConfig], SourceEngine]:
     """Checks the arguments of an iterator function that is called with a source.
 
@@ -38,8 +37,6 @@ def bind(
         args: Positional arguments, which must be empty.
         call: Settings of the function, and arguments of ``nvidia.dali.pipeline_def``.
         config: The iterator's arguments.
-        hosts: The index of this process and the number of processes, each of which makes a slice
-            of the global batch.
 
     Returns:
         A function that creates the engine of a new iterator.
@@ -94,7 +91,7 @@ def bind(
     if config.sharding is None and config.devices is None:
         pipeline_call.setdefault("device_id", default_device_id())
     graph = field_graph(function, source.fields, settings)
-    return functools.partial(SourceEngine, source, graph, pipeline_call, hosts)
+    return functools.partial(SourceEngine, source, graph, pipeline_call)
 
 
 def check_source(source: Source) -> None:

@@ -45,6 +45,11 @@ _MOST_MASKED = 1000  # the number of batches whose masked records are remembered
 _MOST_PROBED = 24  # the number of records to try before the graph is considered at fault
 
 
+def sample_numbers(parts: Sequence[RowBatch]) -> Indices:
+    """Returns the different samples in the rows of all pipelines."""
+    return np.unique(np.concatenate([rows.samples for rows in parts]))
+
+
 class _BadRecords(Exception):
     """Records of a batch can't be read or processed."""
 
@@ -449,12 +454,8 @@ class FedEngine(Engine[P]):
         failure = failure_of(error)
         if failure.environment:
             raise EnvironmentFailure(failure.message) from error
-        used = np.unique(np.concatenate([rows.samples for rows in self._all_rows(supply, run)]))
-
-        def run_alone(places: Sequence[int]) -> Failure | None:
-            return self._run_alone(supply, used[list(places)])
-
-        samples = [int(used[k]) for k in find_bad(len(used), run_alone, failure)]
+        used = sample_numbers(self._all_rows(supply, run))
+        samples = self._find_bad(supply, used, failure)
         text = advice.of_run(error)
         reason = UnusableRecord(failure, text)
         every = len(samples) == len(used) and not failure.reads_file
@@ -485,6 +486,14 @@ class FedEngine(Engine[P]):
         if not self._random or self._keeps_checkpoints:
             self._stop()
         return Outcome(after, error=described, failures=1)
+
+    def _find_bad(self, supply: RowSupply[P], used: Indices, failure: Failure) -> list[int]:
+        """Returns the samples that fail when they are run without the others."""
+
+        def run_alone(places: Sequence[int]) -> Failure | None:
+            return self._run_alone(supply, used[list(places)])
+
+        return [int(used[place]) for place in find_bad(len(used), run_alone, failure)]
 
     def _names(self, supply: RowSupply[P], run: int, samples: Sequence[int]) -> Iterator[str]:
         """Yields the names of samples' records, except those that stand in for others."""

@@ -74,8 +74,8 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         graph: The graph's function over the source's fields.
         call: Arguments of ``nvidia.dali.pipeline_def``; with a sharding, ``batch_size`` is that of
             the global batch, else that of this process.
-        hosts: Index and number of the processes, if each makes a slice of the global batch.
-        config: The iterator's arguments.
+        config: The iterator's arguments; its ``hosts`` are the index and the number of the
+            processes, if each makes a slice of the global batch.
     """
 
     _marked = (
@@ -88,18 +88,13 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         source: Source,
         graph: FedGraph,
         call: Mapping[str, Any],
-        hosts: tuple[int, int],
         config: IteratorConfig,
     ):
-        call = dict(call)
+        call, hosts = dict(call), config.hosts
         seed = ShardSeed.of(call.pop("seed", None), hosts[0])
         super().__init__(SamplePosition(), config)
         self.name = graph.__name__
-        if config.on_error == "skip" and (config.over_processes or hosts[1] > 1):
-            raise ValueError(
-                "on_error='skip' over several processes or hosts, one of which would then be a "
-                "batch ahead of the others: use 'mask'"
-            )
+        config.check_skip(config.on_error)
         if hosts[1] == 1 and not config.over_processes and is_one_of_several():
             warnings.warn(
                 "several processes and no sharding over them: each gets all rows of the source. "

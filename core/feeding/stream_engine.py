@@ -7,20 +7,18 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from ..config import IteratorConfig, function_parameters, is_pipeline_def
 from ..errors import BatchError, RecordError, StateError, UnfitRecordError
-from ..pipeline.bad_record import MOST_SKIPPED, find_bad
+from ..pipeline.bad_record import MOST_SKIPPED
 from ..pipeline.batch import Batch
 from ..pipeline.engine import Engine, Outcome
-from ..pipeline.failure import Failure, failure_of
+from ..pipeline.failure import failure_of
 from ..pipeline.pipeline_source import check_resumable
 from ..pipeline.runner import Runner, SourceEnded, SourceError, discard
 from ..state import differences, random_state
 from ..state.agreement import Batches, Values
 from ..stats import InputStats
-from .engine import FedEngine
+from .engine import FedEngine, sample_numbers
 from .graph import RowsOf, record_graph
 from .record_supply import RecordRows, RecordSupply
 from .records import Numbers, ReadError, RecordBatch, RecordPosition, RecordReader, Restored
@@ -59,11 +57,7 @@ def check_record_graph(
         raise ValueError(f"on_error must be one of {ON_ERROR}, not {on_error!r}")
     if on_error == "mask" and config.mask is None:
         raise ValueError("on_error='mask' needs a mask to say which records are bad: pad='mask'")
-    if on_error == "skip" and config.over_processes:
-        raise ValueError(
-            "on_error='skip' over several processes, one of which would then be a batch ahead of "
-            "the others: use 'mask'"
-        )
+    config.check_skip(on_error)
 
 
 def _unknown_graph(rows_of: RowsOf, part: int = 0) -> Any:
@@ -407,14 +401,9 @@ class StreamEngine(FedEngine[RecordPosition]):
                     return self._moved_on(steps, rows)
                 except RuntimeError as error:
                     failure = failure_of(error)
-                used = np.unique(np.concatenate([part.samples for part in rows]))
-
-                def run_alone(places: Sequence[int], used: Any = used) -> Failure | None:
-                    return self._run_alone(self._supply, used[list(places)])
-
-                bad = find_bad(len(used), run_alone, failure)
-                for place in bad:
-                    self._supply.remember(int(used[place]), UnusableRecord(failure), True)
+                bad = self._find_bad(self._supply, sample_numbers(rows), failure)
+                for sample in bad:
+                    self._supply.remember(sample, UnusableRecord(failure), True)
                 if not bad or not self._has_stand_in(self._supply, 0, failure):
                     break
         raise StateError(f"no record after step {steps} can be decoded: nothing goes on there")

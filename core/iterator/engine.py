@@ -86,12 +86,7 @@ class ReaderEngine(EpochEngine[Position]):
                 "on_error='mask' requires a source, whose records are known. A reader's batch "
                 "fails as a whole: use on_error='skip'"
             )
-        if config.on_error == "skip" and (config.over_processes or config.hosts[1] > 1):
-            raise ValueError(
-                "on_error='skip' over several processes: a process that skips a batch would be a "
-                "batch ahead of the others. Omit it, or use a source of dalijax.sources with "
-                "on_error='mask'"
-            )
+        config.check_skip(config.on_error)
         super().__init__(Position(), config)
         self.name = source.name
         self._source = source

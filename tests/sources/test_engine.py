@@ -44,7 +44,7 @@ def make(source, batch_size, shards=0, policy=FILL, padded=False, seed=3, shuffl
         more.pop("graph", numbers_and_draws), source.fields, more.pop("settings", {})
     )
     call = {"batch_size": batch_size, "num_threads": 1, "seed": seed, "device_id": None} | more
-    return SourceEngine(source, graph, call, (0, 1), config)
+    return SourceEngine(source, graph, call, config)
 
 
 def check(batch, rows, count, seed=3, shuffle=True):
