@@ -12,10 +12,11 @@ from nvidia.dali.pipeline import do_not_convert
 
 from ..config import function_parameters, name_of
 from ..dtypes import dali_type
+from ..formats.picture_size import Picture
 from ..random.draw import DRAW, Draw
 from ..replacements import for_name
 from ..sources.source import Field
-from ..state.operators import FIELD, Operator, Picture, picture_inputs
+from ..state.operators import FIELD, Operator, picture_inputs
 from . import schema
 from .schema import Schema
 from .supply import RowBatch

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali.tensors import TensorListCPU
 
+from ..formats.picture_size import Picture
 from ..order.samples import SamplePlan, SamplePosition
 from ..order.shuffle import Indices
 from ..pipeline.calls import calls
 from ..random.draw import DrawRows
 from ..sources.source import Source, Values, order_of
-from ..state.operators import Picture
 from ..workers import Result, Workers, WorkersEnded
 from .read_rows import CHUNK, Chunk, ReadRows, Wanted, read_chunk
 from .reuse import ReuseCheck

@@ -12,15 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
+from ..formats.picture_size import Picture, look_at_input, special_file
 from ..formats.riff import cut_off, file_cut_off
 from ..order.shuffle import Indices
 from ..pipeline.failure import is_environment, with_retries
-from ..pipeline.picture_size import look_at_input, special_file
 from ..random.draw import DrawFunction, DrawRows
 from ..random.hashing import fold
 from ..sources.record_table import RecordTable
 from ..sources.source import Source, Values, picture_sizes
-from ..state.operators import Picture
 from .reuse import ReuseCheck
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, stand_ins
 

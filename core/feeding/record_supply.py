@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..formats.picture_size import Size, look_at_input
 from ..order.shuffle import Indices
 from ..pipeline.calls import calls
-from ..pipeline.picture_size import Size, look_at_input
 from ..random.draw import DrawRows
 from ..random.hashing import fold
 from ..sources.source import Field

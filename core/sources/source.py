@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..formats.picture_size import path_size, picture_size
 from ..order.shuffle import Indices, shuffled
-from ..pipeline.picture_size import path_size, picture_size
 
 # Maps samples of the stream to records, and to the epochs whose random numbers they use.
 Order = Callable[[Indices], tuple[Indices, Indices]]

@@ -6,13 +6,14 @@ import contextlib
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from nvidia.dali import Pipeline
 
 from ..formats import protobuf
+from ..formats.decoder_windows import Window, window_of
+from ..formats.picture_size import Picture
 from . import reader_files
-from .decoder_windows import Window, window_of
 
 # Kinds of operators, by nvidia.dali.fn and nvidia.dali.ops.
 _PICTURES = re.compile(r"\bdecoders\.image|\bimage_decoder|^Image(Crop|RandomCrop|Slice|Decoder|$)")
@@ -20,24 +21,6 @@ _READ = ("io.file.read", "Read")
 FIELD = "record_field_"  # and the field of a source's records: what feeds its values
 _ANY_DATA = 4  # of nvidia.dali.types: the decoder keeps the image's own channels
 Operator = tuple[str, str, Mapping[str, Any]]  # kind ("readers.file"), name, arguments
-
-
-class Picture(NamedTuple):
-    """An input of a graph that its decoders decode.
-
-    Attributes:
-        is_path: Whether it is the path of a file.
-        any_on_cpu: Whether a decoder on the CPU keeps its channels (``types.ANY_DATA``).
-        any_turned: Whether a decoder keeps its channels and applies its EXIF orientation.
-        windows: Windows that decoders cut out, if they are constants.
-        is_image: Whether it is an image; False for the path of another file.
-    """
-
-    is_path: bool = False
-    any_on_cpu: bool = False
-    any_turned: bool = False
-    windows: tuple[Window, ...] = ()
-    is_image: bool = True
 
 
 def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:

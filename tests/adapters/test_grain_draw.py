@@ -18,7 +18,7 @@ from dalijax import augment, data_iterator, fn, sources
 from dalijax.adapters.grain import DALIBatch, DALIDataLoader, DALITransform, data_loader
 from dalijax.adapters.grain import transform as transform_module
 from dalijax.core.feeding import record_supply
-from dalijax.core.pipeline.picture_size import look_at_input
+from dalijax.core.formats.picture_size import look_at_input
 from dalijax.core.random.hashing import column_keys, fold, uniform
 from dalijax.errors import RecordError
 

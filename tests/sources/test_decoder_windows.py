@@ -15,7 +15,7 @@ from PIL import Image
 
 from dalijax import data_iterator, sources
 from dalijax.adapters.grain import DALITransform
-from dalijax.core.pipeline.picture_size import look_at, picture_size
+from dalijax.core.formats.picture_size import look_at, picture_size
 from dalijax.core.state.operators import operators_of, picture_inputs
 from dalijax.fn import read_file
 from programs import run_python

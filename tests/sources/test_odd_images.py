@@ -15,8 +15,7 @@ from PIL import Image, ImageOps
 
 from dalijax import augment, data_iterator, sources
 from dalijax.adapters.grain import DALITransform
-from dalijax.core.pipeline.picture_size import look_at, picture_size
-from dalijax.core.state.operators import Picture
+from dalijax.core.formats.picture_size import Picture, look_at, picture_size
 from dalijax.fn import read_file
 from programs import run_python
 

@@ -12,13 +12,13 @@ import os
 import stat
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..formats.header_values import OutsideImage, Unsupported
-from ..formats.image_headers import TURNED, codec_of, foreign_kind, kind_of, orientation_of
-from ..state.operators import Picture
+from .decoder_windows import Window
+from .header_values import OutsideImage, Unsupported
+from .image_headers import TURNED, codec_of, foreign_kind, kind_of, orientation_of
 
 _HEAD = 1 << 18  # bytes of a file that are read first
 _HEAD_FIRST = (b"\xff\xd8", b"BM", b"P")  # formats whose headers are at the start of a file
@@ -34,9 +34,29 @@ _SAMPLES = {
 }
 _NAMES = {"tiff": "TIFF", "jpeg2k": "JPEG 2000", "bmp": "BMP", "png": "PNG", "webp": "WebP"}
 _ANY = "output_type=types.ANY_DATA"
-_RGB = Picture()  # decoded to RGB
 
 Size = tuple[int, int]
+
+
+class Picture(NamedTuple):
+    """An input of a graph that its decoders decode.
+
+    Attributes:
+        is_path: Whether it is the path of a file.
+        any_on_cpu: Whether a decoder on the CPU keeps its channels (``types.ANY_DATA``).
+        any_turned: Whether a decoder keeps its channels and applies its EXIF orientation.
+        windows: Windows that decoders cut out, if they are constants.
+        is_image: Whether it is an image; False for the path of another file.
+    """
+
+    is_path: bool = False
+    any_on_cpu: bool = False
+    any_turned: bool = False
+    windows: tuple[Window, ...] = ()
+    is_image: bool = True
+
+
+_RGB = Picture()  # decoded to RGB
 
 
 def picture_size(data: Any) -> Size | None:

@@ -13,8 +13,8 @@ import pytest
 from nvidia.dali import fn, pipeline_def
 from PIL import Image
 
-from dalijax.core.pipeline import picture_size as picture_size_module
-from dalijax.core.pipeline.picture_size import look_at, look_at_file, path_size, picture_size
+from dalijax.core.formats import picture_size as picture_size_module
+from dalijax.core.formats.picture_size import look_at, look_at_file, path_size, picture_size
 from dalijax.sources import Arrays, Files, Mixture, Records
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (37, 61, 3), np.uint8)
@@ -284,7 +284,7 @@ def test_threads_and_forked_processes_may_check_concurrently():
     assert sizes == [(37, 61), (37, 61), (37, 61), None] * 500
     code = (
         "import os, sys, threading\n"
-        "from dalijax.core.pipeline.picture_size import look_at\n"
+        "from dalijax.core.formats.picture_size import look_at\n"
         "data = sys.stdin.buffer.read()\n"
         "look_at(data)\n"  # a process that forks during an import may wait for it forever
         "threading.Thread(target=lambda: [look_at(data) for _ in range(99)]).start()\n"
