@@ -16,26 +16,25 @@ import numpy as np
 from ..errors import BatchError, GraphError, RaggedError, RecordError
 from ..order.shuffle import Indices
 from ..pipeline import advice
-from ..pipeline.bad_record import (
+from ..pipeline.batch import Batch
+from ..pipeline.dali_pipeline import check_outputs
+from ..pipeline.engine import CLOSED, Engine, Outcome, log_failure
+from ..pipeline.failing_rows import failure_alone, find_bad
+from ..pipeline.failure import RETRY_DELAYS, EnvironmentFailure, Failure, failure_of, is_environment
+from ..pipeline.failure_errors import (
     can_skip,
     describe,
     every_batch_failed,
-    failure_alone,
-    find_bad,
     listed,
     with_printable,
 )
-from ..pipeline.batch import Batch
-from ..pipeline.dali_pipeline import check_outputs, graph_lines
-from ..pipeline.engine import CLOSED, Engine, Outcome, log_failure
-from ..pipeline.failure import RETRY_DELAYS, EnvironmentFailure, Failure, failure_of, is_environment
 from ..pipeline.pipeline_source import FunctionSource
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..state import random_state
 from ..state.operators import operators_of
 from ..state.position import FailedBatch
 from ..workers import WorkersEnded
-from .graph import FedGraph, RowsOf
+from .graph import FedGraph, RowsOf, graph_lines
 from .stand_ins import NoStandIn, UnusableRecord
 from .supply import RowBatch, RowSupply
 

@@ -6,16 +6,17 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from nvidia.dali import fn
+from nvidia.dali import Pipeline, fn
 from nvidia.dali.fn.io import file
 from nvidia.dali.pipeline import do_not_convert
 
 from ..config import function_parameters, name_of
 from ..dtypes import dali_type
 from ..formats.picture_size import Picture
-from ..random.draw import DRAW, Draw
+from ..random.draw import DRAW, Draw, described_draws, draw_inputs
 from ..replacements import for_name
 from ..sources.source import Field
+from ..state.fingerprint import fingerprint, operator_line
 from ..state.operators import FIELD, Operator, picture_inputs
 from . import schema
 from .schema import Schema
@@ -243,3 +244,14 @@ def record_graph(
         function, inputs, record_schema.passed, call, draws, schema.stacked, no_copy=False
     )
     return graph, record_schema
+
+
+def graph_lines(pipelines: Sequence[Pipeline], batch_map: Sequence[str]) -> list[str]:
+    """Returns a line for each draw and operator of a graph and function of ``batch_map``.
+
+    States contain these lines, and a restore compares them.
+    """
+    first = pipelines[0]
+    graph = fingerprint(pipelines, None, (), drawn=draw_inputs(first), batch_map=batch_map)
+    draws = [operator_line(*draw) for draw in described_draws(first)]
+    return [*draws, *graph["operators"]]

@@ -16,10 +16,10 @@ from ..config import IteratorConfig
 from ..errors import StateError
 from ..order.epochs import EpochPlan, count_rows
 from ..order.samples import SamplePlan, SamplePosition, pads_by_default
-from ..pipeline.bad_record import MOST_SKIPPED, can_skip
 from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import queue_depth
 from ..pipeline.engine import EpochEngine, Outcome
+from ..pipeline.failure_errors import MOST_SKIPPED, can_skip
 from ..pipeline.processes import is_one_of_several
 from ..pipeline.runner import Runner
 from ..pipeline.shards import shard_pipelines

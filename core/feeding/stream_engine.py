@@ -9,10 +9,10 @@ from typing import Any
 
 from ..config import IteratorConfig, function_parameters, is_pipeline_def
 from ..errors import BatchError, RecordError, StateError, UnfitRecordError
-from ..pipeline.bad_record import MOST_SKIPPED
 from ..pipeline.batch import Batch
 from ..pipeline.engine import Engine, Outcome
 from ..pipeline.failure import failure_of
+from ..pipeline.failure_errors import MOST_SKIPPED
 from ..pipeline.pipeline_source import check_resumable
 from ..pipeline.runner import Runner, SourceEnded, SourceError, discard
 from ..state import differences, random_state

@@ -16,8 +16,6 @@ from ..config import IteratorConfig
 from ..errors import BatchError, StateError
 from ..order.epochs import count_rows
 from ..pipeline import advice
-from ..pipeline.bad_files import name_files
-from ..pipeline.bad_record import MOST_SKIPPED, can_skip, describe
 from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import (
     check_outputs,
@@ -28,6 +26,7 @@ from ..pipeline.dali_pipeline import (
 )
 from ..pipeline.engine import CLOSED, EpochEngine, Mark, NoReplica, Outcome
 from ..pipeline.failure import RETRY_DELAYS, failure_of
+from ..pipeline.failure_errors import MOST_SKIPPED, can_skip, describe
 from ..pipeline.pipeline_source import PipelineSource, check_resumable
 from ..pipeline.reader import check_epochs, check_shards, epochs_of
 from ..pipeline.runner import (
@@ -47,6 +46,7 @@ from ..state.random_state import check_form, for_operators
 from ..state.reader_files import READERS, reader_of
 from ..state.reader_state import ReaderState
 from ..stats import InputStats
+from .bad_files import name_files
 
 _Error = TypeVar("_Error", bound=RuntimeError)
 _READER = re.compile(r"operator `[\w.]*readers\.")

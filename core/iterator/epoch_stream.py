@@ -11,9 +11,9 @@ import jax
 
 from ..config import whole_number
 from ..errors import EpochError
-from ..pipeline.bad_record import MOST_SKIPPED
 from ..pipeline.batch import Batch
 from ..pipeline.engine import COUNT, Mark
+from ..pipeline.failure_errors import MOST_SKIPPED
 from ..state.position import FailedBatch
 from ..stats import InputStats
 from .iterator import DALIGenericIterator

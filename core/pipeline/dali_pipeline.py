@@ -19,8 +19,6 @@ from nvidia.dali import Pipeline, backend
 
 from ..environment import cuda_queues
 from ..errors import StateError
-from ..random.draw import described_draws, draw_inputs
-from ..state.fingerprint import fingerprint, operator_line
 from ..state.operators import kind_of, operator_inputs
 from ..state.random_state import to_other_device
 from . import advice, function_notes
@@ -253,15 +251,6 @@ def runs_python(operator: Any) -> bool:
     """Returns whether an operator calls Python: a function, or a source."""
     kind = kind_of(operator)
     return bool(function_notes.name_of(operator)) or "function" in kind or kind == "external_source"
-
-
-def graph_lines(pipelines: Sequence[Pipeline], batch_map: Sequence[str] = ()) -> list[str]:
-    """Describes each draw, operator and function of ``batch_map``, as in states."""
-    first = pipelines[0]
-    drawn = draw_inputs(first)
-    description = fingerprint(pipelines, None, (), drawn=drawn, batch_map=batch_map)
-    draws = [operator_line(*draw) for draw in described_draws(first)]
-    return [*draws, *description["operators"]]
 
 
 def unmap_readers(pipeline: Pipeline) -> None:

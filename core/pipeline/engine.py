@@ -23,10 +23,10 @@ from ..placement import GlobalPlacement
 from ..state.agreement import Values
 from ..state.position import FailedBatch
 from ..stats import UNTRACED, InputStats
-from .bad_record import MOST_UNEXPLAINED, every_batch_failed, graph_error
 from .batch import Batch, BatchMaker, choose_placement
 from .calls import calls
 from .failed_batches import FailedBatches
+from .failure_errors import MOST_UNEXPLAINED, every_batch_failed, graph_error
 from .processes import Agreement, agreement_of
 from .traced import check_not_traced, trace_state_clean
 

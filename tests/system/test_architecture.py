@@ -73,6 +73,16 @@ def test_modules_import_only_lower_layers(file):
         assert not beside or here[0] in (0, len(LAYERS) - 1), f"{module} imports {other} beside it"
 
 
+@pytest.mark.parametrize("part", ("pipeline", "state", "formats"))
+def test_code_below_the_supplies_knows_no_draws(part):
+    files = [file for file in SOURCES if file.parts[-2] == part]
+    assert len(files) > 5
+    importing = {
+        f.name for f in files for name in imports_of(f) if name.startswith("core.random.draw")
+    }
+    assert not importing
+
+
 def modules_imported(file):
     """Returns the modules of the package that a file imports anywhere."""
     for name in imports_of(file):

@@ -13,13 +13,13 @@ from nvidia.dali import Pipeline, fn
 from nvidia.dali.tensors import TensorListCPU
 
 from ..errors import BatchError
+from ..pipeline.calls import calls
+from ..pipeline.dali_pipeline import operators
+from ..pipeline.failing_rows import failing_rows, runs_alone
+from ..pipeline.pipeline_source import Define, PipelineSource
+from ..pipeline.runner import Outputs, Runner
 from ..printable import printable
 from ..state.random_state import for_operators
-from .bad_record import failing, runs_alone
-from .calls import calls
-from .dali_pipeline import operators
-from .pipeline_source import Define, PipelineSource
-from .runner import Outputs, Runner
 
 # Operators whose failures the CPU decoder can reproduce for single files.
 _DECODES_IMAGES = re.compile(
@@ -139,7 +139,7 @@ def _undecodable(samples: Sequence[Sample]) -> list[int]:
     """Returns the indices of the first samples that fail when decoded alone."""
     if any(sample.data is None or sample.data.dtype != np.uint8 for sample in samples):
         return []
-    return failing(
+    return failing_rows(
         len(samples), lambda rows: _decodes([samples[i].data for i in rows]), most=_MOST_FILES
     )
 

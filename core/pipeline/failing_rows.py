@@ -1,0 +1,98 @@
+"""Finds the rows of a failed batch that fail alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..workers import WorkersEnded
+from .failure import Failure, failure_of
+from .runner import Runner, SourceEnded, SourceError, discard
+
+
+def failure_alone(runner: Runner) -> Failure | None:
+    """Runs and drops one batch, and closes the runner; returns its failure, if it failed.
+
+    Raises:
+        WorkersEnded: If the reading threads were ended, which isn't a failure of the batch.
+    """
+    try:
+        runner.take(discard)
+    except (RuntimeError, SourceError) as error:
+        if isinstance(error.__cause__, WorkersEnded):
+            raise error.__cause__ from None
+        return failure_of(error)
+    except SourceEnded:  # the graph's own source has no batch for this run
+        return None
+    finally:
+        runner.close()
+    return None
+
+
+def runs_alone(runner: Runner) -> bool:
+    """Runs and drops one batch, and closes the runner; returns whether that succeeded."""
+    return failure_alone(runner) is None
+
+
+def find_bad(
+    count: int,
+    run: Callable[[Sequence[int]], Failure | None],
+    failure: Failure,
+    most_together: int | None = None,
+) -> list[int]:
+    """Finds the records that made a batch fail.
+
+    A bad record fails alone in the same way as the batch. If no record does, the records that fail
+    alone in another way are bad, unless all records do: the cause is then elsewhere, e.g. in an
+    ``external_source`` of the graph that returns batches of another size.
+
+    Args:
+        count: The number of records.
+        run: Runs some rows, and returns their failure.
+        failure: The failure of the batch.
+        most_together: The largest number of records that can run together.
+
+    Returns:
+        The row numbers of the bad records.
+    """
+    failures: dict[int, Failure] = {}
+
+    def succeed(rows: Sequence[int]) -> bool:
+        row_failure = run(rows)
+        if row_failure is not None and len(rows) == 1:
+            failures[rows[0]] = row_failure
+        return row_failure is None
+
+    bad = failing_rows(count, succeed, most_together)
+    similar = [row for row in bad if failures[row].is_like(failure)]
+    return similar or (bad if len(bad) < count else [])
+
+
+def failing_rows(
+    count: int,
+    succeed: Callable[[Sequence[int]], bool],
+    most_together: int | None = None,
+    most: int | None = None,
+) -> list[int]:
+    """Finds the records that fail alone, by halving the batch.
+
+    Args:
+        count: The number of records.
+        succeed: Returns whether some rows run together.
+        most_together: The largest number of records that can run together.
+        most: The number of failing records after which the search stops.
+
+    Returns:
+        The row numbers of the failing records, in order.
+    """
+    size = most_together or max(count, 1)
+    todo = [range(at, min(at + size, count)) for at in range(0, count, size)][::-1]
+    bad: list[int] = []
+    while todo and (most is None or len(bad) < most):
+        rows = todo.pop()
+        if succeed(rows):
+            continue
+        if len(rows) == 1:
+            bad += rows
+        else:
+            todo += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
+    return bad

@@ -1,0 +1,75 @@
+"""Errors of failed batches: their messages, and which of them ``on_error="skip"`` skips."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..errors import BatchError, EpochError, GraphError, RecordError
+from ..printable import printable
+from ..state.position import FailedBatch
+from .failure import Failure, failure_of
+
+# The graph is at fault if an operator fails for this many batches in a row, and has succeeded for
+# none before.
+MOST_UNEXPLAINED = 8
+# The number of batches in a row that a stream skips before it gives up, if an epoch has fewer.
+MOST_SKIPPED = 64
+_MOST_NAMED = 5
+
+
+def listed(names: Sequence[str]) -> str:
+    """Joins the first names by commas, and adds "and more" if there are more."""
+    return ", ".join(map(printable, names[:_MOST_NAMED])) + " and more" * (len(names) > _MOST_NAMED)
+
+
+def with_printable(text: str, names: Iterable[str]) -> str:
+    """Returns DALI's message with the names in it escaped, which may contain line breaks."""
+    for name in names:
+        if not name.isprintable():
+            text = text.replace(name, printable(name))
+    return text
+
+
+def describe(failure: Failure, names: Sequence[str], every: bool, verb: str = "decoded") -> str:
+    """Returns the message for a failed run: the operator or the records, and DALI's own error.
+
+    Args:
+        failure: The failure.
+        names: The names of the records that fail alone.
+        every: Whether every record that was tried fails.
+        verb: What DALI could not do with a bad file, as a participle.
+    """
+    shown, message = listed(names), with_printable(failure.message, names)
+    if failure.reads_file:
+        return f"{shown} can't be {verb}: {message}" if names else message
+    if every:
+        records_text = " for every record"
+    elif names:
+        records_text = f" for {shown}"
+    else:
+        records_text = ""
+    return f"{failure.subject} failed{records_text}: {message}"
+
+
+def can_skip(error: Exception | None) -> bool:
+    """Returns whether ``on_error="skip"`` skips a batch with this error."""
+    return isinstance(error, (BatchError, RecordError)) and not isinstance(error, GraphError)
+
+
+def graph_error(error: BatchError | RecordError, batches: int) -> GraphError:
+    """Returns the error of a graph that failed for each of its first batches."""
+    failure = failure_of(error.__cause__ or error)
+    text = describe(failure, (), every=True)
+    described = GraphError(f"{text}\nThe first {batches} batches failed. The last one: {error}")
+    described.files = getattr(error, "files", ())
+    described.__cause__ = error.__cause__
+    return described
+
+
+def every_batch_failed(skipped: Sequence[FailedBatch]) -> EpochError:
+    """Returns the error of an epoch in which ``on_error="skip"`` skipped every batch."""
+    last = skipped[-1]
+    return EpochError(
+        f"every batch of epoch {last.epoch} failed, and on_error='skip' left all of them out. "
+        f"The last one: {last.message}"
+    )
