@@ -7,8 +7,8 @@ import secrets
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ..core.atomic_file import atomic_file
 from ..core.errors import StateError
+from ..core.formats.atomic_file import atomic_file
 
 __all__: list[str] = []
 

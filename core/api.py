@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from . import replacements
 from .config import (
     CONFIG_DEFAULTS,
     CONFIG_NAMES,
@@ -27,6 +26,7 @@ from .config import (
 from .feeding.binding import bind
 from .iterator.epoch_stream import BatchStream
 from .iterator.iterator import DALIGenericIterator
+from .messages import replacements
 from .pipeline.batch import choose_placement
 from .pipeline.engine import MakeEngine
 from .pipeline.pipeline_source import DEFAULT_NUM_THREADS, FunctionSource, default_device_id

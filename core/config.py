@@ -22,8 +22,8 @@ from jax.sharding import PartitionSpec, Sharding
 from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
-from . import replacements
 from .batch_map import BatchMap, MapFunction
+from .messages import replacements
 from .order.epochs import EpochPlan
 from .placement import over_current_mesh
 from .random.seeds import ShardSeed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from .printable import printable, printable_lines
+from .messages.printable import printable, printable_lines
 
 
 class Difference(NamedTuple):

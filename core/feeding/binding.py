@@ -14,8 +14,9 @@ from ..config import (
     name_of,
     whole_number,
 )
+from ..formats.field import Field
 from ..pipeline.pipeline_source import default_device_id
-from ..sources.source import Field, Source
+from ..sources.source import Source
 from .graph import field_graph
 from .source_engine import SourceEngine
 

@@ -12,10 +12,10 @@ from nvidia.dali.pipeline import do_not_convert
 
 from ..config import function_parameters, name_of
 from ..dtypes import dali_type
+from ..formats.field import Field
 from ..formats.picture_size import Picture
+from ..messages.replacements import for_name
 from ..random.draw import DRAW, Draw, described_draws, draw_inputs
-from ..replacements import for_name
-from ..sources.source import Field
 from ..state.fingerprint import fingerprint, operator_line
 from ..state.operators import FIELD, Operator, picture_inputs
 from . import schema

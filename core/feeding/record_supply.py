@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..formats.field import Field
 from ..formats.picture_size import Size, look_at_input
 from ..order.shuffle import Indices
 from ..pipeline.calls import calls
 from ..random.draw import DrawRows
 from ..random.hashing import fold
-from ..sources.source import Field
 from .graph import FedGraph
 from .records import Numbers, ReadError, RecordBatch, RecordPosition, RecordReader
 from .schema import Schema, described, values_of

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..formats.field import Field
 from ..pipeline.failure import Failure
-from ..sources.source import Field
 
 _MOST = 1 << 16  # the number of samples, and of records, to remember
 # The numbers of samples after a batch, and across its epoch, that may replace bad records.

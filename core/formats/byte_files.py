@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from ..messages.printable import printable
 from ..order.shuffle import Indices
-from ..printable import printable
 from .http_ranges import http_options
 
 _ALIGNMENT = 8  # bytes, of each range in its buffer, so that it can be viewed as any dtype

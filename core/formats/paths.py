@@ -8,9 +8,9 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, AnyStr
 
-from ..printable import printable
+from ..messages.printable import printable
 from .byte_files import filesystem, is_remote
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -182,3 +182,16 @@ def _range(first: str, last: str, step: str | None) -> list[str] | None:
     padded = any(re.fullmatch(r"-?0\d+", text) for text in (first, last))
     width = max(len(first), len(last)) if padded else 0
     return [f"{value:0{width}d}" for value in values]
+
+
+def below_common_root(paths: Sequence[str]) -> list[str]:
+    """Paths without their common folder."""
+    first, last = min(paths), max(paths)  # the common start of these is that of all
+    start = first.rfind("/", 0, common_start(first, last)) + 1
+    return [path[start:] for path in paths]
+
+
+def common_start(first: AnyStr, second: AnyStr) -> int:
+    """Returns the length of the common start of two texts."""
+    pairs = enumerate(zip(first, second))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))

@@ -13,12 +13,12 @@ from nvidia.dali import Pipeline, fn
 from nvidia.dali.tensors import TensorListCPU
 
 from ..errors import BatchError
+from ..messages.printable import printable
 from ..pipeline.calls import calls
 from ..pipeline.dali_pipeline import operators
 from ..pipeline.failing_rows import failing_rows, runs_alone
 from ..pipeline.pipeline_source import Define, PipelineSource
 from ..pipeline.runner import Outputs, Runner
-from ..printable import printable
 from ..state.random_state import for_operators
 
 # Operators whose failures the CPU decoder can reproduce for single files.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax
 from nvidia.dali import Pipeline
 
-from .. import replacements
 from ..config import (
     IteratorConfig,
     PipelineIteratorArguments,
@@ -20,6 +19,7 @@ from ..config import (
     whole_number,
     without_fraction,
 )
+from ..messages import replacements
 from ..order.epochs import EpochPlan
 from ..pipeline.batch import Batch
 from ..pipeline.engine import CLOSED, COUNT, EpochEngine, MakeEngine, Mark

@@ -14,8 +14,8 @@ import numpy as np
 from nvidia.dali import Pipeline, backend, types
 from nvidia.dali.data_node import DataNode
 
-from .. import replacements
 from ..dtypes import DALI_TYPES
+from ..messages import replacements
 from ..state.operators import operators_of
 
 _ARRAYS = ("jax", "jaxlib", "numpy")

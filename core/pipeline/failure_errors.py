@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..errors import BatchError, EpochError, GraphError, RecordError
-from ..printable import printable
+from ..messages.printable import printable
 from ..state.position import FailedBatch
 from .failure import Failure, failure_of
 

@@ -18,9 +18,9 @@ from nvidia.dali import Pipeline, fn
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from .. import replacements
 from ..config import knows_its_names
 from ..dtypes import dali_type
+from ..messages import replacements
 from .hashing import Bits, column_keys, uniform
 
 # Maps uniform numbers in [0, 1), float32 [rows, columns], and image heights and widths,

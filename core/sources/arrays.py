@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import KINDS, cast_to
+from ..dtypes import KINDS, as_scalars, cast_to, out_of_range
+from ..formats.field import Field
 from ..order.shuffle import Indices
 from .base import BaseSource
-from .source import Field, Values
-from .values import as_scalars, beyond, kind_of
+from .source import Values
+from .values import kind_of
 
 
 class Arrays(BaseSource):
@@ -80,7 +81,7 @@ class Arrays(BaseSource):
         try:
             return as_scalars(rows.astype(rows.dtype.newbyteorder("="), copy=False), dtype)
         except ValueError as error:
-            bad = indices[beyond(rows, dtype)]
+            bad = indices[out_of_range(rows, dtype)]
             raise ValueError(f"{name!r} of {self.name(int(bad[0]))} {error}") from None
 
     def name(self, index: int) -> str:
@@ -102,7 +103,7 @@ def _check_range(name: str, array: np.ndarray, dtype: np.dtype[Any] | None) -> N
     """Raises ValueError if a number doesn't fit into a narrower dtype; files are not read."""
     if dtype == array.dtype or dtype is None or isinstance(array, np.memmap):
         return
-    bad = array[beyond(array, dtype)]
+    bad = array[out_of_range(array, dtype)]
     if len(bad):
         raise ValueError(
             f"{name!r} contains {bad[0]}, which exceeds {dtype}, to which JAX converts "

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..formats.field import Field
 from ..order.shuffle import Indices
 from .identity import identity_of
 from .record_table import RecordTable
-from .source import Field, Source, Values
+from .source import Source, Values
 
 
 class BaseSource(Source):

@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..formats.byte_files import WAITING_THREADS, ByteFiles, is_remote
+from ..formats.field import Field
+from ..formats.index import Index
+from ..formats.tfrecord_index import MISSING
+from ..messages.printable import printable
 from ..order.shuffle import Indices
-from ..printable import printable
 from .base import BaseSource
-from .index import Index
-from .source import Field, Values
+from .source import Values
 
-MISSING = 0  # offset of a value that a record lacks; no value begins there, because of the header
 # Decodes the bytes of a value: uint8, aligned for any dtype.
 Decode = Callable[[NDArray[np.uint8]], Any]
 
@@ -35,10 +36,7 @@ def as_json(data: NDArray[np.uint8]) -> Any:
 class ByteRecords(BaseSource):
     """A source whose fields are values, or byte ranges of files, that an index contains.
 
-    The index contains ``start`` (the offset of each record in its file), and for each field either
-    ``NAME.value``, or ``NAME.offset`` and ``NAME.size``. Its ``about`` contains the ``names`` and
-    ``sizes`` of the files; ``first``, the number of records before each file, and in total; and
-    ``columns``, a digest of the values and sizes.
+    `dalijax.core.formats.index_checks` describes the index.
 
     Args:
         index: The index.

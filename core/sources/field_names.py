@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .source import Field
+from ..formats.field import Field
 
 
 def check_names(argument: str, fields: Any, example: str, text_keys: bool = True) -> None:

@@ -13,14 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..formats.byte_files import WAITING_THREADS, fetch, filesystem, is_remote
+from ..formats.field import Field
 from ..formats.names import Names
-from ..formats.paths import Path, Paths, home_expanded, is_pattern, path_list, path_text
+from ..formats.paths import (
+    Path,
+    Paths,
+    below_common_root,
+    home_expanded,
+    is_pattern,
+    path_list,
+    path_text,
+)
+from ..formats.spread import spread
+from ..messages.printable import printable
 from ..order.shuffle import Indices
-from ..printable import printable
-from ..state.reader_files import below_common_root, file_sizes
+from ..state.reader_files import file_sizes
 from .base import BaseSource
-from .identity import spread
-from .source import Field, Values
+from .source import Values
 from .values import leaf
 
 _log = logging.getLogger("dalijax")

@@ -10,19 +10,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import StateError
-from ..order.shuffle import Indices
-from ..printable import printable
+from ..formats.spread import spread
+from ..messages.printable import printable
 from ..state.envelope import digest
 from .source import Source
 
 _MOST_RECORDS = 64
 _MOST_BYTES = 1 << 16  # of each file
-
-
-def spread(count: int, most: int = _MOST_RECORDS) -> Indices:
-    """Returns at most ``most`` evenly spread indices below a count, including first and last."""
-    chosen = min(count, most)
-    return np.arange(chosen, dtype=np.int64) * (count - 1) // max(1, chosen - 1)
 
 
 def identity_of(
@@ -46,7 +40,7 @@ def identity_of(
     names = sorted(source.fields.keys() - set(without))
     kinds = [(name, str(source.fields[name].dtype), source.fields[name].ndim) for name in names]
     values = [len(source), kinds, *parts]
-    for index in spread(len(source)).tolist() if reads else ():
+    for index in spread(len(source), _MOST_RECORDS).tolist() if reads else ():
         values += _values(source, index, names)
     return digest(*map(_piece, values), length=32)
 

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..formats.field import Field
 from ..order.shuffle import Indices
 from ..random.hashing import fold, mix
 from ..state.envelope import digest
 from .base import SizeTables
 from .identity import stated_identity
-from .source import Field, Order, Source, Values, names_of, order_of
+from .source import Order, Source, Values, names_of, order_of
 
 MOST_EXACT = 1000  # largest window with exact proportions, in samples
 

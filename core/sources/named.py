@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..formats.field import Field
 from ..order.shuffle import Indices
-from .source import Field, Source, Values, names_of
+from .source import Source, Values, names_of
 
 
 class Named(Source):

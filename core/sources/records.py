@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..formats.field import Field
 from ..order.shuffle import Indices
 from .base import BaseSource
 from .field_names import check_names, check_options
-from .source import Field, Values
+from .source import Values
 from .values import as_kind, kind_of
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..formats.field import Field
 from ..formats.picture_size import path_size, picture_size
 from ..order.shuffle import Indices, shuffled
 
@@ -16,26 +16,6 @@ from ..order.shuffle import Indices, shuffled
 Order = Callable[[Indices], tuple[Indices, Indices]]
 # A field of some records: a value for each record, or one array [records, ...].
 Values = Sequence[Any] | NDArray[Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Field:
-    """The kind of a field of records.
-
-    Attributes:
-        dtype: Dtype of a record's array; None for text, dicts and other values that bypass the
-            graph.
-        ndim: Number of dimensions: 1 for encoded bytes, 0 for a label.
-        is_path: Whether it is the path of a file that DALI reads in the graph.
-    """
-
-    dtype: np.dtype[Any] | None
-    ndim: int = 0
-    is_path: bool = False
-
-    def __post_init__(self) -> None:
-        if self.dtype is not None:  # users pass np.int32, which is a type
-            object.__setattr__(self, "dtype", np.dtype(self.dtype))
 
 
 class Source(Protocol):

@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from ..formats.cached_index import cached_index
+from ..formats.field import Field
+from ..formats.index_checks import is_valid
 from ..formats.paths import Path, Paths, home_expanded, path_list, path_text
+from ..formats.tar_index import ABOUT, columns_of, index_tars, kinds_of, sample_key
+from ..messages.printable import printable
 from ..order.shuffle import Indices
-from ..printable import printable
 from .byte_records import ByteRecords, Decode, as_json, as_text
 from .field_names import check_names
-from .index_of import index_of
-from .sound_index import is_sound
-from .source import Field, Values
-from .tar_index import ABOUT, columns_of, extensions_of, index_tars, kinds_of, sample_key
+from .source import Values
 
 _log = logging.getLogger("dalijax")
 
@@ -81,13 +82,13 @@ class Tar(ByteRecords):
         if self._described:
             fields = named
         extensions = extensions_of(fields)
-        index = index_of(
+        index = cached_index(
             None if cache_dir is None else home_expanded(path_text(cache_dir)),
             "tar 4",
             tars,
             extensions,
             lambda: index_tars(tars, extensions),
-            lambda index: is_sound(index, columns_of(extensions), ABOUT),
+            lambda index: is_valid(index, columns_of(extensions), ABOUT),
         )
         _check_complete(tars, fields, index.about, missing)
         kinds: dict[str, Field] = {}
@@ -147,6 +148,25 @@ _DESCRIPTIONS: Mapping[str, Callable[[Tar, Indices], list[str]]] = {
     "__key__": Tar._keys,
     "__url__": Tar._urls,
 }
+
+
+def extensions_of(fields: Mapping[str, str]) -> dict[str, str]:
+    """Returns the field of each single extension, in lower case.
+
+    Raises:
+        TypeError: If an extension or a field is not a string.
+        ValueError: If there is no extension, or an extension is repeated.
+    """
+    check_names("fields", fields, "{'jpg;png': 'data'}")
+    extensions: dict[str, str] = {}
+    for alternatives, name in fields.items():
+        for extension in alternatives.lower().split(";"):
+            extension = extension.strip().removeprefix(".")
+            if not extension or extensions.setdefault(extension, name) != name:
+                raise ValueError(
+                    f"fields has the extension {extension!r} for two fields, or an empty extension"
+                )
+    return extensions
 
 
 def _check_complete(

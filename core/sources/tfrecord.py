@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..dtypes import as_scalars
 from ..formats import example
+from ..formats.cached_index import cached_index
+from ..formats.field import Field
 from ..formats.paths import Path, Paths, home_expanded, path_list, path_text
+from ..formats.tfrecord_index import index_records, is_valid
 from .byte_records import ByteRecords, Decode, as_text
 from .field_names import check_names, check_options
-from .index_of import index_of
-from .source import Field
-from .tfrecord_index import index_records, is_sound
-from .values import as_scalars
 
 
 class TFRecord(ByteRecords):
@@ -65,13 +65,13 @@ class TFRecord(ByteRecords):
         check_options({"kinds": kinds, "defaults": defaults}, features.values())
         files = path_list(paths)
         wanted = {name.encode(): field for name, field in features.items()}
-        index = index_of(
+        index = cached_index(
             None if cache_dir is None else home_expanded(path_text(cache_dir)),
             "tfrecord 4",
             files,
             [wanted, sorted(kinds.items()), sorted(defaults.items())],
             lambda: index_records(files, wanted, kinds, defaults),
-            lambda index: is_sound(index, features.values()),
+            lambda index: is_valid(index, features.values()),
         )
         fields: dict[str, Field] = {}
         decoders: dict[str, Decode] = {}

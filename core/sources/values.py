@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..dtypes import KINDS, cast_to
-from .source import Field
+from ..dtypes import KINDS, as_scalars, cast_to
+from ..formats.field import Field
 
 _NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32"}
 
@@ -70,35 +69,3 @@ def as_kind(value: Any, field: Field) -> Any:
             f"is {array.dtype} with {array.ndim} dimensions, not {field.dtype} with {field.ndim}"
         )
     return array
-
-
-def as_scalars(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """Converts numbers to a dtype that may have fewer bits; fractions are rounded.
-
-    Raises:
-        TypeError: If they are of another kind, e.g. fractions for an integer dtype.
-        ValueError: If a number does not fit.
-    """
-    if values.dtype == dtype:
-        return values
-    is_integer = dtype.kind in "iu"
-    if values.dtype.kind not in ("iu" if is_integer else "iuf") or dtype.kind not in "iuf":
-        raise TypeError(f"is {values.dtype}, not {dtype}")
-    if beyond(values, dtype).any():
-        raise ValueError(f"has a number that does not fit into {dtype}")
-    return values.astype(dtype)
-
-
-def beyond(values: np.ndarray, dtype: np.dtype[Any]) -> NDArray[np.bool_]:
-    """Returns which numbers are out of the range of a dtype."""
-    if dtype.kind == "f":
-        most = np.finfo(dtype).max
-        return np.asarray(np.isfinite(values) & ((values > most) | (values < -most)))
-    limits = np.iinfo(dtype)
-    return np.asarray((values < limits.min) | (values > limits.max))
-
-
-def narrow(values: NDArray[np.int64]) -> NDArray[Any]:
-    """Converts integers to int32 if all of them fit."""
-    cast = values.astype(np.int32)
-    return cast if np.array_equal(cast, values) else values

@@ -15,10 +15,12 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, AnyStr, NamedTuple
+from typing import Any, NamedTuple
 
 from nvidia.dali import backend
 
+from ..formats.paths import below_common_root, common_start
+from ..formats.spread import spread
 from .envelope import digest
 
 READERS = frozenset(
@@ -101,9 +103,9 @@ def _files(paths: Sequence[str], matches: Callable[[str], Any] | None) -> str:
         return "0 files"
     if not any("://" in file for file in files):
         files = [os.path.abspath(file) for file in files]
-    asked = _spread(len(files), _MOST_SIZES)
-    sizes = dict(zip(asked, file_sizes([files[i] for i in asked])))
-    chosen = _spread(len(files), _MOST_CONTENTS)
+    sized = spread(len(files), _MOST_SIZES).tolist()
+    sizes = dict(zip(sized, file_sizes([files[i] for i in sized])))
+    chosen = spread(len(files), _MOST_CONTENTS).tolist()
     contents = {i: _content(files[i], len(chosen)) for i in chosen}
     sizes |= {i: content.size for i, content in contents.items()}
     names = below_common_root(files)
@@ -118,12 +120,6 @@ def _files(paths: Sequence[str], matches: Callable[[str], Any] | None) -> str:
     part = "" if len(sizes) == len(files) else f" in {len(sizes):,} of them"
     missing = ", not read" if max(sizes.values()) < 0 else ""
     return f"{len(files):,} files, {known_bytes:,} bytes{part}{missing} #{text}"
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """Evenly spread numbers below a count, at most so many."""
-    chosen = min(count, most)
-    return [i * count // chosen for i in range(chosen)]
 
 
 def _listed(path: str, matches: Callable[[str], Any] | None) -> list[str]:
@@ -162,19 +158,6 @@ def _filter(reader: str, arguments: Mapping[str, Any]) -> Callable[[str], Any] |
     # Case is ignored: this at most compares a few files more than the reader reads.
     joined = "|".join(fnmatch.translate(str(text)) for text in texts)
     return re.compile(joined, re.IGNORECASE).match
-
-
-def below_common_root(paths: Sequence[str]) -> list[str]:
-    """Paths without their common folder."""
-    first, last = min(paths), max(paths)  # the common start of these is that of all
-    start = first.rfind("/", 0, _common_start(first, last)) + 1
-    return [path[start:] for path in paths]
-
-
-def _common_start(one: AnyStr, other: AnyStr) -> int:
-    """Returns the length of the common start of two texts."""
-    pairs = enumerate(zip(one, other))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def file_sizes(paths: Sequence[str]) -> list[int]:
@@ -244,11 +227,11 @@ def _below_own_root(content: bytes, path: bytes) -> bytes:
     if not lines:
         return content
     first = min(lines)
-    prefix = first[: _common_start(first, max(lines))]
+    prefix = first[: common_start(first, max(lines))]
     before, slash, after = prefix.partition(b"/")
     if before[-1:] not in (b"", b'"'):  # relative names
         return content
     name = slash + after
-    root = name[: _common_start(name, path)]
+    root = name[: common_start(name, path)]
     root = root[: root.rfind(b"/") + 1]
     return b"\n".join(line.replace(root, b"", 1) for line in lines) if len(root) > 1 else content

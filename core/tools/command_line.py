@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..api import IteratorFunction
-from ..replacements import for_path
+from ..messages.replacements import for_path
 
 
 def add_arguments(parser: argparse.ArgumentParser, target: str, batch_size: bool) -> None:

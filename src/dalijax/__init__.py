@@ -37,11 +37,11 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy as LastBatchPolicy
 
 from . import errors as errors
 from . import fn as fn
-from .core import replacements as _replacements
 from .core.api import IteratorFunction as IteratorFunction
 from .core.api import data_iterator as data_iterator
 from .core.iterator.epoch_stream import BatchStream as BatchStream
 from .core.iterator.iterator import DALIGenericIterator as DALIGenericIterator
+from .core.messages import replacements as _replacements
 from .core.random.draw import Draw as Draw
 from .core.state.position import FailedBatch as FailedBatch
 from .core.stats import InputStats as InputStats

@@ -13,7 +13,6 @@ shard or device it comes in, and after a restore. Each function takes the graph'
 
 import typing as _typing
 
-from .core import replacements as _replacements
 from .core.augment.auto import auto_augment as auto_augment
 from .core.augment.auto import rand_augment as rand_augment
 from .core.augment.auto import trivial_augment as trivial_augment
@@ -23,6 +22,7 @@ from .core.augment.crops import flip as flip
 from .core.augment.crops import random_crop as random_crop
 from .core.augment.crops import random_erasing as random_erasing
 from .core.augment.crops import random_resized_crop as random_resized_crop
+from .core.messages import replacements as _replacements
 
 __all__ = [
     "auto_augment",

@@ -14,7 +14,6 @@ Wrong arguments raise ValueError or TypeError. These classes are for everything 
 
 import typing as _typing
 
-from .core import replacements as _replacements
 from .core.errors import BatchError as BatchError
 from .core.errors import BatchMapError as BatchMapError
 from .core.errors import EpochError as EpochError
@@ -24,6 +23,7 @@ from .core.errors import RaggedError as RaggedError
 from .core.errors import RecordError as RecordError
 from .core.errors import StateError as StateError
 from .core.errors import UnfitRecordError as UnfitRecordError
+from .core.messages import replacements as _replacements
 
 __all__ = [
     "BatchError",

@@ -8,7 +8,7 @@
 See `profile` for its arguments.
 """
 
-from .core import replacements as _replacements
+from .core.messages import replacements as _replacements
 from .core.tools.profile.profile import Report as Report
 from .core.tools.profile.profile import profile as profile
 

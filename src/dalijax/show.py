@@ -6,7 +6,7 @@ It writes a page, batch.html, or with ``--out batch.png`` a contact sheet; see `
 from Python. It needs Pillow: ``pip install "dalijax[show]"``.
 """
 
-from .core import replacements as _replacements
+from .core.messages import replacements as _replacements
 from .core.tools.show.show import Page as Page
 from .core.tools.show.show import show as show
 

@@ -12,13 +12,13 @@
 
 import typing as _typing
 
-from .core import replacements as _replacements
+from .core.formats.field import Field as Field
+from .core.messages import replacements as _replacements
 from .core.sources.arrays import Arrays as Arrays
 from .core.sources.files import Files as Files
 from .core.sources.mixture import Mixture as Mixture
 from .core.sources.named import Named as Named
 from .core.sources.records import Records as Records
-from .core.sources.source import Field as Field
 from .core.sources.source import Source as Source
 from .core.sources.tar import Tar as Tar
 from .core.sources.tfrecord import TFRecord as TFRecord

@@ -5,7 +5,7 @@
 It prints a table and the line of code to paste; see `tune` for the same from Python.
 """
 
-from .core import replacements as _replacements
+from .core.messages import replacements as _replacements
 from .core.tools.tune.tune import Tuned as Tuned
 from .core.tools.tune.tune import tune as tune
 

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from dalijax.core import atomic_file as module
-from dalijax.core.atomic_file import atomic_file, write_output
+from dalijax.core.formats import atomic_file as module
+from dalijax.core.formats.atomic_file import atomic_file, write_output
 
 MODULE = module.__file__
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dalijax.core.printable import printable, printable_lines
+from dalijax.core.messages.printable import printable, printable_lines
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from dalijax.core.sources import index as indexes
-from dalijax.core.sources.index import DamagedIndexError, Index, load, load_or_build, save
+from dalijax.core.formats import index as indexes
+from dalijax.core.formats.index import DamagedIndexError, Index, load, load_or_build, save
 
 ARRAYS = {
     "start": np.arange(1000) * 512,
@@ -93,8 +93,9 @@ LARGE = """
 import resource, sys, time
 import numpy as np
 from dalijax.core.sources.byte_records import ByteRecords
-from dalijax.core.sources.index import load
-from dalijax.core.sources.source import Field, order_of
+from dalijax.core.formats.index import load
+from dalijax.core.formats.field import Field
+from dalijax.core.sources.source import order_of
 
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 before, start = peak(), time.process_time()

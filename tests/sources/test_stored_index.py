@@ -13,8 +13,8 @@ import sys
 import numpy as np
 import pytest
 
+from dalijax.core.formats import index as indexes
 from dalijax.core.formats.tfrecord_headers import masked_crc
-from dalijax.core.sources import index as indexes
 from dalijax.sources import Tar, TFRecord
 from tars import write_tar
 
@@ -190,7 +190,7 @@ def test_a_matching_index_is_neither_rebuilt_nor_rewritten(kind, tmp_path, cache
     open_it(path)
     (file,) = cache.iterdir()
     before = file.stat()
-    monkeypatch.setattr(f"dalijax.core.sources.{kind}_index.open_file", None)
+    monkeypatch.setattr(f"dalijax.core.formats.{kind}_index.open_file", None)
     open_it(path)
     assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
@@ -400,7 +400,7 @@ def test_ranges_outside_of_a_file_are_never_read(tmp_path, cache, monkeypatch):
     path = make_tar(tmp_path / "a")
     open_tar(path)
     (file,) = cache.iterdir()
-    monkeypatch.setattr("dalijax.core.sources.sound_index._MOST_ROWS", 0)
+    monkeypatch.setattr("dalijax.core.formats.index_checks._MOST_ROWS", 0)
     for name in ("data.offset", "data.size"):
         for value in (-1, 1 << 40, (1 << 63) - 1, -(1 << 63)):
             rewritten(file, array(name, first_row(value)))

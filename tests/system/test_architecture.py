@@ -17,9 +17,9 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "src" / "dalijax"
 # From bottom to top. Only modules of the first row may import one another.
 LAYERS = (
     (
-        *("core.atomic_file", "core.batch_map", "core.config", "core.dtypes", "core.environment"),
-        *("core.errors", "core.order", "core.placement", "core.printable", "core.random"),
-        *("core.replacements", "core.stats", "core.workers"),
+        *("core.batch_map", "core.config", "core.dtypes", "core.environment", "core.errors"),
+        *("core.messages", "core.order", "core.placement", "core.random", "core.stats"),
+        "core.workers",
     ),
     ("core.formats",),
     ("core.state",),

@@ -13,8 +13,8 @@ import numpy as np
 
 from ...api import IteratorFunction
 from ...iterator.iterator import DALIGenericIterator
-from ...printable import printable, printable_lines
-from ...replacements import for_path
+from ...messages.printable import printable, printable_lines
+from ...messages.replacements import for_path
 from ...sources.source import Source
 
 _MOST_NAMED = 10

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...printable import printable_lines
+from ...messages.printable import printable_lines
 from .contents import Contents, Figures, Output, is_drawn
 from .drawing import pixels_of, png_uri, waveforms_of
 from .layouts import SOUNDS, VIDEOS

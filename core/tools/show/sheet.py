@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from ...printable import printable_lines
+from ...messages.printable import printable_lines
 from .contents import Contents, Output, is_drawn
 from .drawing import pixels_of
 from .layouts import VIDEOS

@@ -14,8 +14,8 @@ import jax
 import nvidia.dali
 
 from ...api import IteratorFunction
-from ...atomic_file import write_output
 from ...config import whole_number
+from ...formats.atomic_file import write_output
 from .batches import take
 from .contents import Contents, contents_of
 from .page import frame, page

@@ -16,7 +16,7 @@ import jax
 import nvidia.dali
 
 from ...api import IteratorFunction
-from ...atomic_file import write_output
+from ...formats.atomic_file import write_output
 from ...sources.files import Files
 from ..command_line import add_arguments, arguments_of, check_complete, load, write
 from .tune import Tuned, figure_class, tune

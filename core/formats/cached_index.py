@@ -11,24 +11,25 @@ from typing import Any
 
 import numpy as np
 
-from ..formats.byte_files import WAITING_THREADS, ByteFiles, Stamp, is_remote, stamp_of
-from ..printable import printable
+from ..messages.printable import printable
 from ..workers import call_each
-from .identity import spread
+from .byte_files import WAITING_THREADS, ByteFiles, Stamp, is_remote, stamp_of
 from .index import Index, load_or_build
+from .spread import spread
 
 _log = logging.getLogger("dalijax")
 
+_MOST_RECORDS = 64  # in the digest of the content
 _TICK = 20_000_000  # nanoseconds; file timestamps of a kernel have a resolution of up to 10 ms
 
 
-def index_of(
+def cached_index(
     folder: str | None,
     kind: str,
     paths: Sequence[str],
     fields: Any,
     build: Callable[[], Index],
-    is_sound: Callable[[Index], bool],
+    is_valid: Callable[[Index], bool],
 ) -> Index:
     """Loads the stored index of files, or builds and stores it.
 
@@ -41,7 +42,7 @@ def index_of(
         paths: The files, as `path_list` returns them.
         fields: Everything else that the index depends on; its repr is part of the key.
         build: Builds the index.
-        is_sound: Checks the content of a loaded index.
+        is_valid: Checks the content of a loaded index.
 
     Raises:
         OSError: If a file can't be read, or changes while it is indexed.
@@ -69,7 +70,7 @@ def index_of(
         return Index(about, index.arrays)
 
     return load_or_build(
-        folder, key, stamped, lambda index: index.about.get("stamps") == stamps and is_sound(index)
+        folder, key, stamped, lambda index: index.about.get("stamps") == stamps and is_valid(index)
     )
 
 
@@ -77,7 +78,7 @@ def _samples_digest(paths: Sequence[str], index: Index) -> str:
     """Computes a digest of the bytes of 64 records, to detect later changes of the content."""
     arrays, first = index.arrays, index.about["first"]
     digest = hashlib.blake2b(digest_size=16)
-    records = spread(first[-1])
+    records = spread(first[-1], _MOST_RECORDS)
     numbers = np.searchsorted(first, records, side="right") - 1
     files = ByteFiles(paths, index.about["sizes"])
     for name in sorted(arrays):

@@ -1,4 +1,10 @@
-"""Validation of stored indexes, since a file in the cache may be damaged or forged."""
+"""Validation of indexes of records, since a file in the cache may be damaged or forged.
+
+An index of records contains ``start`` (the offset of each record in its file), and for each field
+either ``NAME.value``, or ``NAME.offset`` and ``NAME.size``. Its ``about`` contains the ``names``
+and ``sizes`` of the files; ``first``, the number of records before each file, and in total; and
+``columns``, a digest of the values and sizes.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..formats.byte_files import within
+from .byte_files import within
 from .index import Index
 
 _MOST_ROWS = 1 << 22  # rows whose ranges are all checked; `ByteFiles.read` checks ranges it reads
 _KINDS = {"offset": "i", "size": "i", "start": "i", "value": "iuf"}  # of dtypes
 
 
-def is_sound(index: Index, columns: Collection[str], about: Mapping[str, type]) -> bool:
+def is_valid(index: Index, columns: Collection[str], about: Mapping[str, type]) -> bool:
     """Returns whether an index has the expected content, and its ranges lie within the files.
 
     Args:
@@ -25,12 +31,12 @@ def is_sound(index: Index, columns: Collection[str], about: Mapping[str, type]) 
         about: Types of further entries in ``index.about``; a list contains strings.
     """
     try:
-        return _about_is_sound(index, about) and _arrays_are_sound(index, columns)
+        return _about_is_valid(index, about) and _arrays_are_valid(index, columns)
     except (ValueError, TypeError, LookupError, OverflowError):
         return False
 
 
-def _about_is_sound(index: Index, types: Mapping[str, type]) -> bool:
+def _about_is_valid(index: Index, types: Mapping[str, type]) -> bool:
     about = index.about
     first, sizes, stamps = about["first"], about["sizes"], about["stamps"]
     numbers = [*first, *sizes]
@@ -48,7 +54,7 @@ def _about_is_sound(index: Index, types: Mapping[str, type]) -> bool:
     )
 
 
-def _arrays_are_sound(index: Index, columns: Collection[str]) -> bool:
+def _arrays_are_valid(index: Index, columns: Collection[str]) -> bool:
     arrays, first = index.arrays, index.about["first"]
     if set(columns) != set(arrays):
         return False

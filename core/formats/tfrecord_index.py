@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..formats import example
-from ..formats.byte_files import Window, open_file
-from ..formats.progress import progress
-from ..formats.tfrecord_headers import records
-from ..state.reader_files import below_common_root
-from . import sound_index
-from .byte_records import MISSING
+from ..dtypes import as_scalars, narrow, out_of_range
+from . import example, index_checks
+from .byte_files import Window, open_file
+from .field import Field
 from .index import Index
-from .source import Field
-from .values import as_scalars, beyond, narrow
+from .paths import below_common_root
+from .progress import progress
+from .tfrecord_headers import records
 
+MISSING = 0  # offset of a value that a record lacks: a file begins with a header, not with a value
 EMPTY = 1  # offset of an empty list of numbers, never used by a payload
 _REPORTED = 1000  # records between two updates of the progress bar
 _KINDS = {
@@ -175,7 +174,7 @@ def _are_numbers(default: Any, ndim: int, integer: bool, dtype: np.dtype[Any]) -
     allowed = "iu" if integer and values.size else "iuf"
     if values.ndim != ndim or values.dtype.kind not in allowed:
         return False
-    return not values.size or not beyond(values, dtype).any()
+    return not values.size or not out_of_range(values, dtype).any()
 
 
 def index_records(
@@ -184,7 +183,7 @@ def index_records(
     kinds: Mapping[str, Field],
     defaults: Mapping[str, Any],
 ) -> Index:
-    """Builds the index of files; see `dalijax.core.sources.byte_records` for its content.
+    """Builds the index of files; see `dalijax.core.formats.index_checks` for its content.
 
     Args:
         paths: The files.
@@ -228,7 +227,7 @@ def index_records(
         "names": below_common_root(paths),
         "sizes": sizes,
         "first": first,
-        "columns": sound_index.column_digest(arrays),
+        "columns": index_checks.column_digest(arrays),
         "kinds": {column.name: column.kind for column in columns.values()},
     }
     return Index(about, arrays)
@@ -277,7 +276,7 @@ def _text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-def is_sound(index: Index, fields: Collection[str]) -> bool:
+def is_valid(index: Index, fields: Collection[str]) -> bool:
     """Returns whether a stored index has the fields, and its ranges lie within the files."""
     kinds = index.about.get("kinds")
     if not isinstance(kinds, dict) or kinds.keys() != set(fields):
@@ -287,4 +286,4 @@ def is_sound(index: Index, fields: Collection[str]) -> bool:
         if kind not in ("bytes", "floats", "integers", "value"):
             return False
         columns |= {f"{name}.value"} if kind == "value" else {f"{name}.offset", f"{name}.size"}
-    return sound_index.is_sound(index, columns, {})
+    return index_checks.is_valid(index, columns, {})

@@ -10,16 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..formats.byte_files import ByteFile, Window, open_file
-from ..formats.progress import progress
-from ..formats.tar_headers import Member, members
-from ..printable import printable
-from ..state.reader_files import below_common_root
+from ..dtypes import narrow
+from ..messages.printable import printable
 from ..workers import call_each
-from .field_names import check_names
+from .byte_files import ByteFile, Window, open_file
 from .index import Index
-from .sound_index import column_digest
-from .values import narrow
+from .index_checks import column_digest
+from .paths import below_common_root
+from .progress import progress
+from .tar_headers import Member, members
 
 # Types of the entries that only indexes of tars have.
 ABOUT: Mapping[str, type] = {
@@ -62,25 +61,6 @@ def kind_of_extension(extension: str) -> str:
     last = extension.rpartition(".")[2].lower()
     kinds = {"number": _NUMBERS, "text": _TEXTS, "json": _JSONS}
     return next((kind for kind, endings in kinds.items() if last in endings), "bytes")
-
-
-def extensions_of(fields: Mapping[str, str]) -> dict[str, str]:
-    """Returns the field of each single extension, in lower case.
-
-    Raises:
-        TypeError: If an extension or a field is not a string.
-        ValueError: If there is no extension, or an extension is repeated.
-    """
-    check_names("fields", fields, "{'jpg;png': 'data'}")
-    extensions: dict[str, str] = {}
-    for wanted, name in fields.items():
-        for extension in wanted.lower().split(";"):
-            extension = extension.strip().removeprefix(".")
-            if not extension or extensions.setdefault(extension, name) != name:
-                raise ValueError(
-                    f"fields has the extension {extension!r} for two fields, or an empty extension"
-                )
-    return extensions
 
 
 def kinds_of(extensions: Mapping[str, str]) -> dict[str, str]:
@@ -311,7 +291,7 @@ def columns_of(extensions: Mapping[str, str]) -> set[str]:
 
 
 def index_tars(paths: Sequence[str], extensions: Mapping[str, str]) -> Index:
-    """Builds the index of tars; see `dalijax.core.sources.byte_records` for its content.
+    """Builds the index of tars; see `dalijax.core.formats.index_checks` for its content.
 
     Args:
         paths: The tars.

@@ -19,9 +19,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ..atomic_file import atomic_file
-from ..printable import printable
-from .identity import spread
+from ..messages.printable import printable
+from .atomic_file import atomic_file
+from .spread import spread
 
 _log = logging.getLogger("dalijax")
 

@@ -1,0 +1,28 @@
+"""`Field`: the kind of a field of records."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """The kind of a field of records.
+
+    Attributes:
+        dtype: Dtype of a record's array; None for text, dicts and other values that bypass the
+            graph.
+        ndim: Number of dimensions: 1 for encoded bytes, 0 for a label.
+        is_path: Whether it is the path of a file that DALI reads in the graph.
+    """
+
+    dtype: np.dtype[Any] | None
+    ndim: int = 0
+    is_path: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None:  # users pass np.int32, which is a type
+            object.__setattr__(self, "dtype", np.dtype(self.dtype))

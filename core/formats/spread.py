@@ -1,0 +1,13 @@
+"""Evenly spread numbers, such as the records and files of a digest."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..order.shuffle import Indices
+
+
+def spread(count: int, most: int) -> Indices:
+    """Returns at most ``most`` evenly spread numbers below a count, including first and last."""
+    chosen = min(count, most)
+    return np.arange(chosen, dtype=np.int64) * (count - 1) // max(1, chosen - 1)

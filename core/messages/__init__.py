@@ -1,0 +1,5 @@
+"""Parts of messages that all layers use.
+
+`printable` escapes names of files and records, which may contain control characters. `replacements`
+suggests names for unknown arguments, functions and options.
+"""
