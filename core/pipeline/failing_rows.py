@@ -55,14 +55,19 @@ def find_bad(
         The row numbers of the bad records.
     """
     failures: dict[int, Failure] = {}
+    named_row: int | None = None
 
     def succeed(rows: Sequence[int]) -> bool:
+        nonlocal named_row
         row_failure = run(rows)
-        if row_failure is not None and len(rows) == 1:
+        if row_failure is None:
+            return True
+        named_row = row_failure.row
+        if len(rows) == 1:
             failures[rows[0]] = row_failure
-        return row_failure is None
+        return False
 
-    bad = failing_rows(count, succeed, most_together)
+    bad = failing_rows(count, succeed, most_together, suspect=lambda: named_row)
     similar = [row for row in bad if failures[row].is_like(failure)]
     return similar or (bad if len(bad) < count else [])
 
@@ -72,27 +77,40 @@ def failing_rows(
     succeed: Callable[[Sequence[int]], bool],
     most_together: int | None = None,
     most: int | None = None,
+    suspect: Callable[[], int | None] = lambda: None,
 ) -> list[int]:
-    """Finds the records that fail alone, by halving the batch.
+    """Finds the records that fail alone.
+
+    The batch is halved until its parts succeed. If the error names a record, that record is run
+    alone first, so that a part with one bad record isn't halved further.
 
     Args:
         count: The number of records.
         succeed: Returns whether some rows run together.
         most_together: The largest number of records that can run together.
         most: The number of failing records after which the search stops.
+        suspect: Returns which of the last rows that didn't succeed the error names, as an index
+            into these rows.
 
     Returns:
         The row numbers of the failing records, in order.
     """
     size = most_together or max(count, 1)
-    todo = [range(at, min(at + size, count)) for at in range(0, count, size)][::-1]
+    todo = [list(range(at, min(at + size, count))) for at in range(0, count, size)][::-1]
     bad: list[int] = []
+    trusted = True  # until a named record succeeds alone
     while todo and (most is None or len(bad) < most):
         rows = todo.pop()
         if succeed(rows):
             continue
         if len(rows) == 1:
             bad += rows
-        else:
-            todo += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
-    return bad
+            continue
+        place = suspect() if trusted else None
+        if place is not None and place < len(rows):
+            trusted = not succeed([rows[place]])
+            if trusted:
+                bad.append(rows.pop(place))
+        halves = rows[len(rows) // 2 :], rows[: len(rows) // 2]
+        todo += [half for half in halves if half]
+    return sorted(bad)

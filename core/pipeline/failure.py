@@ -20,6 +20,7 @@ _PREFIX = re.compile(
     r'^(?:Critical error in pipeline:\s*)+|^\w*PythonFunction error: |^Assert on ".*?" failed: '
 )
 _DECODERS = re.compile(r"(?:experimental\.)?(?:decoders\.|peek_image_shape|imgcodec\b)")
+_SAMPLE = re.compile(r"\bsample #(\d+)")  # as in "Failed to decode sample #8"
 _FILE_READS = re.compile(r"io\.file\.read|(?:experimental\.)?(?:readers|inputs)\.")
 # Decoders that crop raise these errors because of the graph's window, not because of a bad file.
 _WINDOW = re.compile(r"cropping window|crop window|out of bounds", re.IGNORECASE)
@@ -58,12 +59,14 @@ class Failure:
         message: DALI's error, without the surrounding lines.
         reads_file: Whether reading or decoding a file failed.
         environment: Whether the machine or the network failed, so that a retry may succeed.
+        row: The row of the batch that failed, if DALI names it. Other rows may fail, too.
     """
 
     operator: str
     message: str
     reads_file: bool
     environment: bool
+    row: int | None = None
 
     def is_like(self, other: Failure) -> bool:
         """Returns whether the same operator failed, or both failed to read or decode a file."""
@@ -88,7 +91,9 @@ def failure_of(error: BaseException) -> Failure:
     reads = _FILE_READS.match(operator) is not None
     decodes = _DECODERS.match(operator) is not None and not _WINDOW.search(message)
     environment = _ENVIRONMENT.search(message) is not None or is_environment(error)
-    return Failure(operator, message, reads or decodes, environment)
+    named = _SAMPLE.search(message)
+    row = int(named[1]) if named else None
+    return Failure(operator, message, reads or decodes, environment, row)
 
 
 def _public_name(name: str) -> str:

@@ -1,10 +1,34 @@
-"""Finds the failing records of a batch by halving."""
+"""Finds the failing records of a batch."""
 
+import io
 import itertools
 
+import numpy as np
 import pytest
+from nvidia.dali import Pipeline, fn
+from PIL import Image
 
-from dalijax.core.pipeline.failing_rows import failing_rows
+from dalijax.core.pipeline.failing_rows import failing_rows, failure_alone, find_bad
+from dalijax.core.pipeline.runner import Runner
+
+
+@pytest.fixture(scope="module")
+def picture_bytes():
+    file = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    Image.fromarray(pixels).save(file, "WEBP")
+    return file.getvalue()
+
+
+def decoder(images):
+    """Returns a pipeline that decodes the contents of files."""
+    arrays = [np.frombuffer(image, np.uint8) for image in images]
+    pipeline = Pipeline(len(images), num_threads=2, device_id=None, prefetch_queue_depth=1)
+    with pipeline:
+        data = fn.external_source(source=lambda: arrays)
+        pipeline.set_outputs(fn.decoders.image(data))
+    pipeline.build()
+    return pipeline
 
 
 def subsets(count):
@@ -33,3 +57,40 @@ def test_the_search_ends_at_the_limit():
     for bad in subsets(7):
         found = failing_rows(7, lambda rows, bad=bad: not {*rows} & {*bad}, most=2)
         assert found == list(bad)[:2]
+
+
+@pytest.mark.parametrize("most_together", (None, 3))
+@pytest.mark.parametrize("named", ("first", "last", "wrong", "none"))
+def test_the_named_record_is_run_first(named, most_together):
+    for bad in subsets(8):
+        asked = []
+
+        def succeed(rows, bad=bad, asked=asked):
+            asked.append(list(rows))
+            return not {*rows} & {*bad}
+
+        def suspect(bad=bad, asked=asked):
+            places = [place for place, row in enumerate(asked[-1]) if row in bad]
+            good = [place for place, row in enumerate(asked[-1]) if row not in bad]
+            choices = {"first": places[:1], "last": places[-1:], "wrong": good[:1], "none": []}
+            return next(iter(choices[named]), None)
+
+        assert failing_rows(8, succeed, most_together, suspect=suspect) == list(bad)
+        if named in ("first", "last") and most_together is None:
+            assert len(asked) <= 3 * len(bad) + 1
+
+
+@pytest.mark.parametrize("bad", ([5], [0, 63], [3, 4, 5, 40]))
+def test_dali_names_the_record_that_it_cannot_decode(bad, picture_bytes):
+    images = [picture_bytes[:-500] if row in bad else picture_bytes for row in range(64)]
+    asked = []
+
+    def run(rows):
+        asked.append(list(rows))
+        return failure_alone(Runner([decoder([images[row] for row in rows])]))
+
+    failure = run(range(64))
+    assert failure is not None
+    asked.clear()
+    assert find_bad(64, run, failure) == bad
+    assert len(asked) <= 3 * len(bad) + 1
