@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
+import tempfile
 
 import hypothesis
 import jax
@@ -16,6 +18,18 @@ from conformance import TALLY, use_fake_devices
 if os.environ.get("DALIJAX_TEST_GPU") != "1":  # see tests/gpu
     use_fake_devices()
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# Tests compile the same programs many times. xdist's workers and the programs that tests start
+# share a cache of compiled programs; the first process creates and removes it.
+CACHE = None
+if not {"DALIJAX_TEST_GPU", "JAX_COMPILATION_CACHE_DIR"} & set(os.environ):
+    CACHE = tempfile.mkdtemp(prefix="compiled")
+    for option, value in (
+        ("jax_compilation_cache_dir", CACHE),
+        ("jax_persistent_cache_min_compile_time_secs", 0),
+    ):
+        jax.config.update(option, value)
+        os.environ[option.upper()] = str(value)
 
 # CI repeats the same cases; local runs try new cases.
 hypothesis.settings.register_profile("ci", derandomize=True)
@@ -64,6 +78,12 @@ def jpegs_many(tmp_path_factory) -> list[str]:
     for i, file in enumerate(files):
         pathlib.Path(file).write_bytes(bytes([i]))
     return files
+
+
+def pytest_unconfigure() -> None:
+    """Removes the cache of compiled programs."""
+    if CACHE is not None:
+        shutil.rmtree(CACHE, ignore_errors=True)
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

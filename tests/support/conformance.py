@@ -7,12 +7,16 @@ every possible way, and compares the batches that follow with the walk.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import functools
 import json
 import multiprocessing
+import multiprocessing.util
 import os
 import re
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -164,17 +168,57 @@ def use_fake_devices(count: int = 8) -> None:
         os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={count}"
 
 
-def _tail_in_process(make: bytes, calls: list[list[str]], states: list[str], out: Any) -> None:
-    """Runs the tails of many states in a new process."""
+class OtherProcess:
+    """A process that restores states for all checks; a process for each check would take long."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, pipe = context.Pipe()
+        self._child = context.Process(target=_restore_states, args=(pipe,))
+        self._child.start()
+        pipe.close()  # so that the pipe ends if the child dies
+        # The child ends with its pipe, before multiprocessing waits for it.
+        multiprocessing.util.Finalize(None, self._pipe.close, exitpriority=100)
+
+    def tails(
+        self, make: Callable[[], Any], calls: list[list[str]], states: list[str]
+    ) -> list[list[Result]]:
+        """Returns the results of the calls after each state."""
+        self._pipe.send(cloudpickle.dumps((make, calls, states)))
+        try:
+            tails, error = self._pipe.recv()
+        except EOFError:
+            _other_process.cache_clear()
+            self._child.join(300)
+            raise AssertionError(f"the process ended with {self._child.exitcode}") from None
+        assert not error, error
+        return tails
+
+
+@functools.cache
+def _other_process() -> OtherProcess:
+    return OtherProcess()
+
+
+def _restore_states(pipe: Any) -> None:
+    """Runs the tails of many states, in another process, until the pipe ends."""
     use_fake_devices()
-    fresh = cloudpickle.loads(make)
-    tails = []
-    for state, own in zip(states, calls, strict=True):
-        iterator = fresh()
-        iterator.set_state(json.loads(state))
-        tails.append([do(iterator, call) for call in own])
-        iterator.close()
-    out.send(tails)
+    with contextlib.suppress(EOFError):
+        while True:
+            tails: list[list[Result]] = []
+            error = ""
+            try:
+                make, calls, states = cloudpickle.loads(pipe.recv())
+                for state, own in zip(states, calls, strict=True):
+                    iterator = make()
+                    iterator.set_state(json.loads(state))
+                    tails.append([do(iterator, call) for call in own])
+                    iterator.close()
+            except EOFError:
+                raise
+            except Exception:
+                error = traceback.format_exc()
+            pipe.send((tails, error))
 
 
 def check(make: Callable[[], Any], expected: Expected, **options: Any) -> None:
@@ -273,20 +317,12 @@ def check_properties(
     iterator.close()
 
     if process:
-        context = multiprocessing.get_context("spawn")
-        out, into = context.Pipe(duplex=False)
         tails = [calls[at:] if tail is None else calls[at : at + tail] for at in range(end)]
         texts = [json.dumps(state) for state in states]
-        arguments = (cloudpickle.dumps(make), tails, texts, into)
-        child = context.Process(target=_tail_in_process, args=arguments)
-        child.start()
-        into.close()  # so that the pipe ends if the child dies
-        for at, got in enumerate(out.recv()):
+        for at, got in enumerate(_other_process().tails(make, tails, texts)):
             assert got == results[at : at + len(got)], ("process", at)
             TALLY.restores += 1
             TALLY.batches += len(got)
-        child.join(300)
-        assert child.exitcode == 0
 
 
 def _look_ahead(iterator: Any, at: int) -> None:

@@ -352,7 +352,7 @@ ROWS: dict[str, dict[str, Row]] = {
 @pytest.mark.parametrize("name,row", [(name, row) for name in ROWS for row in ROWS[name]])
 def test_conformance(jpegs_many, name, row):
     make, expected = ROWS[name][row]
-    # A new process takes seconds; all rows of a class pass states in the same way.
+    # Another process repeats all restores; all rows of a class pass states in the same way.
     process = FULL or row == next(iter(ROWS[name]))
     check(functools.partial(make, jpegs_many), expected, process=process)
 
