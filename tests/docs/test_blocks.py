@@ -8,7 +8,9 @@ import shlex
 
 import pytest
 import tomllib
+from forks import run_fork
 
+from full import FULL
 from pages import PAGES, ROOT, Page, commands, words
 from programs import run_python
 
@@ -23,7 +25,10 @@ each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.rel
 
 @each_page
 def test_its_blocks_run(path, tmp_path):
-    """In a single namespace and an empty folder, on 8 CPU devices, as a separate program."""
+    """In a single namespace and an empty folder, on 8 CPU devices, as a separate program.
+
+    `make test-full` runs each page in a new process.
+    """
     page = Page(path)
     code = page.program()
     if code is None:
@@ -41,11 +46,20 @@ def test_its_blocks_run(path, tmp_path):
         "MPLBACKEND": "agg",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
-    done = run_python(program, cwd=tmp_path / "scratch", env=env)
+    if FULL:
+        done = run_python(program, cwd=tmp_path / "scratch", env=env)
+    else:
+        done = run_fork(program, modules=slow_modules(code), cwd=tmp_path / "scratch", env=env)
     printed = iter((done.stdout + done.stderr).splitlines())
     for block in page.outputs():  # each line of the page after the previous line
         for number, line in enumerate(block.lines, block.first):
             assert "..." in line or any(line in p for p in printed), f"{path.name}:{number}: {line}"
+
+
+def slow_modules(code):
+    """Returns the modules of a page that forks should share."""
+    slow = {"tensorflow": "tfdata|metric_writers|ReportInput|tensorflow", "grain": "grain"}
+    return [name for name, uses in slow.items() if re.search(uses, code)]
 
 
 @each_page

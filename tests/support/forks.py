@@ -1,0 +1,149 @@
+"""Runs programs in forks of a process that has imported the libraries.
+
+A new process imports JAX and DALI for two seconds, and TensorFlow for five more. A fork begins
+before any device, thread or pipeline exists, and exits like a program. It shares the addresses and
+the hash seed of other forks: tests that compare processes start new ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import multiprocessing.util
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Sequence
+from typing import Any
+
+MODULES = ("jax.numpy", "numpy", "nvidia.dali.fn", "dalijax", "PIL.Image")
+# Options of JAX that tests set for their programs.
+OPTIONS = {"jax_platforms": str, "jax_num_cpu_devices": int}
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """Starts the process that imports the libraries."""
+    server = subprocess.Popen(
+        [sys.executable, "-W", "ignore", __file__],  # JAX and Python warn of forks
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    multiprocessing.util.Finalize(None, _end, args=(server,), exitpriority=100)
+    return server
+
+
+def _end(server: subprocess.Popen[str]) -> None:
+    server.communicate()  # closes its input
+
+
+def run_fork(
+    program: Any,
+    *arguments: Any,
+    modules: Sequence[str] = (),
+    env: dict[str, str] | None = None,
+    cwd: Any = None,
+    code: int = 0,
+    timeout: float = 300,
+) -> types.SimpleNamespace:
+    """Runs a program until it exits, like `programs.run_python`.
+
+    Args:
+        program: Path of the program.
+        *arguments: Its arguments.
+        modules: Modules that are imported before the fork, besides `MODULES`.
+        env: Its environment variables.
+        cwd: Its folder.
+        code: Its exit code.
+        timeout: Maximum time in seconds.
+    """
+    server = _server()
+    assert server.stdin is not None and server.stdout is not None
+    with tempfile.TemporaryDirectory() as folder:
+        files = [pathlib.Path(folder, name) for name in ("out", "err")]
+        request = {
+            "program": str(program),
+            "arguments": list(map(str, arguments)),
+            "modules": [*MODULES, *modules],
+            "env": dict(os.environ if env is None else env),
+            "cwd": str(cwd or os.getcwd()),
+            "files": list(map(str, files)),
+            "timeout": timeout,
+        }
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        exit_code = json.loads(server.stdout.readline())
+        out, err = (file.read_text(errors="replace") for file in files)
+    assert exit_code == code, f"{exit_code}: " + out[-2000:] + err[-4000:]
+    return types.SimpleNamespace(stdout=out, stderr=err)
+
+
+def _serve() -> dict[str, Any] | None:
+    """Forks for each request; returns the request in the fork, and None at the end."""
+    for line in sys.stdin:
+        request = json.loads(line)
+        for name in request["modules"]:
+            importlib.import_module(name)
+        pid = os.fork()
+        if pid == 0:
+            return request
+        sys.stdout.write(json.dumps(_exit_code(pid, request["timeout"])) + "\n")
+        sys.stdout.flush()
+    return None
+
+
+def _exit_code(pid: int, timeout: float) -> int | None:
+    """Waits for a fork and returns its exit code; None if it was killed after the timeout."""
+    end = time.monotonic() + timeout
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= end:
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return None
+        time.sleep(0.02)
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Runs the program of a request in this process, like a new process."""
+    os.setsid()
+    for number, path in enumerate([os.devnull, *request["files"]]):
+        with open(path, "wb" if number else "rb") as file:
+            os.dup2(file.fileno(), number)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    _read_options_of_jax()
+    program = request["program"]
+    sys.argv[:] = [program, *request["arguments"]]
+    sys.path[0] = str(pathlib.Path(program).resolve().parent)
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [path for path in paths if path and path not in sys.path]
+    main = types.ModuleType("__main__")
+    main.__file__ = program
+    sys.modules["__main__"] = main
+    code = compile(pathlib.Path(program).read_text(), program, "exec", dont_inherit=True)
+    exec(code, main.__dict__)  # noqa: S102 - what this file is for
+
+
+def _read_options_of_jax() -> None:
+    """Applies the environment variables that JAX read when it was imported."""
+    import jax
+
+    for option, kind in OPTIONS.items():
+        if option.upper() in os.environ:
+            jax.config.update(option, kind(os.environ[option.upper()]))
+
+
+if __name__ == "__main__":
+    if (request := _serve()) is not None:
+        _become(request)
