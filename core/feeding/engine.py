@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 import functools
 import itertools
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -18,16 +16,10 @@ from ..order.shuffle import Indices
 from ..pipeline import advice
 from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import check_outputs
-from ..pipeline.engine import CLOSED, Engine, Outcome, log_failure
+from ..pipeline.engine import CLOSED, Engine, Outcome
 from ..pipeline.failing_rows import failure_alone, find_bad
-from ..pipeline.failure import RETRY_DELAYS, EnvironmentFailure, Failure, failure_of, is_environment
-from ..pipeline.failure_errors import (
-    can_skip,
-    describe,
-    every_batch_failed,
-    listed,
-    with_printable,
-)
+from ..pipeline.failure import EnvironmentFailure, Failure, failure_of, is_environment
+from ..pipeline.failure_errors import describe, listed, with_printable
 from ..pipeline.pipeline_source import FunctionSource
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..state import random_state
@@ -40,7 +32,6 @@ from .supply import RowBatch, RowSupply
 
 P = TypeVar("P")
 Bad = Sequence[tuple[str, Exception]]  # the names of bad records, and their errors
-_MOST_MASKED = 1000  # the number of batches whose masked records are remembered, to log them once
 _MOST_PROBED = 24  # the number of records to try before the graph is considered at fault
 
 
@@ -63,8 +54,6 @@ class FedEngine(Engine[P]):
     Subclasses define positions, supplies and states. They call `feed_by` once.
     """
 
-    # The number of batches in a row that may be skipped.
-    _most_skipped: float = float("inf")
     # Whether the first batch is taken before the supply is asked for the second.
     _gradual = False
     _unfit_text = "{names} can't be read. {kind}: {error}"
@@ -95,11 +84,8 @@ class FedEngine(Engine[P]):
         self._graph: FedGraph | None = None
         self._learned = False  # whether the first pipelines were inspected
         self._feed: RowSupply[P] | None = None
-        self._runner: Runner | None = None
         self._made: tuple[RowSupply[P], FunctionSource] | None = None
         self._taken = 0  # the number of runs taken from the current pipelines
-        # The names of masked records by epoch and step, for the last batches with any.
-        self._masked: dict[tuple[int, int], set[str]] = {}
         # The operators of ``fn.random``, which are known once pipelines were built.
         self._random: list[str] = []
 
@@ -110,16 +96,8 @@ class FedEngine(Engine[P]):
         """Returns the supply of new pipelines."""
 
     @abc.abstractmethod
-    def _is_end(self, position: P) -> bool:
-        """Returns whether no batch is left, as far as the position shows."""
-
-    @abc.abstractmethod
     def _after(self, position: P, supply: RowSupply[P], run: int, runner: Runner | None) -> P:
         """Returns the position after a run; ``runner`` is None if the run failed."""
-
-    @abc.abstractmethod
-    def _place(self, position: P) -> tuple[int, int]:
-        """Returns the epoch and the step of the batch at a position."""
 
     @abc.abstractmethod
     def _learn(self, lines: tuple[str, ...]) -> None:
@@ -129,9 +107,11 @@ class FedEngine(Engine[P]):
         """Returns the position of the next run at or after a position."""
         return position
 
-    def _label(self, position: P) -> str:
-        """Returns the name of the batch at a position, for error messages."""
-        return f"batch {self._place(position)[1]}"
+    def _not_made(self, position: P, failed: EnvironmentFailure) -> RuntimeError:
+        return RuntimeError(
+            f"{self._label(position)} can't be made, but not because of its records. The next call "
+            f"tries it again: {failed}"
+        )
 
     def _not_fed(
         self, position: P, supply: RowSupply[P], run: int, error: BaseException
@@ -150,29 +130,17 @@ class FedEngine(Engine[P]):
 
     # Pipelines
 
-    def prepare(self) -> None:
-        """Builds the pipelines at the current position, unless they are built."""
-        self._runner_at(self.position)
-
-    def schedule(self) -> None:
-        """Builds the pipelines, unless they are built, and schedules runs without waiting."""
-        self._runner_at(self.position)[0].schedule()
-
     def drop(self) -> None:
         """Frees the pipelines and the peeked batch; the next use builds pipelines again."""
         supply, self._feed = self._feed, None
-        self._outcome = None
-        self._stop()
+        super().drop()
         if supply is not None:
             supply.close()
 
-    def _stop(self) -> None:
-        """Frees the pipelines; the next pipelines read the same rows again."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            runner.close()
+    def _runner_at(self, position: P) -> Runner:
+        return self._fed_at(position)[0]
 
-    def _runner_at(self, position: P) -> tuple[Runner, RowSupply[P]]:
+    def _fed_at(self, position: P) -> tuple[Runner, RowSupply[P]]:
         """Returns pipelines whose next run is at a position, and their supply."""
         if self.closed:
             raise ValueError(CLOSED)
@@ -247,68 +215,8 @@ class FedEngine(Engine[P]):
 
     # Batches
 
-    def _next_outcome(self) -> Outcome[P]:
-        position, skipped = self.position, list[FailedBatch]()
-        from_start = self.step == 0
-        try:
-            while True:
-                outcome = self._outcome_at(position)
-                if outcome.masked is not None:
-                    outcome = self._noted(outcome, outcome.masked)
-                error = outcome.error
-                if self._config.on_error != "skip" or error is None or not can_skip(error):
-                    return self._after_skipped(outcome, skipped, from_start)
-                fault: Exception | None = self._fault_of_graph(error)
-                if fault is None:
-                    skipped.append(self._note_skipped(*self._place(position), error))
-                    if len(skipped) >= self._most_skipped:
-                        fault = every_batch_failed(skipped)
-                if fault is not None:
-                    outcome = dataclasses.replace(outcome, error=fault)
-                    return self._after_skipped(outcome, skipped, from_start=False)
-                position = outcome.after
-        except BaseException:
-            if position is not self.position:  # so the skipped batches are repeated
-                self.drop()
-            raise
-
-    def _outcome_at(self, position: P) -> Outcome[P]:
-        """Runs the batch at a position, with a few retries if the environment fails.
-
-        Raises:
-            Exception: The supply's error if no record can be read, or the environment's error if
-                all retries failed. The position is unchanged.
-        """
-        if self._is_end(position):
-            return Outcome(position, ended=True)
-        delays = iter(RETRY_DELAYS)
-        while True:
-            try:
-                outcome = self._run_at(position)
-            except WorkersEnded:
-                if self.closed:  # another thread closed it during this call
-                    raise ValueError(CLOSED) from None
-                raise
-            except EnvironmentFailure as failed:
-                self._stop()
-                delay = next(delays, None)
-                if delay is None:
-                    raise RuntimeError(
-                        f"{self._label(position)} can't be made, but not because of its records. "
-                        f"The next call tries it again: {failed}"
-                    ) from failed.__cause__
-                time.sleep(delay)
-                continue
-            if outcome is not None:
-                return outcome
-
     def _run_at(self, position: P) -> Outcome[P] | None:
-        """Runs the batch at a position once.
-
-        Returns:
-            The outcome, or None if the run has to be repeated with other records in some rows.
-        """
-        runner, supply = self._runner_at(position)
+        runner, supply = self._fed_at(position)
         batch: Batch | None = None
         error: Exception | None = None
         run, self._taken = self._taken, self._taken + 1  # a failed run counts as well
@@ -326,21 +234,15 @@ class FedEngine(Engine[P]):
         except Exception as failed:  # the outputs can't be converted to arrays
             error = failed
         masked: FailedBatch | None = None
-        if error is None:
-            self._works = True
-            if self._config.on_error == "mask" and (bad := self._bad_of(supply, run, valid=True)):
-                named = self._bad_records(position, bad)
-                masked = FailedBatch(*self._place(position), str(named), named.files)
-                del named  # see `error` below
+        is_masked = error is None and self._config.on_error == "mask"
+        if is_masked and (bad := self._bad_of(supply, run, valid=True)):
+            named = self._bad_records(position, bad)
+            masked = FailedBatch(*self._place(position), str(named), named.files)
         after = self._after(position, supply, run, runner)
         if self._feed is supply:  # another thread may have closed it
             supply.forget(run)
-        try:
-            failures = int(isinstance(error, (BatchError, RecordError)))
-            return Outcome(after, batch, error, masked=masked, failures=failures)
-        finally:
-            # Its traceback refers to this frame, so the reference cycle would keep the batch alive.
-            del error
+        failures = int(isinstance(error, (BatchError, RecordError)))
+        return Outcome(after, batch, error, masked=masked, failures=failures)
 
     def _all_rows(self, supply: RowSupply[P], run: int) -> list[RowBatch]:
         """Returns the rows of all pipelines for a run."""
@@ -433,18 +335,6 @@ class FedEngine(Engine[P]):
     def _error_kind(self, unfit: bool) -> type[BatchError] | type[RecordError]:
         """Returns the class of the error; ``unfit`` means that DALI didn't get the records."""
         return BatchError
-
-    def _noted(self, outcome: Outcome[P], masked: FailedBatch) -> Outcome[P]:
-        """Logs and counts the masked records of a batch, once per batch however often it is run."""
-        key = masked.epoch, masked.step
-        failures = int(key not in self._masked)
-        logged = self._masked.setdefault(key, set())
-        if not logged.issuperset(masked.files):
-            logged.update(masked.files)
-            self.errors.append(log_failure("masked", masked))
-        if len(self._masked) > _MOST_MASKED:
-            self._masked.pop(next(iter(self._masked)))
-        return dataclasses.replace(outcome, failures=failures)
 
     def _failed(
         self, position: P, runner: Runner, supply: RowSupply[P], run: int, error: RuntimeError

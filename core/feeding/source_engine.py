@@ -360,13 +360,16 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
 
     def _sample(self) -> Batch:
         """Returns the next epoch's first batch without an error, which DALI prepares anyway."""
-        position = self._samples.next_epoch(self.position)
+        return self._first_good(self._samples.next_epoch(self.position)).unwrap()
+
+    def _first_good(self, position: SamplePosition) -> Outcome[SamplePosition]:
+        """Returns the first outcome from a position that is not a failed batch."""
         for _ in range(MOST_SKIPPED):
             outcome = self._outcome_at(self._samples.run_from(position))
             if not can_skip(outcome.error):
-                return outcome.unwrap()
+                break
             position = outcome.after
-        return outcome.unwrap()
+        return outcome
 
     def _number(self, outcome: Outcome[SamplePosition]) -> tuple[int, int]:
         return self._place(self._samples.skip(outcome.after, -1))
@@ -417,9 +420,6 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
 
     def _place(self, position: SamplePosition) -> tuple[int, int]:
         return position.epoch, self._samples.step(position)
-
-    def _label(self, position: SamplePosition) -> str:
-        return f"batch {self._samples.step(position)} of epoch {position.epoch}"
 
     def _learn(self, lines: tuple[str, ...]) -> None:
         self._operators = lines

@@ -203,12 +203,7 @@ class StreamEngine(FedEngine[RecordPosition]):
             Exception: An error of the reader.
         """
         with self.lock, self.interruptible():
-            outcome = self.deliver(self.stats)
-            try:
-                return outcome.unwrap()
-            finally:
-                # An error's traceback refers to this frame, so a cycle would keep the batch alive.
-                del outcome
+            return self.deliver(self.stats).unwrap()
 
     def watch(self) -> InputStats:
         """Starts counting delivered batches, if it hasn't; returns the counters."""
@@ -242,6 +237,9 @@ class StreamEngine(FedEngine[RecordPosition]):
 
     def _place(self, position: RecordPosition) -> tuple[int, int]:
         return 0, position.step
+
+    def _label(self, position: RecordPosition) -> str:
+        return f"batch {position.step}"
 
     def _error_kind(self, unfit: bool) -> type[BatchError] | type[RecordError]:
         return UnfitRecordError if unfit else RecordError

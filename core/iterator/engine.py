@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -25,8 +24,8 @@ from ..pipeline.dali_pipeline import (
     runs_python,
 )
 from ..pipeline.engine import CLOSED, EpochEngine, Mark, NoReplica, Outcome
-from ..pipeline.failure import RETRY_DELAYS, failure_of
-from ..pipeline.failure_errors import MOST_SKIPPED, can_skip, describe
+from ..pipeline.failure import EnvironmentFailure, failure_of
+from ..pipeline.failure_errors import MOST_SKIPPED, describe
 from ..pipeline.pipeline_source import PipelineSource, check_resumable
 from ..pipeline.reader import check_epochs, check_shards, epochs_of
 from ..pipeline.runner import (
@@ -41,7 +40,7 @@ from ..state.agreement import Values, without_seeds
 from ..state.differences import check, differences, renamed
 from ..state.envelope import damaged
 from ..state.fingerprint import Fingerprint, fingerprint, split_line, unknown
-from ..state.position import Checkpoints, FailedBatch, Position
+from ..state.position import Checkpoints, Position
 from ..state.random_state import check_form, for_operators
 from ..state.reader_files import READERS, reader_of
 from ..state.reader_state import ReaderState
@@ -90,13 +89,13 @@ class ReaderEngine(EpochEngine[Position]):
         super().__init__(Position(), config)
         self.name = source.name
         self._source = source
-        self._runner: Runner | None = None
         self._fingerprint: Fingerprint | None = None
         self._seed: int | None = None  # the seed of a restored state
         self._start = Checkpoints()  # checkpoints of the first batch, once pipelines were built
         # Current epoch, its number of batches, and its number of leading batches without padding.
         self._epoch_length = (-1, 0, 0)
         self._exact: Position | None = None  # position of the pipelines, unless a batch failed
+        self._discards = False  # whether batches are only skipped
         self._most_to_drop = _MOST_TO_DROP
         self._failures_to_name = _MOST_NAMED
         self.compare_processes(source.name, self._outline())
@@ -167,12 +166,13 @@ class ReaderEngine(EpochEngine[Position]):
     def skip(self, batches: int) -> int:
         """Moves past up to ``batches`` batches of the epoch; returns how many."""
         skipped = 0
-        while skipped < batches:
-            self._outcome = self._outcome or self._next_outcome(discard)
-            if self._outcome.ended:
-                break
-            self.advance()
-            skipped += 1
+        self._discards = True
+        try:
+            while skipped < batches and not self.peek().ended:
+                self.advance()
+                skipped += 1
+        finally:
+            self._discards = False
         return skipped
 
     def at_end(self) -> bool:
@@ -470,22 +470,10 @@ class ReaderEngine(EpochEngine[Position]):
 
     # The pipelines
 
-    def runner(self) -> Runner:
-        """Returns the running pipelines; builds them at the position if necessary."""
-        return self._runner_at(self.position)
-
-    def prepare(self) -> None:
-        """Builds the pipelines at the position, unless they are built."""
-        self.runner()
-
     def start(self) -> None:
         """Builds the pipelines, and takes the checkpoints of their start."""
         self.runner()
         self.position = self._with_start(self.position)
-
-    def schedule(self) -> None:
-        """Builds the pipelines, unless they are built, and schedules runs without waiting."""
-        self.runner().schedule()
 
     @contextlib.contextmanager
     def replicas(self) -> Iterator[tuple[list[Pipeline], str]]:
@@ -570,24 +558,13 @@ class ReaderEngine(EpochEngine[Position]):
         return unknown() | {"outputs": list(self._config.output_map)}
 
     def _can_stand_at(self, position: Position) -> bool:
-        """Returns whether new pipelines can be built at a position."""
         checkpoints = position.checkpoints
         exact = checkpoints is None or checkpoints.data is not None
         return exact and self._source.rebuildable and not self._source.unresumable
 
-    def _stand_again_at(self, position: Position) -> bool:
-        """Drops the pipelines if new ones can be built at a position; returns whether they can."""
-        is_possible = self._can_stand_at(position)
-        if is_possible:
-            self.drop()
-        return is_possible
-
-    def drop(self) -> None:
-        """Frees the pipelines and a peeked batch; the next use builds pipelines at the position."""
-        runner, self._runner = self._runner, None
-        self._outcome = self._exact = None
-        if runner is not None:
-            runner.close()
+    def _stop(self) -> None:
+        super()._stop()
+        self._exact = None
 
     # Epochs
 
@@ -640,38 +617,12 @@ class ReaderEngine(EpochEngine[Position]):
 
     # Batches
 
-    def _next_outcome(
-        self, convert: Callable[[Sequence[Outputs]], Any] | None = None
-    ) -> Outcome[Position]:
-        """Returns the first outcome from the position that ``on_error`` does not skip.
-
-        Args:
-            convert: Converts the pipelines' outputs to something other than a batch.
-        """
+    def _first_position(self) -> Position:
         self.runner()
-        position, skipped = self._with_start(self.position), list[FailedBatch]()
-        from_start = position.step == 0
-        outcome: Outcome[Position] | None
-        named: BatchError | None
-        while True:
-            outcome = self._outcome_at(position, convert)
-            try:
-                if not isinstance(outcome.error, BatchError):
-                    self._works = self._works or (outcome.error is None and not outcome.ended)
-                    return self._after_skipped(outcome, skipped, from_start)
-                named = self._with_files(outcome.error, position.checkpoints)
-                if self._config.on_error != "skip" or not can_skip(named):
-                    return self._after_skipped(
-                        dataclasses.replace(outcome, error=named), skipped, from_start
-                    )
-                if (fault := self._fault_of_graph(named)) is not None:
-                    return self._after_skipped(
-                        dataclasses.replace(outcome, error=fault), skipped, from_start
-                    )
-                skipped.append(self._note_skipped(position.epoch, position.step, named))
-                position = outcome.after
-            finally:
-                outcome = named = None  # a traceback refers to this frame: see `_outcome_at`
+        return self._with_start(self.position)
+
+    def _place(self, position: Position) -> tuple[int, int]:
+        return position.epoch, position.step
 
     def _with_files(self, error: BatchError, checkpoints: Checkpoints | None) -> BatchError:
         """Adds file names to the error of a failed batch, for the first few failures."""
@@ -681,31 +632,20 @@ class ReaderEngine(EpochEngine[Position]):
         reader = self._config.reader_name
         return name_files(error, self._source, reader, checkpoints.data, checkpoints.to_drop)
 
-    def _outcome_at(
-        self,
-        position: Position,
-        convert: Callable[[Sequence[Outputs]], Any] | None,
-        retries: int = 0,
-    ) -> Outcome[Position]:
-        """Runs the pipelines, which are at a position; returns the outcome.
-
-        Args:
-            position: The position.
-            convert: See `_next_outcome`.
-            retries: Number of retries so far.
+    def _run_at(self, position: Position) -> Outcome[Position] | None:
+        """Runs the batch at a position once; see `Engine`.
 
         Raises:
             Exception: Any error of the pipelines' own source; its batch stays the next batch.
             RuntimeError: If the source has no batch although the epoch has one.
         """
-        if self._is_end(position):
-            return Outcome(position, ended=True)
         exact, self._exact = self._exact, None  # an interrupted run may have taken a batch
         batch: Any = None
         error: Exception | None = None
         try:
             batch = self._run(
-                position, convert or (lambda outputs: self._to_batch(outputs, position))
+                position,
+                discard if self._discards else lambda outputs: self._to_batch(outputs, position),
             )
         except SourceEnded:
             self._exact = exact  # no batch was taken
@@ -716,9 +656,9 @@ class ReaderEngine(EpochEngine[Position]):
             self._stand_again_at(position)
             raise (failed.__cause__ or failed) from None
         except RuntimeError as failed:
-            if self._can_retry(failed, position, retries):
-                return self._outcome_at(position, convert, retries + 1)
-            error = _batch_error(failed, position)
+            if self._can_run_again(failed, position):
+                return None
+            error = self._with_files(_batch_error(failed, position), position.checkpoints)
         except Exception as failed:  # the outputs can't be converted to arrays
             error = failed
         after = Position(
@@ -729,47 +669,54 @@ class ReaderEngine(EpochEngine[Position]):
             position.errors + (error is not None),
         )
         self._exact = after if error is None else None
-        try:
-            return Outcome(after, batch, error)
-        finally:
-            del error  # its traceback refers to this frame: the cycle would keep the batch alive
+        return Outcome(after, batch, error)
 
-    def _can_retry(self, failed: RuntimeError, position: Position, retries: int) -> bool:
+    def _can_run_again(self, failed: RuntimeError, position: Position) -> bool:
         """Returns whether new pipelines may produce a failed batch; False: it counts as delivered.
 
         Raises:
-            RuntimeError: If the batch stays the next batch, because its reader or the environment
-                failed, or the pipelines stopped.
+            EnvironmentFailure: If the environment failed, and the pipelines can be rebuilt.
+            RuntimeError: If the batch stays the next batch, because its reader failed, or the
+                pipelines stopped.
         """
-        environment, reads = failure_of(failed).environment, _READER.search(str(failed))
-        if environment and retries < len(RETRY_DELAYS) and self._stand_again_at(position):
-            time.sleep(RETRY_DELAYS[retries])
-            return True
-        if reads:
+        failure = failure_of(failed)
+        if failure.environment and self._stand_again_at(position):
+            raise EnvironmentFailure(failure.message) from failed
+        if _reads(failed):
             # DALI's readers can't continue after an error: new ones are built at the position.
             stands = self._stand_again_at(position)
-            cure = ""
-            if is_unmappable(failed):
-                if stands and self._source.unmap():
-                    return True  # now an empty file fails alone, without the batches before it
-                cure = ". Pass dont_use_mmap=True to its reader, so that an empty file fails alone"
-            problem = f"can't be read{cure}; the following call tries it again"
-            if self._config.on_error == "skip" and not environment:
-                problem += (
-                    ". on_error='skip' can't skip it, because DALI's reader rejects the file and "
-                    "stops. Repair or remove the file, or use a source of dalijax.sources, which "
-                    "skips single records"
-                )
-            raise _described(failed, position, problem, RuntimeError) from failed
-        if environment and self._stand_again_at(position):
-            problem = (
-                "can't be produced, but not because of its files; the following call tries it again"
-            )
-            raise _described(failed, position, problem, RuntimeError) from failed
+            if is_unmappable(failed) and stands and self._source.unmap():
+                return True  # now an empty file fails alone, without the batches before it
+            raise self._unread(failed, position) from failed
         if self.runner().stopped:  # after this batch, or a prefetched later batch, failed
             self._stand_again_at(position)
             raise _described(failed, position, _STOPPED, RuntimeError) from failed
         return False
+
+    def _unread(self, failed: RuntimeError, position: Position) -> RuntimeError:
+        """Creates the error of a batch whose reader failed."""
+        problem = "can't be read"
+        if is_unmappable(failed):
+            problem += ". Pass dont_use_mmap=True to its reader, so that an empty file fails alone"
+        problem += "; the following call tries it again"
+        if self._config.on_error == "skip" and not failure_of(failed).environment:
+            problem += (
+                ". on_error='skip' can't skip it, because DALI's reader rejects the file and "
+                "stops. Repair or remove the file, or use a source of dalijax.sources, which "
+                "skips single records"
+            )
+        return _described(failed, position, problem, RuntimeError)
+
+    def _not_made(self, position: Position, failed: EnvironmentFailure) -> RuntimeError:
+        error = failed.__cause__
+        if not isinstance(error, RuntimeError):
+            return RuntimeError(str(failed))
+        if _reads(error):
+            return self._unread(error, position)
+        problem = (
+            "can't be produced, but not because of its files; the following call tries it again"
+        )
+        return _described(error, position, problem, RuntimeError)
 
     def _checkpoints_after(self, position: Position, failed: bool) -> Checkpoints:
         """Returns the checkpoints for the batch after a position."""
@@ -848,6 +795,11 @@ class ReaderEngine(EpochEngine[Position]):
             "start again by cycle='raise' (an iterable or a generator function), or create the "
             "iterator that it reads inside the graph function"
         )
+
+
+def _reads(error: RuntimeError) -> bool:
+    """Returns whether an operator that reads files failed."""
+    return _READER.search(str(error)) is not None
 
 
 def _described(error: RuntimeError, position: Position, problem: str, kind: type[_Error]) -> _Error:

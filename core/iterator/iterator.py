@@ -186,20 +186,16 @@ class DALIGenericIterator:
             if self._early_end is not None:  # another loop follows, so that there is no warning
                 self._early_end.detach()
                 self._early_end = None
-            outcome = self._engine.deliver(self._stats)
-            if outcome.ended:
-                self._engine.stopped = True
-                if self._config.auto_reset:
-                    self._note_end()
-                    self._next_epoch()
-            try:
-                return outcome.unwrap()
-            finally:
-                del (
-                    outcome
-                )  # a traceback refers to this frame: the cycle would keep the batch alive
+            return self._engine.deliver(self._stats, self._finish_epoch).unwrap()
 
     next = __next__  # as in DALI
+
+    def _finish_epoch(self) -> None:
+        """Notes the end of an epoch; with auto_reset, starts the next epoch."""
+        self._engine.stopped = True
+        if self._config.auto_reset:
+            self._note_end()
+            self._next_epoch()
 
     def _note_end(self) -> None:
         """Prepares a warning if the first end of an epoch ends a loop that counts steps.

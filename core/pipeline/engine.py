@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
@@ -23,11 +24,14 @@ from ..placement import GlobalPlacement
 from ..state.agreement import Values
 from ..state.position import FailedBatch
 from ..stats import UNTRACED, InputStats
+from ..workers import WorkersEnded
 from .batch import Batch, BatchMaker, choose_placement
 from .calls import calls
 from .failed_batches import FailedBatches
-from .failure_errors import MOST_UNEXPLAINED, every_batch_failed, graph_error
+from .failure import RETRY_DELAYS, EnvironmentFailure, strip_tracebacks
+from .failure_errors import MOST_UNEXPLAINED, can_skip, every_batch_failed, graph_error
 from .processes import Agreement, agreement_of
+from .runner import Runner
 from .traced import check_not_traced, trace_state_clean
 
 _log = logging.getLogger("dalijax")
@@ -39,6 +43,7 @@ _UNCOUNTED = contextlib.nullcontext()
 CLOSED = "the iterator is closed. Create a new iterator"
 # Seconds that close() waits for a call in another thread.
 _PATIENCE = 5.0
+_MOST_MASKED = 1000  # the number of batches whose masked records are remembered, to log them once
 
 
 class NoReplica(Exception):
@@ -52,7 +57,7 @@ class Outcome(Generic[P]):
     Attributes:
         after: The position after the run; if the epoch has ended, its end.
         batch: The batch, if any.
-        error: An error that counts as a batch.
+        error: An error that counts as a batch. Its traceback is replaced by notes.
         ended: Whether the epoch has no further batch.
         mapped: The batch after ``batch_map``, once it was applied.
         masked: Describes the masked records of the batch, if any.
@@ -67,6 +72,10 @@ class Outcome(Generic[P]):
     masked: FailedBatch | None = None
     failures: int = 0
 
+    def __post_init__(self) -> None:
+        if self.error is not None:
+            strip_tracebacks(self.error)
+
     def unwrap(self) -> Batch:
         """Returns the batch.
 
@@ -75,10 +84,11 @@ class Outcome(Generic[P]):
             Exception: The error that counts as a batch.
         """
         if self.error is not None:
+            error = self.error.with_traceback(None)  # without lines of an earlier call
             try:
-                raise self.error
+                raise error
             finally:
-                del self  # the traceback refers to this frame: the cycle would keep them alive
+                del self, error  # the traceback refers to this frame
         if self.ended or self.batch is None:
             raise StopIteration
         return self.batch if self.mapped is None else self.mapped
@@ -111,6 +121,8 @@ class Engine(abc.ABC, Generic[P]):
     # Attributes that a call may change together with the position. They are replaced, never
     # mutated, so that marks stay valid.
     _marked: ClassVar[tuple[str, ...]] = ("position", "_must_agree")
+    # The number of batches in a row that may be skipped.
+    _most_skipped: float = float("inf")
 
     def __init__(self, start: P, config: IteratorConfig):
         self.position = self._beginning = start
@@ -126,6 +138,9 @@ class Engine(abc.ABC, Generic[P]):
         self._works = False  # whether a batch succeeded, so that the graph can't be at fault
         self._unexplained = 0  # number of batches that failed because of an operator
         self._outcome: Outcome[P] | None = None
+        self._runner: Runner | None = None
+        # The names of masked records by epoch and step, for the last batches with any.
+        self._masked: dict[tuple[int, int], set[str]] = {}
         self._interrupted: Mark | None = None  # the start of an interrupted call
         self._lock = threading.RLock()
         # Reentrant, because methods call each other. Serializes calls of several threads.
@@ -196,8 +211,16 @@ class Engine(abc.ABC, Generic[P]):
         self.position = (self._outcome or self.peek()).after
         self._outcome = None
 
-    def deliver(self, stats: InputStats | None) -> Outcome[P]:
+    def deliver(
+        self, stats: InputStats | None, at_end: Callable[[], object] | None = None
+    ) -> Outcome[P]:
         """Delivers the next batch: counts it, if there are counters, and moves past it.
+
+        Args:
+            stats: The counters, if any.
+            at_end: Called at the end of an epoch, before its outcome is returned. Callers of
+                `Outcome.unwrap` can't keep the outcome in a variable, since the traceback of an
+                error refers to their variables.
 
         Raises:
             ProcessError: If the iterators of several processes differ; no position changes.
@@ -215,13 +238,12 @@ class Engine(abc.ABC, Generic[P]):
                 outcome = self.peek_mapped()
             if outcome.ended and self._agreement is not None:
                 self._agree_on_end(self._agreement)
-            try:
-                if stats is not None and not outcome.ended:
-                    self.count(stats, outcome)
-                self.advance()
-                return outcome
-            finally:
-                del outcome  # a traceback refers to this frame: the cycle would keep the batch
+            if stats is not None and not outcome.ended:
+                self.count(stats, outcome)
+            self.advance()
+            if outcome.ended and at_end is not None:
+                at_end()
+            return outcome
 
     # Several processes
 
@@ -355,17 +377,149 @@ class Engine(abc.ABC, Generic[P]):
     def step(self) -> int:
         """Number of batches of the epoch before the position, including failed batches."""
 
+    # Pipelines
+
     @abc.abstractmethod
+    def _runner_at(self, position: P) -> Runner:
+        """Returns pipelines whose next run is at a position; builds them if necessary.
+
+        Raises:
+            ValueError: If the engine is closed.
+        """
+
+    def runner(self) -> Runner:
+        """Returns the running pipelines; builds them at the position if necessary."""
+        return self._runner_at(self.position)
+
     def prepare(self) -> None:
         """Builds the pipelines at the position, unless they are built."""
+        self.runner()
 
-    @abc.abstractmethod
     def schedule(self) -> None:
         """Builds the pipelines, unless they are built, and schedules runs without waiting."""
+        self.runner().schedule()
 
-    @abc.abstractmethod
     def drop(self) -> None:
         """Frees the pipelines and a peeked batch; the next use builds pipelines at the position."""
+        self._outcome = None
+        self._stop()
+
+    def _stop(self) -> None:
+        """Frees the pipelines; the next use builds pipelines that read the same data again."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
+
+    def _can_stand_at(self, position: P) -> bool:
+        """Returns whether new pipelines can be built at a position."""
+        return True
+
+    def _stand_again_at(self, position: P) -> bool:
+        """Frees the pipelines if new ones can be built at a position; returns whether they can."""
+        is_possible = self._can_stand_at(position)
+        if is_possible:
+            self._stop()
+        return is_possible
+
+    # Batches
+
+    @abc.abstractmethod
+    def _is_end(self, position: P) -> bool:
+        """Returns whether no batch is left at a position, as far as that is known."""
+
+    @abc.abstractmethod
+    def _run_at(self, position: P) -> Outcome[P] | None:
+        """Runs the batch at a position once.
+
+        Returns:
+            The outcome, or None if the run has to be repeated with other pipelines or records.
+
+        Raises:
+            EnvironmentFailure: If a repetition may succeed. The pipelines can be rebuilt.
+            Exception: An error after which the batch stays the next batch.
+        """
+
+    @abc.abstractmethod
+    def _place(self, position: P) -> tuple[int, int]:
+        """Returns the epoch and the step of the batch at a position."""
+
+    @abc.abstractmethod
+    def _not_made(self, position: P, failed: EnvironmentFailure) -> RuntimeError:
+        """Returns the error of a batch for which all retries failed."""
+
+    def _label(self, position: P) -> str:
+        """Returns the name of the batch at a position, for error messages."""
+        epoch, step = self._place(position)
+        return f"batch {step} of epoch {epoch}"
+
+    def _first_position(self) -> P:
+        """Returns the position at which `_next_outcome` begins."""
+        return self.position
+
+    def _next_outcome(self) -> Outcome[P]:
+        """Returns the first outcome from the position that ``on_error`` does not skip."""
+        start = position = self._first_position()
+        skipped, from_start = list[FailedBatch](), self.step == 0
+        try:
+            while True:
+                outcome = self._outcome_at(position)
+                if outcome.masked is not None:
+                    outcome = self._noted(outcome, outcome.masked)
+                error = outcome.error
+                if self._config.on_error != "skip" or error is None or not can_skip(error):
+                    return self._after_skipped(outcome, skipped, from_start)
+                fault: Exception | None = self._fault_of_graph(error)
+                if fault is None:
+                    skipped.append(self._note_skipped(*self._place(position), error))
+                    if len(skipped) >= self._most_skipped:
+                        fault = every_batch_failed(skipped)
+                if fault is not None:
+                    outcome = dataclasses.replace(outcome, error=fault)
+                    return self._after_skipped(outcome, skipped, from_start=False)
+                position = outcome.after
+        except BaseException:
+            if position is not start and self._can_stand_at(start):
+                self.drop()  # so that the next call repeats the skipped batches
+            raise
+
+    def _outcome_at(self, position: P) -> Outcome[P]:
+        """Runs the batch at a position, with a few retries if the environment fails.
+
+        Raises:
+            Exception: An error after which the batch stays the next batch.
+        """
+        if self._is_end(position):
+            return Outcome(position, ended=True)
+        delays = iter(RETRY_DELAYS)
+        while True:
+            try:
+                outcome = self._run_at(position)
+            except WorkersEnded:
+                if self.closed:  # another thread closed it during this call
+                    raise ValueError(CLOSED) from None
+                raise
+            except EnvironmentFailure as failed:
+                self._stop()
+                delay = next(delays, None)
+                if delay is None:
+                    raise self._not_made(position, failed) from failed.__cause__
+                time.sleep(delay)
+                continue
+            if outcome is not None:
+                self._works = self._works or (outcome.error is None and not outcome.ended)
+                return outcome
+
+    def _noted(self, outcome: Outcome[P], masked: FailedBatch) -> Outcome[P]:
+        """Logs and counts the masked records of a batch, once per batch however often it is run."""
+        key = masked.epoch, masked.step
+        failures = int(key not in self._masked)
+        logged = self._masked.setdefault(key, set())
+        if not logged.issuperset(masked.files):
+            logged.update(masked.files)
+            self.errors.append(log_failure("masked", masked))
+        if len(self._masked) > _MOST_MASKED:
+            self._masked.pop(next(iter(self._masked)))
+        return dataclasses.replace(outcome, failures=failures)
 
     @abc.abstractmethod
     def count(self, stats: InputStats, outcome: Outcome[P]) -> None:
@@ -407,14 +561,6 @@ class Engine(abc.ABC, Generic[P]):
         if outcome.ended and from_start:
             return dataclasses.replace(outcome, error=every_batch_failed(skipped))
         return outcome
-
-    @abc.abstractmethod
-    def _next_outcome(self) -> Outcome[P]:
-        """Returns the first outcome from the position that ``on_error`` does not skip."""
-
-    def _can_stand_at(self, position: P) -> bool:
-        """Returns whether new pipelines can be built at a position."""
-        return True
 
 
 class EpochEngine(Engine[P]):
@@ -583,9 +729,10 @@ class EpochEngine(Engine[P]):
 
     def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape and dtype of each array of a full batch; takes at most one, which stays next."""
-        outcome = self.peek()
-        outcome = dataclasses.replace(outcome, mapped=None)
-        batch = self._sample() if outcome.ended else outcome.unwrap()
+        if self.peek().ended:
+            batch = self._sample()
+        else:
+            batch = dataclasses.replace(self.peek(), mapped=None).unwrap()
         specs = self.make_batch.spec(batch, self.batch_size, self.plan)
         if self._config.batch_map is None:
             return specs

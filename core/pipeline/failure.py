@@ -6,7 +6,9 @@ import dataclasses
 import errno
 import re
 import time
+import traceback
 from collections.abc import Callable, Iterator
+from types import TracebackType
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -43,6 +45,7 @@ _ENVIRONMENT = re.compile(
 )
 # Errors of HTTP clients that are not ConnectionErrors, by name to avoid importing the clients.
 _CLIENT_ERRORS = {"ClientConnectionError", "ClientPayloadError", "IncompleteRead", "TransportError"}
+_INTERNAL = (f"{__name__.partition('.')[0]}.", "nvidia.dali")  # modules without code of users
 RETRY_DELAYS = (0.05, 0.2, 0.8)  # seconds
 
 
@@ -139,6 +142,36 @@ def _is_environment(error: BaseException) -> bool:
             if isinstance(status, int) and (status in _HTTP_STATUS or 500 <= status < 600):
                 return True
     return False
+
+
+def strip_tracebacks(error: BaseException) -> None:
+    """Replaces the tracebacks of an error and its causes by notes of the user's lines.
+
+    A traceback refers to the variables of its functions and of all their callers: to the batch, and
+    to the error itself. The reference cycle would keep the batch until Python's garbage collection.
+    (Python 3.10 does not print notes.)
+    """
+    todo: list[BaseException | None] = [error]
+    while todo:
+        current = todo.pop()
+        if current is None:
+            continue
+        if current.__traceback__ is not None:
+            if note := _lines_of_user(current.__traceback__):
+                vars(current).setdefault("__notes__", []).append(note)
+            current.__traceback__ = None
+        todo += [current.__cause__, current.__context__]
+
+
+def _lines_of_user(trace: TracebackType) -> str:
+    """Formats the part of a traceback that is neither of this package nor of DALI."""
+    frames = [
+        (frame, line)
+        for frame, line in traceback.walk_tb(trace)
+        if not str(frame.f_globals.get("__name__", "")).startswith(_INTERNAL)
+    ]
+    lines = traceback.StackSummary.extract(iter(frames)).format()
+    return "Raised at:\n" + "".join(lines).rstrip() if lines else ""
 
 
 def with_retries(call: Callable[[], T]) -> T:
