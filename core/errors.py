@@ -55,8 +55,7 @@ class StateError(_Printable, ValueError):
             )
         lines = "\n  ".join(map(str, differences))
         return cls(
-            "the state was saved by an iterator of different data (saved -> now):\n  "
-            f"{lines}\n{cure}"
+            f"the state was saved by a different iterator (saved -> now):\n  {lines}\n{cure}"
         )
 
 

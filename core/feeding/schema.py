@@ -113,8 +113,8 @@ class Schema:
                     "or element_spec, had it: make the records alike"
                     if dtype is not None
                     else f"{'/'.join(path)} is {array.dtype} of {array.ndim} dimensions in record "
-                    f"{place} of the batch, and nothing that a pipeline takes in the first one: "
-                    "say what it is by element_spec"
+                    f"{place} of the batch, but its value in the first record is not supported by "
+                    "DALI: describe the key by element_spec"
                 )
             if may_be_file and (fault := cut_off(array)):
                 where = "/".join(path) or "the record"

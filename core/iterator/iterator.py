@@ -269,7 +269,8 @@ class DALIGenericIterator:
             parts.append(f"device {', '.join(devices)}")
         elif not engine.closed:
             parts.append("not built yet")
-        parts.append(f"outputs {list(self._config.output_map)}")
+        names = [*self._config.output_map, *([self._config.mask] if self._config.mask else [])]
+        parts.append(f"outputs {names}")
         parts += ["closed"] * engine.closed
         return f"<{type(self).__name__} of {engine.name}: {', '.join(parts)}>"
 

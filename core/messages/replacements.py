@@ -104,6 +104,8 @@ ITERATOR: Mapping[str, str] = {
     "getnext": "next(iterator)",
     **dict.fromkeys(("spec", "outputtypes", "outputshapes"), "element_spec"),
     "setepoch": "seek(epoch), over a source",
+    "stream": _ENDLESS,
+    "epochs": "num_epochs= of stream(...), or epochs(num_epochs) of an iterator",
 }
 _GRAIN, _TFDATA = "dalijax.adapters.grain", "dalijax.adapters.tfdata"
 PACKAGE: Mapping[str, str] = {

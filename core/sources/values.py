@@ -29,9 +29,12 @@ def leaf(value: Any) -> np.ndarray:
         return np.frombuffer(value, np.uint8) if len(value) else np.zeros(0, np.uint8)
     array = np.asarray(value)
     if array.dtype.char not in KINDS:
+        batched = array.ndim and array.dtype.kind in "SUO"
         raise TypeError(
-            f"{value!r:.60} (dtype {array.dtype}) is nothing that a pipeline takes: "
-            f"{cast_to(array.dtype)}, or leave the key to pass it by"
+            f"{value!r:.60} (dtype {array.dtype}) is not supported by DALI: "
+            f"{cast_to(array.dtype)}, or do not use it in the graph"
+            + ". If it is a batch of files or texts, do not batch before DALI"
+            * bool(batched)
         )
     if not (array.flags.c_contiguous and array.dtype.isnative):  # DALI takes no other
         array = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)

@@ -539,5 +539,7 @@ def test_repr_shows_the_position(jpegs):
         "<DALIGenericIterator of 2 pipelines: epoch 0, step 0 of 2, batch 3 x 2 pipelines, device "
         "cpu, outputs ['a', 'b']>"
     )
+    masked = train(jpegs, batch_size=5, mask="mask")
+    assert repr(masked).endswith("outputs ['images', 'labels', 'mask']>")
     unknown = data_iterator(lambda: fn.random.uniform(), ["u"])(batch_size=2)
     assert "of <lambda>: epoch 0, step 0, batch 2, device cpu" in repr(unknown)

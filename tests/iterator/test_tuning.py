@@ -209,7 +209,7 @@ def test_the_gain_is_a_sentence(rate, before, summary):
 def test_unchanged_settings_are_reported():
     found = tuned()
     found.began = dict(found.settings)
-    assert found.summary == "20 samples/s, with the settings that were there."
+    assert found.summary == "20 samples/s, with the initial settings."
 
 
 def test_the_plot_has_a_title_and_a_legend_and_marks_the_choice(tmp_path):

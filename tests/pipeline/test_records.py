@@ -61,9 +61,15 @@ def test_numbers_are_converted_like_numpy(value):
 
 @pytest.mark.parametrize("value", (None, 1j, ["a"], np.array([b"x"]), np.array([None])))
 def test_values_that_no_pipeline_takes_are_refused(value):
-    with pytest.raises(TypeError, match="nothing that a pipeline takes") as error:
+    with pytest.raises(TypeError, match="not supported by DALI") as error:
         leaf(value)
     assert repr(value)[:20] in str(error.value)
+
+
+@pytest.mark.parametrize("value", (np.array([b"x"]), np.array(["x"]), [b"x", b"y"]))
+def test_a_batch_of_files_before_dali_is_named(value):
+    with pytest.raises(TypeError, match="If it is a batch of files or texts, do not batch before"):
+        leaf(value)
 
 
 RECORD = {"image": b"abc", "number": np.int32(3), "name": "x"}
@@ -102,7 +108,7 @@ REFUSED = [
     (lambda image: 0, RECORD, {"image": 3}, "given.*image.*records have such keys, too"),
     (lambda a, b: 0, b"abc", {}, r"must have one parameter.*\['a', 'b'\]"),
     (lambda: 0, b"abc", {}, "must have one parameter"),
-    (lambda name: 0, {"name": None}, {}, "nothing that a pipeline takes"),
+    (lambda name: 0, {"name": None}, {}, "not supported by DALI"),
 ]
 
 
@@ -290,7 +296,7 @@ WRONG = [
     ),
     ([{"x": 1, "y": 1}, {"x": 1, "y": 1}], "key 'y' bypasses the graph, but an output"),
     ([{"x": 1, "k": 1}, {"x": 1}], "k"),
-    ([{"x": np.complex64(1)}], "nothing that a pipeline takes"),
+    ([{"x": np.complex64(1)}], "not supported by DALI"),
 ]
 
 
@@ -442,7 +448,7 @@ def test_an_invalid_value_of_a_nested_record_is_named():
         return image["bytes"] + 1, image["path"].shape()
 
     records = [huggingface(0), huggingface(1, "a")]
-    with pytest.raises(ValueError, match="None .dtype object. is nothing that a pipeline takes"):
+    with pytest.raises(ValueError, match="None .dtype object. is not supported by DALI"):
         next(through(records, graph, ["y", "n"]))
     records = [huggingface(0, "b"), huggingface(1, "a"), huggingface(2), huggingface(3, "c")]
     iterator = through(records, graph, ["y", "n"], on_error="mask", pad="mask")

@@ -411,6 +411,9 @@ def test_the_command(folder):
     found = Parsed((folder / "batch.html").read_text())
     assert [picture[0, 0, 0] for picture in found.pictures] == [8 * k for k in range(8)]
     assert found.pictures[0].shape == (16, 16, 3)
+    command[-2:] = ["--out", "single.html"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "1 batch of image, label: single.html\n"
 
 
 def test_the_command_draws(folder):

@@ -185,6 +185,8 @@ ARGUMENTS = [
 ]
 # Attributes of other libraries: the owner, its attribute, and the replacement.
 ATTRIBUTES = [
+    ("iterator", "stream", "use stream(...) of the iterator function"),
+    ("stream", "epochs", "num_epochs= of stream(...)"),
     ("augment", "normalize", "crop_mirror_normalize"),
     ("augment", "Normalize", "crop_mirror_normalize"),
     ("augment", "mixup", "jax_function"),

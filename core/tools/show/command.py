@@ -52,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not page.batches:
         raise SystemExit(f"{options.target} gave no batch; {options.out} says so, too")
     names = ", ".join(output.name for output in page.batches[0].outputs)
-    write(f"{len(page.batches)} batches of {names}: {options.out}")
+    count = len(page.batches)
+    write(f"{count} batch{'es' * (count != 1)} of {names}: {options.out}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -98,9 +98,9 @@ def _report(tuned: Tuned) -> str:
     ]
     if tuned.kept:
         lines.append(
-            f"\nKept as they were: {', '.join(tuned.kept)}. The machine was too noisy to tell "
-            "their values apart, or the time was over: try again with nothing else running, and "
-            "with more --seconds."
+            f"\nUnchanged: {', '.join(tuned.kept)}. The machine was too noisy to compare their "
+            "values, or the time was over. Run it again with more --seconds, and without other "
+            "programs."
         )
     return "\n".join(lines)
 

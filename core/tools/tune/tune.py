@@ -122,7 +122,7 @@ class Tuned:
         tried = (name for name in self.measured if self.began[name] != self.settings[name])
         began = ", ".join(f"{name}={self.began[name]}" for name in tried)
         if not began:
-            return f"{rate}, with the settings that were there."
+            return f"{rate}, with the initial settings."
         if abs(percent) < 100 * _SMALLEST:
             return f"{rate}, as fast as with {began}."
         comparison = "more" if percent > 0 else "less"
