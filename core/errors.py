@@ -139,7 +139,7 @@ class RaggedError(ValueError):
         """Returns the error with the records of the two rows.
 
         Args:
-            records: The name of the record in each row of the pipeline's batch, or in these two.
+            records: Names of records by row of the pipeline's batch; the two rows are enough.
         """
         names = [records[row] for row in self.rows]
         return RaggedError(self.name, self.pipeline, self.rows, self.shapes, names)

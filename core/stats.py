@@ -162,7 +162,7 @@ class InputStats:
         return dataclasses.replace(self, wait_counts=self.wait_counts.copy())
 
     def since(self, earlier: InputStats) -> InputStats:
-        """The counts since an earlier copy; epoch, step and errors are those of this object."""
+        """Returns the counts since an earlier copy; epoch, step and errors are unchanged."""
         return dataclasses.replace(
             self,
             batches=self.batches - earlier.batches,

@@ -42,10 +42,10 @@ def rand_augment(
 ) -> DataNode:
     """Applies random operations of a fixed magnitude: RandAugment (Cubuk et al., 2019).
 
-    The fourteen operations and their magnitudes are those of torchvision's ``RandAugment``:
-    identity; shear up to 0.3; translation up to 150/331 of the size; rotation up to 30 degrees;
-    brightness, color, contrast and sharpness by factors of 1 +- 0.9; posterizing to 4 bits;
-    solarizing from 255 to 0; auto contrast; equalizing. Signs are random.
+    Has the fourteen operations and magnitudes of torchvision's ``RandAugment``: identity; shear up
+    to 0.3; translation up to 150/331 of the size; rotation up to 30 degrees; brightness, color,
+    contrast and sharpness by factors of 1 +- 0.9; posterizing to 4 bits; solarizing from 255 to 0;
+    auto contrast; equalizing. Signs are random.
 
     Pixels differ from torchvision's by rounding, with two exceptions. Sharpness also filters the
     outermost pixels, which torchvision leaves unchanged. Equalizing differs by up to
@@ -152,7 +152,7 @@ def auto_augment(
 ) -> DataNode:
     """Applies two operations of a learned policy: AutoAugment (Cubuk et al., 2018).
 
-    The policies and their ten magnitudes are those of torchvision's ``AutoAugment``, which are the
+    Has the policies and ten magnitudes of torchvision's ``AutoAugment``, which are the
     paper's policies for ImageNet, CIFAR-10 and SVHN. (DALI's ``image_net`` is a different policy,
     from TensorFlow's TPU models; its ``reduced_image_net`` is the paper's.) One of 25 pairs is
     chosen for each image, and each of its two operations is applied with its probability. See

@@ -29,7 +29,7 @@ def color_jitter(
 ) -> DataNode:
     """Changes brightness, contrast, saturation and hue at random, with one ``fn.color_twist``.
 
-    The ranges are those of torchvision's ``ColorJitter``. The operation differs in four ways:
+    The ranges are as in torchvision's ``ColorJitter``. The operation differs in four ways:
 
     - The order is fixed: hue, saturation, contrast, brightness.
     - Contrast is relative to 128 instead of the image's mean gray.

@@ -43,7 +43,8 @@ def random_resized_crop(
         draw: The graph's ``draw``.
         scale: Range of the window's share of the image's area.
         ratio: Range of width / height; its logarithm is uniform.
-        flip: Probability of a horizontal flip. It costs nothing, and equals `flip` up to rounding.
+        flip: Probability of a horizontal flip, without an extra operator. Equals `flip` up to
+            rounding.
         interp_type: Interpolation, a ``nvidia.dali.types.DALIInterpType``.
         antialias: Whether to apply a low-pass filter before scaling down.
         name: The draw's name.

@@ -38,7 +38,6 @@ def dl_tensor_python_function(
 ) -> Any:
     """Runs a Python function on DALI's tensors, as arrays of any library.
 
-
     It has the arguments of ``nvidia.dali.fn.dl_tensor_python_function``, whose operator runs it.
     On the CPU the function gets NumPy arrays, which are views of DALI's memory and also suitable
     for ``from_dlpack`` of JAX and PyTorch. On a GPU it gets `DLTensor` objects for ``from_dlpack``
@@ -55,7 +54,6 @@ def dl_tensor_python_function(
     until DALI has copied it. With ``synchronize_stream=False`` DALI does not wait; work must then
     run on DALI's stream, ``nvidia.dali.python_function_plugin.current_dali_stream()``, which JAX
     can't use.
-
 
     Args:
         *inputs: Batches.

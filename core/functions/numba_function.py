@@ -44,11 +44,10 @@ def numba_function(
 ) -> Any:
     """Runs a function that Numba compiles, on up to six inputs, into up to six outputs.
 
-
     It has the arguments of ``nvidia.dali.plugin.numba.fn.experimental.numba_function``, whose
-    operator runs it. Compiled functions are cached, so building pipelines again compiles nothing.
-    ``setup_fn`` gets all inputs (DALI 2.4 passes only as many as there are outputs).
-
+    operator runs it. Compiled functions are cached, so new pipelines do not
+    compile them again. ``setup_fn`` gets all inputs (DALI 2.4 passes only as many as there are
+    outputs).
 
     Args:
         *inputs: One to six batches.
@@ -68,7 +67,7 @@ def numba_function(
         preserve, seed, name: As for any operator of DALI.
         device: "cpu" or "gpu"; the device of the inputs by default.
         example: A sample of the input, or a list with a sample of each input, which determines the
-            inputs' types and numbers of dimensions. By default output i has those of input i.
+            inputs' types and numbers of dimensions. By default output i equals input i in both.
         stateful: Whether the function keeps state, as numpy.random does, which iterators can't
             resume. None for a check of the values that the function reaches.
 

@@ -17,7 +17,7 @@ def read_file(path: DataNode, **arguments: Any) -> DataNode:
 
     Args:
         path: Paths as UTF-8, uint8 of shape [length] for each sample: a text of Grain's records, or
-            ``path.encode()`` in those of `dalijax.sources.Records`.
+            ``path.encode()`` of records of `dalijax.sources.Records`.
         **arguments: Arguments of ``nvidia.dali.fn.io.file.read``.
 
     Returns:

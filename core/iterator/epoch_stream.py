@@ -115,7 +115,7 @@ class BatchStream:
     def peek(self) -> Batch:
         """Returns the batch that the following ``next()`` will return.
 
-        States remain those of the last batch that ``next()`` returned, even if the peeked batch
+        States describe the last batch that ``next()`` returned, even if the peeked batch
         belongs to another epoch.
 
         Raises:

@@ -384,7 +384,7 @@ class DALIGenericIterator:
             return dict(self._spec)
 
     def watch(self) -> InputStats:
-        """Starts counting deliveries; nothing is counted before the first call."""
+        """Starts counting deliveries; counts begin at the first call."""
         if self._stats is None:
             self._stats = InputStats()
         return self._stats

@@ -48,7 +48,7 @@ class Files(BaseSource):
 
     A record of class directories has ``data``, the bytes of the file, and ``label``, an int32
     scalar: the index of its class directory in sorted order. Labels and the order of records are
-    those of ``fn.readers.file``. Files in nested directories belong to the class directory, as in
+    as in ``fn.readers.file``. Files in nested directories belong to the class directory, as in
     torchvision's ``ImageFolder``; DALI's reader ignores them. A class directory without files keeps
     its label, with a warning. Directories whose names begin with a dot are ignored. A record of a
     flat directory, or of a list without labels, has only ``data``.

@@ -17,7 +17,7 @@ class Named(Source):
     """A source with the names or indices of its records as additional fields.
 
     These fields bypass the graph, like text: a batch contains a NumPy array with a value per row.
-    Records, their order, states and identity are those of the wrapped source.
+    Records, their order, states and identity are unchanged.
 
     Args:
         source: A source or `Mixture`.

@@ -44,7 +44,7 @@ class Tar(ByteRecords):
             are expanded.
         fields: Maps each extension, in lower case, to a field; ``"jpg;png"`` is either of them. As
             in WebDataset, ``__key__`` is the sample's name and ``__url__`` its tar.
-        missing: Whether to "raise" an error about, or to "skip", samples that lack a member.
+        missing: "raise": a sample that lacks a member raises an error. "skip": it is skipped.
         index_paths: Index files of DALI's ``wds2idx``. They are neither needed nor read.
         cache_dir: Directory of stored indexes; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
         identity: A string that replaces the digest of names, sizes and 64 samples in states.
