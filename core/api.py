@@ -164,7 +164,7 @@ class IteratorFunction:
         def make() -> DALIGenericIterator:
             source, config = self._prepared(args, dict(kwargs))
             # The stream starts the next epoch itself.
-            config = dataclasses.replace(config, auto_reset=False, endless=num_epochs is None)
+            config = dataclasses.replace(config, auto_reset=False, epochs=num_epochs)
             return DALIGenericIterator._from_source(source, config, lazy=True)
 
         return BatchStream(make, num_epochs)

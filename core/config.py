@@ -433,7 +433,7 @@ class IteratorConfig:
     epoch_rules: EpochRules | None = None
     on_host: bool = False  # whether DALI copies GPU outputs to the host
     hosts: tuple[int, int] = (0, 1)  # index of this host, and number of hosts with batch slices
-    endless: bool = False  # whether epochs follow one another; False for an evaluation
+    epochs: int | None = 1  # number of successive epochs of a stream; None: no end
 
     @property
     def over_processes(self) -> bool:

@@ -67,21 +67,32 @@ def data_shards(sharding: Sharding) -> list[DataShard]:
     Args:
         sharding: Any sharding, including reversed meshes, unused axes and several processes.
     """
+    holders = _holders(sharding)
+    own = sharding.addressable_devices
+    local = [tuple(device for device in devices if device in own) for devices in holders]
+    return [
+        DataShard(number, len(holders), devices) for number, devices in enumerate(local) if devices
+    ]
+
+
+def _holders(sharding: Sharding) -> list[list[jax.Device]]:
+    """Returns the devices of all processes that hold each row range, in row order."""
     rank = max(1, len(sharding.spec)) if isinstance(sharding, NamedSharding) else 1
     # The shape of a virtual array that every axis divides: only the row ranges matter.
-    shape = (len(sharding.device_set),) * rank
-
-    def first_row(index: tuple[slice, ...] | None) -> int:
-        return index[0].indices(shape[0])[0] if index else 0
-
-    order = sorted({first_row(index) for index in sharding.devices_indices_map(shape).values()})
+    rows = len(sharding.device_set)
     holders: dict[int, list[jax.Device]] = {}
-    for device, index in sharding.addressable_devices_indices_map(shape).items():
-        holders.setdefault(first_row(index), []).append(device)
-    return [
-        DataShard(order.index(start), len(order), tuple(devices))
-        for start, devices in sorted(holders.items())
-    ]
+    for device, index in sharding.devices_indices_map((rows,) * rank).items():
+        first_row = index[0].indices(rows)[0] if index else 0
+        holders.setdefault(first_row, []).append(device)
+    return [devices for _, devices in sorted(holders.items())]
+
+
+def placement_text(sharding: Sharding) -> str:
+    """Describes a sharding, with the devices of each row range, equally in all processes."""
+    kind = type(sharding).__name__
+    spec = str(tuple(sharding.spec)) if isinstance(sharding, NamedSharding) else kind
+    ranges = [[device.id for device in devices] for devices in _holders(sharding)]
+    return f"{spec} over the devices {' '.join(map(str, ranges))}"
 
 
 def rows_sharding(sharding: Sharding) -> Sharding:

@@ -126,7 +126,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         rules = config.last_batch_policy, padded
         self._samples = SamplePlan(len(source), batch_size, *rules)
         _warn_of_repeats(self._samples)
-        self._may_mix_epochs = not (padded or config.shuffle or config.endless)
+        self._may_mix_epochs = not (padded or config.shuffle or config.epochs is None)
         self.plan = EpochPlan(len(source), 1, batch_size, *rules)
         self.batch_size, self.shards = rows, (0,)
         self.device_ids = tuple(

@@ -189,8 +189,7 @@ class StreamEngine(FedEngine[RecordPosition]):
             with contextlib.suppress(StopIteration):
                 self.prepare()
                 graph, operators = "known", list(self._operators)
-        values = {"graph": graph, "operators": operators, "position": f"step {self.step}"}
-        return {**self._part.values, **values}
+        return {"graph": graph, "operators": operators, "position": f"step {self.step}"}
 
     # Batches
 

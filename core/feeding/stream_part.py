@@ -89,7 +89,7 @@ class PartReader:
         part, agreement = self._part, self.agreement
         if agreement is None:
             return
-        values = {**part.values, "position": f"step {step}"}
+        values = {"position": f"step {step}"}
         answers = agreement.settle(values, "the number of batches", own)
         every = {process: batches or own for process, batches in answers.items()}
         counts = {process: batches.certain for process, batches in every.items()}

@@ -289,7 +289,7 @@ class Engine(abc.ABC, Generic[P]):
         """
         end = self.epoch, self.step
         if self._end_cure and self._end != end:
-            values = {**agreement.outline, "batches": f"{self.step} in epoch {self.epoch}"}
+            values = {"batches": f"{self.step} in epoch {self.epoch}"}
             agreement.settle(values, f"the end after {self.step} batches", cure=self._end_cure)
             self._end = end
 

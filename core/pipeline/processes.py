@@ -31,6 +31,7 @@ from jax.sharding import Sharding
 
 from ..config import IteratorConfig
 from ..errors import ProcessError
+from ..placement import placement_text
 from ..state.agreement import (
     Batches,
     Offer,
@@ -55,6 +56,7 @@ _PATIENCE = (1.0, 60.0)
 _LOOKS = 0.25  # seconds between checks for processes that can't take part
 _LATER = 5.0  # additional seconds that the other processes wait for the comparing process
 _LONGEST = 2000  # characters of an error sent to other processes
+_LONGEST_PLACEMENT = 200  # characters of a sharding in an error
 
 _numbers = itertools.count()
 _comparing = threading.Lock()  # one comparison at a time: threads may compare several iterators
@@ -92,12 +94,28 @@ def _tell_end() -> None:
             client.key_value_set(f"{_ends}/{process}", "", allow_overwrite=True)
 
 
+def _shardings(config: IteratorConfig) -> dict[str, Sharding]:
+    """Returns the shardings of outputs by name; a sharding of all outputs has the name ""."""
+    sharding = config.sharding
+    by_name = sharding if isinstance(sharding, Mapping) else {"": sharding}
+    return {name: value for name, value in by_name.items() if isinstance(value, Sharding)}
+
+
+def _placement(config: IteratorConfig) -> dict[str, str]:
+    """Describes the shardings of an iterator, as values to compare."""
+    texts = {}
+    for name, sharding in _shardings(config).items():
+        text = placement_text(sharding)
+        if len(text) > _LONGEST_PLACEMENT:
+            text = f"{text[:_LONGEST_PLACEMENT]}... ({digest(text.encode())})"
+        texts[f"sharding of {name}" if name else "sharding"] = text
+    return texts
+
+
 def _processes_of(config: IteratorConfig) -> tuple[int, ...]:
     """Returns the processes of a global batch; empty if it belongs to this process alone."""
     if config.over_processes:
-        sharding = config.sharding
-        shardings = sharding.values() if isinstance(sharding, Mapping) else [sharding]
-        devices: set[Any] = {d for s in shardings if isinstance(s, Sharding) for d in s.device_set}
+        devices: set[Any] = {d for s in _shardings(config).values() for d in s.device_set}
         return tuple(sorted({device.process_index for device in devices}))
     # For another number of hosts, the process of a host is unknown.
     if config.hosts[1] > 1 and is_one_of_several() and config.hosts[1] == jax.process_count():
@@ -119,7 +137,8 @@ def agreement_of(config: IteratorConfig, name: str, outline: Values) -> Agreemen
     processes = _processes_of(config)
     if len(processes) < 2 or jax.process_index() not in processes or _client() is None:
         return None
-    return Agreement(name, processes, seconds, outline)
+    epochs = {"epochs": "no end" if config.epochs is None else config.epochs}
+    return Agreement(name, processes, seconds, {**outline, **epochs, **_placement(config)})
 
 
 class Agreement:
@@ -157,7 +176,7 @@ class Agreement:
         """Waits until all processes have reached this point, and compares their values.
 
         Args:
-            values: The values that must be equal.
+            values: The values that must be equal. They replace those of the outline.
             goal: The point that the processes must reach, for errors.
             batches: The batches of this process.
             cure: The fix for a difference, for errors.
@@ -173,6 +192,7 @@ class Agreement:
         for failure in self._told:  # this process takes part after all
             client.key_value_delete(failure)
         self._told.clear()
+        values = {**self.outline, **values}
         own = Offer(jax.process_index(), next(_numbers), values, batches)
         key = f"{own.process}/{own.number}"
         self._asked = True

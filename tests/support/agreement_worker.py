@@ -132,6 +132,30 @@ def source_graph():
     return delivered(over_source(plus=3 if LAST else 2))
 
 
+def source_mesh():
+    devices = np.array(jax.devices())
+    mesh = Mesh(devices[::-1] if LAST else devices, ("d",))
+    return delivered(over_source(sharding=NamedSharding(mesh, PartitionSpec("d"))))
+
+
+def source_spec():
+    spec = PartitionSpec() if LAST else PartitionSpec("d")
+    return delivered(over_source(sharding={"x": NamedSharding(MESH, spec)}))
+
+
+def source_epochs():
+    function = data_iterator(numbers, ["x"], mask="mask", sharding=SHARDING, check_processes=60)
+    source = sources.Arrays({"x": np.arange(21)})
+    return delivered(function.stream(1 if LAST else None, source=source, batch_size=BATCH))
+
+
+def source_batch_map():
+    def double(batch, key):
+        return {**batch, "x": 2 * batch["x"]}
+
+    return delivered(over_source(batch_map=[double] if LAST else []))
+
+
 def source_of_a_host():
     from dalijax.adapters.tfdata import DALIDataset  # imports TensorFlow, which takes seconds
 
@@ -171,6 +195,15 @@ def reader_padding():
 
 def reader_graph():
     return delivered(over_reader(plus=2 if LAST else 3))
+
+
+def reader_mesh():
+    devices = np.array(jax.devices())
+    mesh = Mesh(devices[::-1] if LAST else devices, ("d",))
+    function = data_iterator(read, ["x"], reader_name="reader", mask="mask")
+    sharding = NamedSharding(mesh, PartitionSpec("d"))
+    arguments = {"batch_size": BATCH, "num_threads": 1, "sharding": sharding}
+    return delivered(function(FILES[:13], **arguments))
 
 
 def reader_of_a_folder_for_each_host():
@@ -296,6 +329,16 @@ def alone():
         iterator.start_prefetch()
         next(local(batch_size=4, as_numpy=True))
     return delivered(iterator)
+
+
+def numpy_of_clu():
+    from dalijax.adapters.clu import DALIDatasetIterator
+
+    function = data_iterator(numbers, ["x"], source=sources.Arrays({"x": np.arange(21)}))
+    try:
+        DALIDatasetIterator(function, batch_size=BATCH, sharding=SHARDING)
+    except ValueError as error:
+        return str(error)
 
 
 def unchecked():

@@ -24,6 +24,10 @@ DIFFERENT = {
     "source_padding": ["padding: process 0 has unpadded, process 1 has padded"],
     "source_shuffle": ["shuffle: process 0 has False, process 1 has True"],
     "source_graph": ["operators."],
+    "source_mesh": ["sharding: process 0 has ('d',) over the devices [0] [2048]"],
+    "source_spec": ["sharding of x: process 0 has ('d',) over the devices [0] [2048]"],
+    "source_epochs": ["epochs: process 0 has no end, process 1 has 1"],
+    "source_batch_map": ["operators."],
     "source_of_a_host": ["number of records: process 0 has 21, process 1 has 20"],
     "reader_lacks_a_file": ["number of records: process 0 has 13, process 1 has 12"],
     "reader_in_another_order": ["reader.files: process 0 has 13 files"],
@@ -32,6 +36,7 @@ DIFFERENT = {
     "reader_policy": ["last batch: process 0 has FILL, process 1 has DROP"],
     "reader_padding": ["padding: process 0 has unpadded, process 1 has padded"],
     "reader_graph": ["operators."],
+    "reader_mesh": ["sharding: process 0 has ('d',) over the devices [0] [2048]"],
     "reader_of_a_folder_for_each_host": ["number of records: process 0 has 20, process 1 has 14"],
     "of_a_host_reader": ["number of records: process 0 has 12, process 1 has 11"],
 }
@@ -39,6 +44,7 @@ OTHERS = [
     *("agree", "reader_of_equal_folders", "restored_apart", "sought_apart"),
     *("made_in_another_order", "in_threads", "alone", "unchecked", "never_comes"),
     *("mesh_of_the_context", "skipping", "skipped_apart", "reset_apart", "interrupted"),
+    "numpy_of_clu",
 ]
 THREE = [
     *("agree", "source_lacks_a_record", "reader_seed", "made_in_another_order", "in_threads"),
@@ -192,6 +198,10 @@ def test_a_process_that_never_comes_is_named(seen):
 
 def test_a_partition_spec_is_of_the_mesh_that_is_set(seen):
     assert seen["mesh_of_the_context"] == [own[0] for own in seen["agree"]]
+
+
+def test_numpy_arrays_of_clu_are_refused_over_several_processes(seen):
+    assert all("element='numpy' with a sharding" in text for text in seen["numpy_of_clu"])
 
 
 def test_skipping_is_refused_over_several_processes(seen):
