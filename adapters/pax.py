@@ -41,7 +41,7 @@ from ..core.config import whole_number
 from ..core.dtypes import check_width
 from ..core.environment.extras import extra
 from ..core.errors import BatchError, StateError
-from ..core.iterator.epoch_stream import BatchStream
+from ..core.iterator.batch_stream import BatchStream
 from ..core.iterator.iterator import DALIGenericIterator
 from ..core.pipeline.batch import Batch
 from ..core.stats import InputStats

@@ -24,7 +24,7 @@ from .config import (
     takes,
 )
 from .feeding.binding import bind
-from .iterator.epoch_stream import BatchStream
+from .iterator.batch_stream import BatchStream
 from .iterator.iterator import DALIGenericIterator
 from .messages import replacements
 from .pipeline.batch import choose_placement

@@ -10,7 +10,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ...core.api import IteratorFunction, data_iterator
 from ...core.config import EpochRules, function_parameters, whole_number
-from ...core.iterator.epoch_stream import BatchStream
+from ...core.iterator.batch_stream import BatchStream
 from ...core.iterator.iterator import DALIGenericIterator
 from ...core.pipeline.batch import writable
 from ...core.stats import InputStats

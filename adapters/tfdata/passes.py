@@ -8,7 +8,7 @@ from typing import Any
 from ...core.api import IteratorFunction
 from ...core.config import function_parameters
 from ...core.errors import EpochError, StateError
-from ...core.iterator.epoch_stream import BatchStream, StreamMark
+from ...core.iterator.batch_stream import BatchStream, StreamMark
 from ...core.iterator.iterator import DALIGenericIterator
 from ...core.random.seeds import DEFAULT_SEED, ShardSeed, pass_of, pass_seed
 from ...core.state import reader_state

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ...core.config import whole_number
 from ...core.errors import BatchError, StateError
-from ...core.iterator.epoch_stream import BatchStream, StreamMark
+from ...core.iterator.batch_stream import BatchStream, StreamMark
 from ...core.pipeline.batch import Batch
 from ...core.state import differences
 from ...core.state.envelope import COUNT, Form

@@ -1,5 +1,6 @@
 """Pipelines that Python feeds: with a source's records by number, or with a stream of records.
 
-`source_engine` runs pipelines over a source, and `stream_engine` over a stream of records, such as
-Grain's. `stand_ins` replaces bad records. These modules do not import `core.iterator`.
+`fed_engine` runs pipelines that are fed with the rows of a supply: `source_engine` with those of a
+`source_supply`, and `stream_engine` with those of a `record_supply`, for streams such as Grain's.
+`stand_ins` replaces bad records. These modules do not import `core.iterator`.
 """

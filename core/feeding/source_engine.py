@@ -30,9 +30,9 @@ from ..sources.source import Source
 from ..state.agreement import Values
 from ..state.envelope import damaged
 from ..stats import InputStats
-from .engine import FedEngine
+from .fed_engine import FedEngine
 from .graph import FedGraph
-from .read_ahead import RowRange, Rows, SourceSupply
+from .source_supply import RowRange, Rows, SourceSupply
 from .stand_ins import BadSamples
 from .supply import RowSupply
 

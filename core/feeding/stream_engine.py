@@ -18,7 +18,7 @@ from ..pipeline.runner import Runner, SourceEnded, SourceError, discard
 from ..state import differences, random_state
 from ..state.agreement import Batches, Values
 from ..stats import InputStats
-from .engine import FedEngine, sample_numbers
+from .fed_engine import FedEngine, sample_numbers
 from .graph import RowsOf, record_graph
 from .record_supply import RecordRows, RecordSupply
 from .records import Numbers, ReadError, RecordBatch, RecordPosition, RecordReader, Restored

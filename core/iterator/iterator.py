@@ -27,7 +27,7 @@ from ..pipeline.handmade_source import HandmadeSource
 from ..pipeline.pipeline_source import PipelineSource
 from ..state.position import FailedBatch
 from ..stats import InputStats
-from .engine import ReaderEngine
+from .reader_engine import ReaderEngine
 from .step_loops import steps_left, warn_of_early_end
 
 if TYPE_CHECKING:

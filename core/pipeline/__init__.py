@@ -2,5 +2,5 @@
 
 `pipeline_source` and `handmade_source` create pipelines, `runner` runs them, `batch` converts their
 outputs, and `reader` derives epochs from DALI's metadata. `engine` is the base class of the engines
-of iterators.
+of iterators: it retries and skips failed batches.
 """

@@ -39,7 +39,7 @@ from . import errors as errors
 from . import fn as fn
 from .core.api import IteratorFunction as IteratorFunction
 from .core.api import data_iterator as data_iterator
-from .core.iterator.epoch_stream import BatchStream as BatchStream
+from .core.iterator.batch_stream import BatchStream as BatchStream
 from .core.iterator.iterator import DALIGenericIterator as DALIGenericIterator
 from .core.messages import replacements as _replacements
 from .core.random.draw import Draw as Draw

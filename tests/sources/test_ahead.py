@@ -9,7 +9,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from shardings import rows_over
 
 from dalijax import data_iterator, sources
-from dalijax.core.feeding.read_ahead import RowRange, SourceSupply
+from dalijax.core.feeding.source_supply import RowRange, SourceSupply
 from dalijax.core.order.samples import SamplePlan
 from dalijax.core.random.hashing import column_keys, fold, uniform
 from dalijax.errors import BatchError

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 FILES = (
     "adapters/",
     "core/iterator/",
-    "core/feeding/engine",
+    "core/feeding/fed_engine",
     "core/feeding/record_",
     "core/feeding/source_engine",
     "core/feeding/stream_",

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from ...api import IteratorFunction, iterator_function
 from ...config import function_parameters
-from ...iterator.epoch_stream import BatchStream
+from ...iterator.batch_stream import BatchStream
 from ...pipeline.pipeline_source import DEFAULT_NUM_THREADS
 from .memory import Memory
 
