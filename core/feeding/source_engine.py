@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..config import IteratorConfig
 from ..errors import StateError
+from ..messages.user_warnings import warn_user
 from ..order.epochs import EpochPlan, count_rows
 from ..order.samples import SamplePlan, SamplePosition, pads_by_default
 from ..pipeline.batch import Batch
@@ -42,12 +42,10 @@ _READ_AHEAD = 2  # the number of runs to read before DALI asks for them
 def _warn_of_repeats(plan: SamplePlan) -> None:
     """Warns if each batch contains every record more than twice."""
     if plan.batch_size > 2 * plan.num_samples:
-        warnings.warn(
+        warn_user(
             f"batch_size={plan.batch_size} is more than twice the {plan.num_samples} records of "
             "the source: each batch reads and decodes records several times, for padding or for "
-            f"further epochs. Pass batch_size={plan.num_samples} or less",
-            RuntimeWarning,
-            stacklevel=2,
+            f"further epochs. Pass batch_size={plan.num_samples} or less"
         )
 
 
@@ -96,12 +94,10 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self.name = graph.__name__
         config.check_skip(config.on_error)
         if hosts[1] == 1 and not config.over_processes and is_one_of_several():
-            warnings.warn(
+            warn_user(
                 "several processes and no sharding over them: each gets all rows of the source. "
                 "Pass a sharding of a mesh over all devices, jax.sharding.Mesh(...), for global "
-                "batches of which each process makes its rows",
-                RuntimeWarning,
-                stacklevel=2,
+                "batches of which each process makes its rows"
             )
         shards = self._data_shards
         differing = shard_pipelines(shards, call["batch_size"], call)
@@ -269,7 +265,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         outcome = self.peek()
         if self._may_mix_epochs and self._samples.mixes_epochs(outcome.after):
             self._may_mix_epochs = False  # before the warning, which may be raised as an error
-            warnings.warn(_mixed(self._samples, outcome.after), RuntimeWarning, stacklevel=2)
+            warn_user(_mixed(self._samples, outcome.after))
         self._num_failed += outcome.failures
         super().advance()
         self._graph_in_state = True

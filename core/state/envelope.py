@@ -105,7 +105,7 @@ class Form:
         """
         if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
             raise StateError(
-                f"no state of dalijax: {brief(state)}. Pass the result of get_state() of "
+                f"not a state of dalijax: {brief(state)}. Pass the result of get_state() of "
                 f"{self.owner}"
             )
         version, kind = state.get("version"), state.get("kind")
@@ -145,7 +145,7 @@ def parsed(saved: Any) -> Any:
         return json.loads(saved)
     except (ValueError, RecursionError) as error:
         raise StateError(
-            f"no state of dalijax, since it is not JSON ({error}): {str(saved)[:80]!r}. For a "
+            f"not a state of dalijax, since it is not JSON ({error}): {str(saved)[:80]!r}. For a "
             "path, pass the content of the file: set_state(json.load(open(path)))"
         ) from None
 

@@ -169,7 +169,7 @@ def test_saving_replaces_a_file_and_restoring_refuses_other_files(jpegs_many, tm
     with pytest.raises(FileNotFoundError):
         iterator.restore(tmp_path / "missing")
     (tmp_path / "half").write_text(file.read_text()[:100])
-    with pytest.raises(ValueError, match="half: no state of dalijax, since it is not JSON"):
+    with pytest.raises(ValueError, match="half: not a state of dalijax, since it is not JSON"):
         iterator.restore(tmp_path / "half")
     with pytest.raises(ValueError, match="batch_size: 4 -> 2"):
         make(jpegs_many, batch_size=2).restore(file)  # at once, before the first batch

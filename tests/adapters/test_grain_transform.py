@@ -318,7 +318,7 @@ def test_a_refused_state_stays_refused():
 @pytest.mark.parametrize("state", (None, {}, {"parent": {}}, {"step": "1"}, 3))
 def test_invalid_states_are_refused(state):
     iterator = iter(source().pipe(transform()))
-    with pytest.raises(ValueError, match="no state of dalijax.*iterator over a DALITransform"):
+    with pytest.raises(ValueError, match="not a state of dalijax.*iterator over a DALITransform"):
         iterator.set_state(state)
     assert len(walk(iterator)) == 3
 

@@ -203,7 +203,7 @@ def test_save_and_restore_files(jpegs_many, tmp_path):
         with pytest.raises(ValueError, match="epoch_size: 10 -> 9"):
             fewer.restore(tmp_path / "input")
         for bad in (b"", b"\xff", b"[" * 100_000, b"3", data.get_state()[:-9]):
-            with pytest.raises(ValueError, match="no state of dalijax"):
+            with pytest.raises(ValueError, match="not a state of dalijax"):
                 fewer.set_state(bad)
         assert samples(epoch(fewer))[0][0] == [[0, 1, 2, 3], [4, 5, 6, 7]][begun]
 
@@ -354,7 +354,7 @@ def test_a_failed_peek_or_state_has_no_effect(jpegs, tmp_path):
     with pytest.raises(RuntimeError, match="counts as delivered"):
         data.peek_padded()
     assert data.peek_padded().x.ravel().tolist() == [8, 9, 10, 11]
-    with pytest.raises(ValueError, match="no state of dalijax"):
+    with pytest.raises(ValueError, match="not a state of dalijax"):
         data.set_state(b"garbage")
     assert data.get_next_padded().x.ravel().tolist() == [8, 9, 10, 11]
 

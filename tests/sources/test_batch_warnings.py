@@ -31,6 +31,18 @@ def test_an_evaluation_whose_last_batch_has_rows_of_the_next_epoch_warns_once():
     assert [word for word in words if word not in texts[0]] == []
 
 
+@pytest.mark.parametrize("batch_size", [50, 200], ids=["rows of two epochs", "repeated records"])
+def test_warnings_name_the_line_of_the_user(batch_size):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with take(source=SOURCE, batch_size=batch_size, shuffle=False) as iterator:
+            list(iterator)
+        with take.stream(1, source=SOURCE, batch_size=batch_size, shuffle=False) as stream:
+            list(stream)
+    assert [warning.filename for warning in caught] == [__file__] * len(caught)
+    assert len(caught) >= 2
+
+
 @pytest.mark.parametrize(
     "batch_size, call",
     [

@@ -197,10 +197,10 @@ def test_text_that_is_not_a_state(jpegs_many, kind):
     behind = base64.b64encode(base64.b64decode(state["data"]) + b"x").decode()
     other_kind = next(name for name in KINDS if name != kind)
     bad = [
-        (None, "no state of dalijax"),
+        (None, "not a state of dalijax"),
         ("nonsense", "not JSON.*pass the content of the file"),
-        ({}, "no state of dalijax.*Pass the result of get_state"),
-        ({**state, "format": "other"}, "no state of dalijax"),
+        ({}, "not a state of dalijax.*Pass the result of get_state"),
+        ({**state, "format": "other"}, "not a state of dalijax"),
         ({**state, "version": 99}, "version: 99 -> 3 .*newer dalijax"),
         ({**state, "version": 0}, "version: 0 -> 3 .*older dalijax"),
         ({**state, "version": "3"}, "version: '3' -> 3 .*older dalijax"),
