@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..messages.printable import printable
 from ..order.shuffle import Indices
-from .http_ranges import http_options
+from .http_ranges import http_options, of_version
 
 _ALIGNMENT = 8  # bytes, of each range in its buffer, so that it can be viewed as any dtype
 _LOCAL_WINDOW = 2048  # holds the header and content of a small tar member, and the next header
@@ -111,6 +111,10 @@ class LocalFile:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._stamp = _local_stamp(os.fstat(self._fd))
         self.size: int = self._stamp[0]
+
+    def stamp(self) -> Stamp:
+        """Returns size, mtime, ctime and inode of the file when it was opened."""
+        return self._stamp
 
     def is_of(self, stamp: Stamp) -> bool:
         """Returns whether the file has the size and mtime of a stamp, whatever its inode."""
@@ -212,12 +216,13 @@ class RemoteFile:
         wanted = [k for k, (start, end) in enumerate(zip(starts, ends)) if start < end]
         pieces = [b""] * len(starts)
         try:
-            contents = self._system.cat_ranges(
-                [self._path] * len(wanted),
-                [starts[k] for k in wanted],
-                [ends[k] for k in wanted],
-                on_error="raise",
-            )
+            with of_version(self._info):
+                contents = self._system.cat_ranges(
+                    [self._path] * len(wanted),
+                    [starts[k] for k in wanted],
+                    [ends[k] for k in wanted],
+                    on_error="raise",
+                )
         except OSError:
             raise
         except Exception as error:  # the file system's own type, e.g. aiohttp.ClientError
@@ -293,14 +298,22 @@ class ByteFiles:
         paths: Paths or URLs.
         sizes: File sizes in bytes.
         stamps: File stamps, if known. A file that changed since then is rejected.
+        has_content: Returns whether a numbered file has the indexed content. It is called if only
+            the ctime or the inode of a file differ from its stamp: its owner may have changed, or
+            a program may have replaced the file and preserved its mtime. None: it is accepted.
     """
 
     def __init__(
-        self, paths: Sequence[str], sizes: Sequence[int], stamps: Sequence[Stamp | None] = ()
+        self,
+        paths: Sequence[str],
+        sizes: Sequence[int],
+        stamps: Sequence[Stamp | None] = (),
+        has_content: Callable[[int], bool] | None = None,
     ):
         self.paths = tuple(paths)
         self.sizes = tuple(sizes)
-        self._stamps = tuple(stamps) or (None,) * len(self.paths)
+        self._stamps = list(stamps) or [None] * len(self.paths)
+        self._has_content = has_content
         self._limits = np.array(sizes, np.int64)
         # No lock, because a fork could copy it locked. In a race, a file is opened twice.
         self._open: dict[int, ByteFile] = {}
@@ -324,7 +337,7 @@ class ByteFiles:
                 "source was opened. Reopen the source"
             )
         stamp = self._stamps[number]
-        if stamp is not None and not file.is_of(stamp):
+        if stamp is not None and not (file.is_of(stamp) and self._is_same(number, file, stamp)):
             raise OSError(
                 f"{file.shown} was changed after the source was opened. Reopen the source"
             )
@@ -332,6 +345,15 @@ class ByteFiles:
             self._open = {}
         self._open[number] = file
         return file
+
+    def _is_same(self, number: int, file: ByteFile, stamp: Stamp) -> bool:
+        """Returns whether a file with the size and mtime of its stamp has the indexed content."""
+        now = file.stamp()
+        if self._has_content is not None and now not in (stamp, None):
+            if not self._has_content(number):
+                return False
+            self._stamps[number] = now
+        return True
 
     def read(
         self, files: Indices, offsets: Indices, sizes: Indices, name_of: Callable[[int], str]

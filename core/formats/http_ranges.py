@@ -1,10 +1,18 @@
-"""Checks that HTTP servers return the requested byte ranges."""
+"""Checks that HTTP servers return the requested byte ranges, of the opened version of a file."""
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import re
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
+# The info of the file that is read; tasks of fsspec's event loop inherit the caller's value.
+_opened: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar(
+    "opened", default=MappingProxyType({})
+)
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
@@ -15,6 +23,20 @@ def http_options() -> dict[str, Any]:
 
     user = {**conf.get("http", {}), **conf.get("https", {})}.get("client_kwargs", {})
     return {"client_kwargs": {**user, "raise_for_status": check_range}}
+
+
+@contextlib.contextmanager
+def of_version(info: Mapping[str, Any]) -> Iterator[None]:
+    """Lets `check_range` refuse other versions of a file within the block.
+
+    Args:
+        info: fsspec's info of the file, which has the ETag or the date of the opened version.
+    """
+    token = _opened.set(info)
+    try:
+        yield
+    finally:
+        _opened.reset(token)
 
 
 async def check_range(response: Any) -> None:
@@ -32,6 +54,32 @@ async def check_range(response: Any) -> None:
             "supports range requests (python -m http.server does not). Use another server, or "
             "download the files"
         )
+    if change := version_change(_opened.get(), response.headers):
+        response.close()
+        raise OSError(
+            f"{response.request_info.url} was changed after the source was opened: {change}. "
+            "Reopen the source"
+        )
+
+
+def version_change(opened: Mapping[str, Any], headers: Mapping[str, str]) -> str:
+    """Describes how the version of a response differs from the opened one; "" if it does not.
+
+    Dates are compared only without ETags, because the servers of one site may have different dates.
+
+    Args:
+        opened: fsspec's info of the opened file.
+        headers: The headers of the response.
+    """
+    for name in ("ETag", "Last-Modified"):
+        before, now = opened.get(name), headers.get(name)
+        if before is not None and now is not None:
+            # A server may mark the ETag of a compressed response as weak.
+            same = str(before).removeprefix("W/") == now.removeprefix("W/")
+            return "" if same else f"{name} {before!r:.80} -> {now!r:.80}"
+    got = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", "").strip())
+    before, now = str(opened.get("size", "*")), got[3] if got else "*"
+    return "" if "*" in (before, now) or before == now else f"{before} -> {now} bytes"
 
 
 def range_problem(status: int, headers: Any, wanted: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -33,6 +34,21 @@ def as_json(data: NDArray[np.uint8]) -> Any:
     return json.loads(data.tobytes())
 
 
+def _has_content(
+    index: Index,
+    paths: Sequence[str],
+    index_again: Callable[[Sequence[str]], Index],
+    number: int,
+) -> bool:
+    """Returns whether a file has the records that an index contains, after indexing it again."""
+    rows = slice(*index.about["first"][number : number + 2])
+    try:
+        arrays = index_again([paths[number]]).arrays
+    except (OSError, ValueError):
+        return False
+    return all(np.array_equal(array[rows], arrays[name]) for name, array in index.arrays.items())
+
+
 class ByteRecords(BaseSource):
     """A source whose fields are values, or byte ranges of files, that an index contains.
 
@@ -45,6 +61,7 @@ class ByteRecords(BaseSource):
         decoders: Decoding functions of fields; other fields are returned as bytes.
         identity: The identity, if given by the user.
         defaults: Values of fields for records without the field.
+        index_again: Builds the index of some files; picklable.
     """
 
     _gives_new_arrays = True  # read() returns new arrays, so that ReuseCheck is not needed
@@ -57,13 +74,20 @@ class ByteRecords(BaseSource):
         decoders: Mapping[str, Decode],
         identity: str | None,
         defaults: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        index_again: Callable[[Sequence[str]], Index],
     ):
         super().__init__(fields, identity)
         self._defaults = dict(defaults)
         self._index = index
         self._identity_reads = "samples" not in index.about  # otherwise indexing read them
         self._decoders = decoders
-        self._files = ByteFiles(paths, index.about["sizes"], index.about.get("stamps", ()))
+        self._files = ByteFiles(
+            paths,
+            index.about["sizes"],
+            index.about.get("stamps", ()),
+            functools.partial(_has_content, index, tuple(paths), index_again),
+        )
         if any(map(is_remote, paths)):
             self.read_threads = WAITING_THREADS
         self._first = np.array(index.about["first"], np.int64)

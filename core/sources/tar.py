@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import warnings
@@ -101,7 +102,8 @@ class Tar(ByteRecords):
             else:
                 kinds[name] = Field(np.dtype(np.uint8), 1)
         kinds |= dict.fromkeys(self._described, Field(None))
-        super().__init__(index, tars, kinds, decoders, identity)
+        index_again = functools.partial(index_tars, extensions=extensions)
+        super().__init__(index, tars, kinds, decoders, identity, index_again=index_again)
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
         """See `dalijax.sources.Source`."""

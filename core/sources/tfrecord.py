@@ -88,7 +88,10 @@ class TFRecord(ByteRecords):
                 fields[name] = field or Field(dtype, 1)
                 decoders[name] = functools.partial(_decoded, decode, fields[name].dtype or dtype)
         values = {name: _as_value(name, value, fields[name]) for name, value in defaults.items()}
-        super().__init__(index, files, fields, decoders, identity, values)
+        index_again = functools.partial(
+            index_records, wanted=wanted, kinds=fields, defaults=defaults
+        )
+        super().__init__(index, files, fields, decoders, identity, values, index_again=index_again)
 
     def _content(self) -> tuple[Any, ...]:
         defaults = [value for item in sorted(self._defaults.items()) for value in item]

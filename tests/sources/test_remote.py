@@ -13,7 +13,7 @@ import threading
 import numpy as np
 import pytest
 
-from dalijax.core.formats.http_ranges import range_problem
+from dalijax.core.formats.http_ranges import range_problem, version_change
 from dalijax.sources import Files, Tar, TFRecord
 from tars import FIELDS, samples, write_tar
 
@@ -265,6 +265,62 @@ def test_another_etag_is_another_file(tmp_path, cache, monkeypatch, caplog):
         assert "has neither an ETag" in caplog.text and len(os.listdir(cache)) == 2
         # A server without versions is read like any other.
         assert len(Tar(f"{url}/a.tar", FIELDS).read(np.array([3]), ["data"])["data"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("opened", "headers", "change"),
+    [
+        ({"ETag": '"1"'}, {"ETag": '"1"'}, ""),
+        ({"ETag": '"1"'}, {"ETag": 'W/"1"'}, ""),
+        ({"ETag": '"1"'}, {"ETag": '"2"'}, "ETag .*1.* -> .*2"),
+        ({"ETag": 'W/"1"'}, {"ETag": 'W/"2"'}, "ETag .*1.* -> .*2"),
+        ({"ETag": '"1"', "Last-Modified": "x"}, {"ETag": '"1"', "Last-Modified": "y"}, ""),
+        ({"ETag": '"1"', "Last-Modified": "x"}, {"Last-Modified": "y"}, "Last-Modified 'x' -> 'y'"),
+        ({"Last-Modified": "x"}, {"Last-Modified": "x\x1b[2J"}, r"'x\\x1b\[2J'"),
+        ({"ETag": '"1"'}, {}, ""),
+        ({}, {"ETag": '"1"'}, ""),
+        ({"size": 100}, {"Content-Range": "bytes 5-9/100"}, ""),
+        ({"size": 100}, {"Content-Range": "bytes 5-9/*"}, ""),
+        ({"size": 100}, {"Content-Range": "bytes 5-9/101"}, "100 -> 101 bytes"),
+    ],
+)
+def test_versions_of_responses(opened, headers, change):
+    assert re.search(change or r"^$", version_change(opened, headers))
+
+
+class DatedHandler(Handler):
+    """Names the version of each file only by its date."""
+
+    date = "Mon, 01 Jan 2024 00:00:00 GMT"
+
+    def date_time_string(self, timestamp=None):
+        return self.date if timestamp else super().date_time_string()
+
+    def end_headers(self):
+        self.send_header("Last-Modified", self.date)
+        super().end_headers()
+
+
+@pytest.mark.parametrize(
+    "handler, version",
+    [(TaggedHandler, {"tag": '"2"'}), (DatedHandler, {"date": "Tue, 02 Jan 2024 00:00:00 GMT"})],
+)
+def test_a_remote_file_that_changes_between_two_reads_is_refused(
+    handler, version, tmp_path, monkeypatch
+):
+    pytest.importorskip("aiohttp")
+    path = write_tar(tmp_path / "a.tar", samples(0, 20))
+    monkeypatch.setattr(TaggedHandler, "tag", '"1"')
+    with served(str(tmp_path), handler) as (url, _):
+        source = Tar(f"{url}/a.tar", FIELDS)
+        source.read(np.array([3]), ["data", "label"])
+        write_tar(path, [(n, c if b"7" in c else c[:-1] + b"7") for n, c in samples(0, 20)])
+        for name, value in version.items():
+            monkeypatch.setattr(handler, name, value)
+        with pytest.raises(OSError, match=r"a\.tar was changed after the source.*Reopen"):
+            source.read(np.array([3]), ["data", "label"])
+        source = Tar(f"{url}/a.tar", FIELDS)
+        assert len(source.read(np.array([3]), ["data"])["data"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -226,14 +226,15 @@ def test_remote_files_are_indexed_again_when_their_version_changes(tmp_path, cac
     assert len(os.listdir(cache)) == 2
 
 
-@pytest.mark.parametrize("way", [replaced, written_in_place, linked, os.truncate])
+@pytest.mark.parametrize("way", [*WAYS, os.truncate])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_that_changes_before_its_first_read_is_refused(kind, way, tmp_path):
     make, open_it = KINDS[kind]
     path = make(tmp_path / "a")
     source = open_it(path)
     pickled = pickle.dumps(source)
-    way(path, 20_000 if way is os.truncate else make(tmp_path / "b"))
+    new = make(tmp_path / "b", **{"cls" if kind == "tar" else "label": "2" if kind == "tar" else 2})
+    way(path, 20_000 if way is os.truncate else new)
     for opened in (source, pickle.loads(pickled)):
         with pytest.raises(OSError, match="/a .* when|after the source was opened. Reopen"):
             opened.read(np.arange(3), ["data"])
@@ -248,11 +249,15 @@ def test_a_remote_file_that_changes_before_its_first_read_is_refused(tmp_path):
         source.read(np.arange(3), ["data"])
 
 
-def test_files_with_another_owner_or_mode_are_read(tmp_path):
-    source = open_tar(make_tar(tmp_path / "a"))
-    os.chmod(tmp_path / "a", 0o640)
-    os.link(tmp_path / "a", tmp_path / "b")
-    assert len(source.read(np.arange(3), ["data"])["data"]) == 3
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_with_another_owner_or_mode_are_read(kind, tmp_path):
+    make, open_it = KINDS[kind]
+    source = open_it([make(tmp_path / "a"), make(tmp_path / "b")])
+    for name in ("a", "b"):
+        os.chmod(tmp_path / name, 0o640)
+        os.link(tmp_path / name, tmp_path / f"{name}2")
+    for opened in (source, pickle.loads(pickle.dumps(source))):
+        assert len(opened.read(np.array([3, COUNT + 3]), ["data"])["data"]) == 2
 
 
 # The files of the cache
