@@ -12,6 +12,7 @@ import inspect
 import math
 import operator
 import os
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
@@ -319,20 +320,31 @@ def plain_name(function: Callable[..., Any]) -> str:
 
 
 def knows_its_names(function: F) -> F:
-    """Adds suggestions to a function's errors about unknown keyword arguments."""
-    parameters = set(inspect.signature(function).parameters)
+    """Adds suggestions to a function's errors about unknown or too many arguments."""
+    parameters = inspect.signature(function).parameters
+    names = set(parameters)
+    by_keyword = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY]
+    most = len(parameters) - len(by_keyword)
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
+        most = sys.maxsize
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if not parameters.issuperset(kwargs):
-            later = sorted(_DEF_ARGS.difference(parameters).intersection(kwargs))
+        if not names.issuperset(kwargs):
+            later = sorted(_DEF_ARGS.difference(names).intersection(kwargs))
             if later:
                 raise TypeError(
                     f"{later} are arguments of the pipelines. Pass them to the iterator function "
                     "that data_iterator returns, as in train(..., batch_size=128), or to the "
                     "result of a pipeline_def"
                 )
-            check_names(plain_name(function), kwargs, {"its arguments": parameters - {"self"}})
+            check_names(plain_name(function), kwargs, {"its arguments": names - {"self"}})
+        if len(args) > most and by_keyword:
+            surplus = ", ".join(f"{value!r:.40}" for value in args[most:])
+            raise TypeError(
+                f"{plain_name(function)} does not take {surplus} by position. Pass it by keyword, "
+                f"as one of {by_keyword}"
+            )
         return function(*args, **kwargs)
 
     return checked  # type: ignore[return-value]
@@ -480,6 +492,8 @@ class IteratorConfig:
             as_numpy=self.as_numpy,
             shuffle=self.shuffle,
         )
+        if self.shuffle is None:  # it would not shuffle, unlike an omitted shuffle=
+            raise TypeError("shuffle must be True or False, not None")
         _check_seconds(self.check_processes)
         if not (self.batch_map is None or isinstance(self.batch_map, BatchMap)):
             is_given = self.batch_map not in ([], ())

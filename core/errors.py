@@ -24,7 +24,7 @@ class Difference(NamedTuple):
     fixed: bool = False
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.before} -> {self.after}"
+        return printable(f"{self.name}: {self.before} -> {self.after}")  # on one line
 
 
 class _Printable(Exception):

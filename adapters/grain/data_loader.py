@@ -318,6 +318,7 @@ class DALIDataLoaderIterator(RecordIterator):
             seed = shard_seed(saved, self._loader._shard)
         if self._loader._takes_seed and 0 <= saved < 1 << 63:
             now["seed"] = str(saved)
+        now["operators"] = list(self._engine.own_operators())
         fingerprint = {**{name: state[name] for name in now}, "seed": str(saved)}
         differences.check(fingerprint, now, self._loader._allow_changes)
         restored = Restored("", tuple(state["operators"]), seed, draw_seed, state["random"])

@@ -622,6 +622,7 @@ class DecodedIterator(RecordIterator):
         saved, now, seed = state["seed"], self._fingerprint(snapshot), snapshot.restored.seed
         if saved != self._seed_at(snapshot) and self._takes_seed and 0 <= saved < 1 << 63:
             seed, now["seed"] = saved, str(saved)
+        now["operators"] = list(self._engine.own_operators())
         fingerprint = {**{name: state[name] for name in now}, "seed": str(saved)}
         differences.check(fingerprint, now, self._transform._allow_changes)
         parent, after = state["parent"], self._position(state)

@@ -17,6 +17,7 @@ from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
+from ..config import knows_its_names
 from ..random.draw import Draw, check_draw, joined, part_of
 from . import policies
 from .policies import Choice
@@ -29,6 +30,7 @@ _GRAY = [0.299, 0.587, 0.114]  # weights of red, green and blue (ITU-R BT.601), 
 
 
 @do_not_convert
+@knows_its_names
 def rand_augment(
     images: DataNode,
     *,
@@ -92,6 +94,7 @@ def rand_augment(
 
 
 @do_not_convert
+@knows_its_names
 def trivial_augment(
     images: DataNode,
     *,
@@ -141,6 +144,7 @@ def trivial_augment(
 
 
 @do_not_convert
+@knows_its_names
 def auto_augment(
     images: DataNode,
     *,

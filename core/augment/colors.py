@@ -10,6 +10,7 @@ from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
+from ..config import knows_its_names
 from ..random.draw import Draw, check_draw
 from .windows import Range
 
@@ -17,6 +18,7 @@ _DEGREES = 360.0
 
 
 @do_not_convert
+@knows_its_names
 def color_jitter(
     images: DataNode,
     *,
@@ -92,5 +94,9 @@ def _range(
     else:
         low, high = value
     if not least <= low <= high <= most or np.isinf(high):
-        raise ValueError(f"{name} must be a number from 0, or (low, high) in order, not {value!r}")
+        bounds = "from 0" if np.isinf(most) else f"from 0 to {most:g}"
+        raise ValueError(
+            f"{name} must be a number {bounds}, or (low, high) in order and from {least:g} to "
+            f"{most:g}, not {value!r}"
+        )
     return low, high

@@ -10,6 +10,7 @@ from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
+from ..config import knows_its_names
 from ..random.draw import Draw, check_draw, check_share
 from . import windows
 from .windows import Pair, Range
@@ -18,6 +19,7 @@ _PIXELS = ((2,), np.float32)
 
 
 @do_not_convert
+@knows_its_names
 def random_resized_crop(
     images: DataNode,
     size: int | Pair,
@@ -73,6 +75,7 @@ def random_resized_crop(
 
 
 @do_not_convert
+@knows_its_names
 def random_crop(
     images: DataNode,
     size: int | Pair,
@@ -129,6 +132,7 @@ def random_crop(
 
 
 @do_not_convert
+@knows_its_names
 def center_crop(
     images: DataNode,
     size: int | Pair,
@@ -189,6 +193,7 @@ def _resized(
 
 
 @do_not_convert
+@knows_its_names
 def flip(
     images: DataNode,
     *,
@@ -230,6 +235,7 @@ def flip(
 
 
 @do_not_convert
+@knows_its_names
 def random_erasing(
     images: DataNode,
     *,

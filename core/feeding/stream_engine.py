@@ -471,6 +471,13 @@ class StreamEngine(FedEngine[RecordPosition]):
         saved, present = position.restored.operators, self._operators
         return (present or saved) if saved or position.step else ()
 
+    def own_operators(self) -> tuple[str, ...]:
+        """Returns a line per operator of the pipelines; none before they are built.
+
+        A restored state may belong to another graph, which is detected when they are built.
+        """
+        return self._operators
+
     def stateful(self) -> list[str]:
         """Returns names of the operators with a state, once the pipelines were built."""
         return self._random

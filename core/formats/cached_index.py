@@ -105,6 +105,11 @@ def _stamps(paths: Sequence[str]) -> list[Stamp | None]:
 
 def _local_stamp(path: str) -> Any:
     if not os.path.isfile(path):
+        if os.path.isdir(path):
+            raise IsADirectoryError(
+                f"{printable(path)} is a directory. Pass its files, e.g. "
+                f"{printable(os.path.join(path, '*'))}"
+            )
         raise FileNotFoundError(
             f"{printable(path)} {'is not a file' if os.path.exists(path) else 'does not exist'}"
         )

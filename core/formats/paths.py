@@ -56,8 +56,12 @@ def path_text(path: Any) -> str:
 
     Raises:
         TypeError: If it is not a path.
+        ValueError: If it is empty; the working directory would take its place.
     """
-    return os.fsdecode(os.fspath(path))
+    text = os.fsdecode(os.fspath(path))
+    if not text:
+        raise ValueError("a path is '', an empty string. Pass '.' for the working directory")
+    return text
 
 
 def home_expanded(path: str) -> str:

@@ -22,6 +22,8 @@ _ON_DEVICE = "nothing, omit it: batches are already on their device"
 _GRAPH = "DALI's operators in the graph function"
 _SHARDING = "sharding=NamedSharding(mesh, PartitionSpec('data'))"
 _SOURCE = "source=, one of dalijax.sources"
+_FOLDER = ("folder=", "paths=", _SOURCE)
+_CALL = "of the iterator function that data_iterator returns"
 
 # Arguments of other libraries. If there are several replacements, the first accepted one is named.
 ARGUMENTS: Mapping[str, str | tuple[str, ...]] = {
@@ -39,7 +41,16 @@ ARGUMENTS: Mapping[str, str | tuple[str, ...]] = {
     "mesh": _SHARDING,
     "device": "device_id=, None for the CPU, or sharding=",
     "gpu": "device_id=",
-    **dict.fromkeys(("dataset", "data_source", "path", "root", "folder", "data_dir"), _SOURCE),
+    **dict.fromkeys(("dataset", "data_source"), _SOURCE),
+    **dict.fromkeys(("path", "root", "folder", "data_dir", "file_root", "directory"), _FOLDER),
+    **dict.fromkeys(("files", "filenames", "urls", "file_list"), ("paths=", _SOURCE)),
+    **dict.fromkeys(("exts", "ext"), ("fields=", "extensions=", "output_map=")),
+    "shuffle": f"shuffle= {_CALL}",
+    **dict.fromkeys(("start_step", "initial_step"), "seek_step(n) of the stream"),
+    **dict.fromkeys(("num_steps", "steps"), "itertools.islice(stream, num_steps)"),
+    **dict.fromkeys(("n", "num_layers"), ("num_ops=",)),
+    "m": ("magnitude=",),
+    **dict.fromkeys(("p", "prob"), ("probability=", "flip=")),
     **dict.fromkeys(("rng", "key", "random_seed"), "seed=, a whole number"),
     **dict.fromkeys(("outputs", "output_names", "keys"), "output_map="),
     "worker_init_fn": "nothing, omit it: there are no worker processes",
@@ -106,6 +117,14 @@ ITERATOR: Mapping[str, str] = {
     "setepoch": "seek(epoch), over a source",
     "stream": _ENDLESS,
     "epochs": "num_epochs= of stream(...), or epochs(num_epochs) of an iterator",
+}
+# Operators, in place of functions of other libraries that have no similar name in DALI.
+OPERATORS: Mapping[str, str] = {
+    **dict.fromkeys(("decodeimage", "decodejpeg", "imdecode", "imread"), "fn.decoders.image"),
+    **dict.fromkeys(("totensor", "astype", "tofloat", "convertimagedtype"), "fn.cast"),
+    **dict.fromkeys(("randomcrop", "centercrop"), "dalijax.augment"),
+    **dict.fromkeys(("hflip", "vflip", "flipleftright", "randomhorizontalflip"), "fn.flip"),
+    "permute": "fn.transpose",
 }
 _GRAIN, _TFDATA = "dalijax.adapters.grain", "dalijax.adapters.tfdata"
 PACKAGE: Mapping[str, str] = {

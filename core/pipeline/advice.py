@@ -24,6 +24,8 @@ _NO_BFLOAT16 = (
     "DALI has no bfloat16: cast to types.FLOAT or FLOAT16 in the graph, and to bfloat16 in "
     "the step, or in a dalijax.fn.jax_function that has a sharding"
 )
+_NO_DTYPE = "dtype={!r} is not a type of DALI: pass one of nvidia.dali.types, as types.FLOAT"
+_PREFIXES = ("torch", "tf", "np", "numpy", "jnp", "jax")
 # What DALI says of a dtype that it can't convert to one of its own.
 _BAD_DTYPE = re.compile(
     r"generic\.item\(\)|int\(\) argument must be|invalid literal for int|can only hold one of|"
@@ -45,6 +47,8 @@ def of_definition(error: Exception, arguments: Sequence[Any] = ()) -> str:
         return _NO_BFLOAT16
     if cure := _dtype_advice(error) or _device_advice(text) or _name_advice(error):
         return cure
+    if cure := _value_advice(error, text):
+        return cure
     if isinstance(error, (RuntimeError, ValueError)):
         return ""
     paths = [value for value in arguments if isinstance(value, (str, os.PathLike))]
@@ -62,6 +66,11 @@ def _python_advice(error: Exception, text: str) -> str:
         return (
             "Pass enable_conditionals=True where the iterator is made, or choose by DALI's "
             "arithmetic, as by mask * a + (1 - mask) * b"
+        )
+    if "'method'" in text:  # of x.shape[0] or len(x.shape)
+        return (
+            "In a pipeline function, shape is a method of a DataNode: x.shape() is the shape of "
+            "each sample, without the batch, as another DataNode"
         )
     package = _package_of(error)
     if not package and ("DataNode" not in text or "expected inputs of type" in text):
@@ -95,21 +104,33 @@ def _dtype_advice(error: Exception) -> str:
 
 def _instead_of(value: Any) -> str:
     """DALI's type to pass instead of another library's dtype."""
+    if str(value).partition(".")[0] in _PREFIXES:  # torch.float32 and its text
+        value = str(value).rpartition(".")[2]
     try:
         # np.dtype makes a dtype of a class of objects, too, and knows float as float64.
         dtype = np.dtype(np.float32 if value in (float, "float") else value)
     except TypeError:
-        return ""
+        return _NO_DTYPE.format(value)
     if dtype.name == "bfloat16":
         return f"dtype={value!r}: {_NO_BFLOAT16}"
     if dtype not in DALI_TYPES:
-        return (
-            f"dtype={value!r} is not a type of DALI: pass one of nvidia.dali.types, as types.FLOAT"
-        )
+        return _NO_DTYPE.format(value)
     return (
         f"dtype={value!r} is not a type of DALI: pass types.{DALI_TYPES[dtype].name} "
         "(from nvidia.dali import types)"
     )
+
+
+def _value_advice(error: Exception, text: str) -> str:
+    """Names the argument of an operator that got a text in place of numbers."""
+    if not isinstance(error, ValueError) or "could not convert string" not in text:
+        return ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        passed = frame.f_locals.get("kwargs")
+        for name, value in passed.items() if isinstance(passed, Mapping) else ():
+            if isinstance(value, str) and repr(value) in text:
+                return f"Pass numbers, or an output of an operator, as {name}="
+    return ""
 
 
 def _device_advice(text: str) -> str:
@@ -138,7 +159,7 @@ def _name_advice(error: Exception) -> str:
     if not module.__name__.startswith("nvidia.dali"):
         return ""
     names = [name for name in dir(module) if not name.startswith("_")]
-    return replacements.for_name(str(error.name), names, {})
+    return replacements.for_name(str(error.name), names, replacements.OPERATORS)
 
 
 def _argument_advice(name: str, schema: str) -> str:
@@ -168,6 +189,11 @@ def of_outputs(error: Exception, name: str) -> str:
         return (
             f"{name} returns no outputs: end it with a return of them, one for each name of "
             "output_map, as in: return images, labels"
+        )
+    if "does not match any of the allowed layouts" in str(error) and "dimensions 1 " in str(error):
+        return (
+            f"{name}: {error}\nThe input has one dimension, like the bytes of a file: decode it "
+            "first, as in images = fn.decoders.image(data)"
         )
     if "Illegal output type" in str(error) or "contains a nested" in str(error):
         return (

@@ -151,9 +151,9 @@ def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
         warnings.warn(advice.FORKED, RuntimeWarning, stacklevel=2)
     try:
         pipeline.build()
-    except (NotImplementedError, TypeError) as error:
+    except (NotImplementedError, TypeError, ValueError) as error:
         if cure := advice.of_outputs(error, name):
-            raise TypeError(cure) from error
+            raise (ValueError if isinstance(error, ValueError) else TypeError)(cure) from error
         raise
     except RuntimeError as error:
         text = str(error)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..config import knows_its_names
 from ..dtypes import KINDS, as_scalars, cast_to, out_of_range
 from ..formats.field import Field
 from ..order.shuffle import Indices
@@ -34,6 +35,7 @@ class Arrays(BaseSource):
 
     _gives_new_arrays = True  # read() copies, so that ReuseCheck is not needed
 
+    @knows_its_names
     def __init__(self, arrays: Mapping[str, Any], *, identity: str | None = None):
         if not isinstance(arrays, Mapping):
             raise TypeError(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..config import knows_its_names
 from ..formats.byte_files import WAITING_THREADS, fetch, filesystem, is_remote
 from ..formats.field import Field
 from ..formats.names import Names
@@ -81,6 +82,7 @@ class Files(BaseSource):
     _gives_new_arrays = True  # read() returns new arrays, so that ReuseCheck is not needed
     read_threads = 4  # threads that look up image sizes open files, and wait for a disk
 
+    @knows_its_names
     def __init__(
         self,
         folder: Path | None = None,

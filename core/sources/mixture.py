@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..config import knows_its_names
 from ..formats.field import Field
 from ..order.shuffle import Indices
 from ..random.hashing import fold, mix
@@ -140,6 +141,7 @@ class Mixture(Source):
         TypeError: If one of the sources is a mixture.
     """
 
+    @knows_its_names
     def __init__(self, sources: Sequence[tuple[Source, float]], length: int | None = None):
         if isinstance(sources, Mapping):
             raise TypeError(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..config import knows_its_names
 from ..formats.field import Field
 from ..order.shuffle import Indices
 from .source import Source, Values, names_of
@@ -34,6 +35,7 @@ class Named(Source):
         ValueError: If the source already has a field of this name, or both names are None.
     """
 
+    @knows_its_names
     def __init__(self, source: Source, field: str | None = "name", *, index: str | None = None):
         if isinstance(source, type) or not hasattr(source, "fields"):
             raise TypeError(f"Named requires a source, not {source!r:.80}")

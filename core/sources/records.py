@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..config import knows_its_names
 from ..formats.field import Field
 from ..order.shuffle import Indices
 from .base import BaseSource
@@ -37,6 +38,7 @@ class Records(BaseSource):
         TypeError: If the object is not a sequence, or its records have no named fields.
     """
 
+    @knows_its_names
     def __init__(
         self,
         records: Any,

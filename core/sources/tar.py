@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..config import knows_its_names
 from ..formats.cached_index import cached_index
 from ..formats.field import Field
 from ..formats.index_checks import is_valid
@@ -58,6 +59,7 @@ class Tar(ByteRecords):
         ValueError: If a tar is damaged or cut off, or has no samples, or samples lack a field.
     """
 
+    @knows_its_names
     def __init__(
         self,
         paths: Paths,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..config import knows_its_names
 from ..dtypes import as_scalars
 from ..formats import example
 from ..formats.cached_index import cached_index
@@ -49,6 +50,7 @@ class TFRecord(ByteRecords):
             because contents are not read.
     """
 
+    @knows_its_names
     def __init__(
         self,
         paths: Paths,

@@ -103,7 +103,9 @@ class Form:
         Raises:
             StateError: If it is another value.
         """
-        if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
+        # The type is compared, too, because a comparison with an array is an array.
+        known = isinstance(state, Mapping) and type(state.get("format")) is str
+        if not known or state["format"] != _FORMAT:
             raise StateError(
                 f"not a state of dalijax: {brief(state)}. Pass the result of get_state() of "
                 f"{self.owner}"
@@ -115,7 +117,7 @@ class Form:
                 f"version: {brief(version)} -> {VERSION} (saved -> this dalijax). Restore the "
                 f"state with the {age} dalijax that saved it"
             )
-        if kind != self.kind:
+        if type(kind) is not str or kind != self.kind:
             raise StateError(
                 f"kind: {brief(kind)} -> {self.kind!r} (saved -> now). Restore the state in an "
                 f"iterator of the kind that saved it; this is {self.owner}"

@@ -219,6 +219,7 @@ def test_text_that_is_not_a_state(jpegs_many, kind):
         (sealed(head, DEEP_TEXT.encode()), "damaged"),
         *[(bad, "") for bad in (DEEP, DEEP_TEXT, DEEP_TEXT.encode(), '{"a":' * 100_000, 3, {3: 4})],
         *[({**state, name: DEEP}, "") for name in state],
+        *[({**state, name: np.array(["dalijax", kind])}, "") for name in state],
         *[(text[:-20], ""), (text[:99].encode(), ""), (b"\xff" + text.encode(), "")],
         ("9" * 10_000, ""),
     ]
@@ -232,6 +233,36 @@ def test_text_that_is_not_a_state(jpegs_many, kind):
         with pytest.raises(StateError, match=f"(?s){words}"):
             iterator.set_state(wrong)
         assert json.dumps(iterator.get_state()) == text
+
+
+def doubled(number):
+    return number * 2, fn.random.uniform(range=(0.0, 1.0))
+
+
+@pytest.mark.parametrize("kind", ["transform", "loader"])
+def test_another_graphs_state_does_not_prevent_a_restore(jpegs_many, kind, monkeypatch):
+    _, make, *_ = KINDS[kind]
+    saved, iterator = make(jpegs_many), make(jpegs_many)
+    next(saved)
+    state = saved.get_state()
+    monkeypatch.setitem(globals(), "drawing", doubled)
+    other = make(jpegs_many)
+    next(other)
+    iterator.set_state(other.get_state())  # the graph is unknown before the first batch
+    iterator.set_state(state)
+    assert plain(next(iterator)) == plain(next(saved))
+
+
+def test_names_of_differences_stay_on_one_line(jpegs_many):
+    form, make, *_ = KINDS["source"]
+    saved, iterator = make(jpegs_many), make(jpegs_many)
+    next(saved), next(iterator)
+    state = saved.get_state()
+    (name,) = opened(form, state)[1]["outputs"]
+    forged = crafted(form, state, outputs=[f"{name}\n\x1b[2Jseed: 1 -> 2"])
+    with pytest.raises(StateError) as error:
+        iterator.set_state(forged)
+    assert "\x1b" not in str(error.value) and "\nseed" not in str(error.value)
 
 
 def test_counts_out_of_range(jpegs_many):

@@ -173,6 +173,8 @@ ARGUMENTS = [
     ("dataset", None, "source"),
     ("path", "x", "source"),
     ("root", "x", "source"),
+    ("start_step", 5, "seek_step(n)"),
+    ("num_steps", 5, "itertools.islice("),
     ("rng", 0, "seed"),
     ("key", 0, "seed"),
     ("num_thread", 2, "num_threads"),
@@ -260,6 +262,7 @@ PROGRAMS = {
     "batch size 0": (lambda d: open_numbers(batch_size=0), ValueError, "batch_size 0 1 or more"),
     "a float": (lambda d: open_numbers(batch_size=4.0), TypeError, "batch_size 4.0 whole number"),
     "a text": (lambda d: open_numbers(batch_size="4"), TypeError, "batch_size '4' whole number"),
+    "shuffle=None": (lambda d: open_numbers(shuffle=None), TypeError, "shuffle None True False"),
     "shuffle='yes'": (lambda d: open_numbers(shuffle="yes"), TypeError, "shuffle 'yes' True False"),
     "seed='abc'": (lambda d: open_numbers(seed="abc"), TypeError, "seed 'abc' whole number"),
     "seed=key": (
@@ -420,6 +423,44 @@ PROGRAMS = {
         NotADirectoryError,
         "00000.jpg paths=",
     ),
+    "an empty path": (lambda d: sources.Files(""), ValueError, "'' '.' directory"),
+    "an empty path of a list": (lambda d: sources.Files(paths=[""]), ValueError, "'' '.'"),
+    "an empty path of a tar": (lambda d: sources.Tar("", FIELDS), ValueError, "'' '.'"),
+    "root of a folder": (lambda d: sources.Files(root=d.folder), TypeError, "'root' folder="),
+    "file_root": (lambda d: sources.Files(file_root=d.folder), TypeError, "'file_root' folder="),
+    "files of a list": (lambda d: sources.Files(files=d.files), TypeError, "'files' paths="),
+    "transform of a folder": (
+        lambda d: sources.Files(d.folder, transform=print),
+        TypeError,
+        "Files() 'transform' in the graph function",
+    ),
+    "positional labels": (
+        lambda d: sources.Files(d.files, [0] * COUNT),
+        TypeError,
+        "Files() [0, by keyword 'paths' 'labels'",
+    ),
+    "shuffle of a tar": (
+        lambda d: sources.Tar(d.tar, FIELDS, shuffle=True),
+        TypeError,
+        "Tar() 'shuffle' shuffle= of the iterator function",
+    ),
+    "batch_size of a tar": (
+        lambda d: sources.Tar(d.tar, FIELDS, batch_size=2),
+        TypeError,
+        "'batch_size' to the iterator function",
+    ),
+    "exts of a tar": (lambda d: sources.Tar(d.tar, exts=["jpg"]), TypeError, "'exts' fields="),
+    "arrays by keyword": (lambda d: sources.Arrays(x=np.arange(3)), TypeError, "'x' 'arrays'"),
+    "positional arrays": (
+        lambda d: sources.Arrays(np.arange(3), np.arange(3)),
+        TypeError,
+        "Arrays() array([0, 1, 2]) by keyword",
+    ),
+    "weights by keyword": (
+        lambda d: sources.Mixture([NUMBERS], weights=[1]),
+        TypeError,
+        "Mixture() 'weights' 'sources'",
+    ),
     "a tar as a folder": (lambda d: sources.Files(d.tar), NotADirectoryError, "a.tar Tar"),
     "a list of paths": (lambda d: sources.Files(d.files), TypeError, "paths="),
     "labels of text": (
@@ -446,8 +487,9 @@ PROGRAMS = {
     "a TFRecord's folder": (
         lambda d: sources.TFRecord(d.folder, {"image": "data"}),
         OSError,
-        "pictures",
+        "pictures directory /*",
     ),
+    "a tar's folder": (lambda d: sources.Tar(d.folder, FIELDS), OSError, "directory pictures/*"),
     "features as a list": (
         lambda d: sources.TFRecord(d.files[0], ["image"]),
         ValueError,
@@ -564,6 +606,58 @@ PROGRAMS = {
         numbers(lambda x: fn.cast(x, dtype="bfloat16")),
         TypeError,
         "bfloat16 types.FLOAT in the step",
+    ),
+    "torch.float32": (
+        numbers(lambda x: fn.cast(x, dtype="torch.float32")),
+        TypeError,
+        "torch.float32 types.FLOAT",
+    ),
+    "a misspelt dtype": (
+        numbers(lambda x: fn.cast(x, dtype="flot32")),
+        TypeError,
+        "'flot32' nvidia.dali.types",
+    ),
+    "mean='imagenet'": (
+        define(lambda data: fn.crop_mirror_normalize(images(data), mean="imagenet")),
+        TypeError,
+        "'imagenet' numbers mean=",
+    ),
+    "shape[0]": (numbers(lambda x: x * x.shape[0]), TypeError, "shape is a method x.shape()"),
+    "len(shape)": (numbers(lambda x: x * len(x.shape)), TypeError, "shape is a method"),
+    "encoded bytes": (
+        define(lambda data, *, draw: augment.flip(data, draw=draw)),
+        ValueError,
+        "one dimension fn.decoders.image(data)",
+    ),
+    "decode_image": (
+        define(lambda data: fn.decode_image(data)),
+        AttributeError,
+        "decode_image fn.decoders.image",
+    ),
+    "a positional draw": (
+        define(lambda data, *, draw: augment.random_resized_crop(images(data), 8, draw)),
+        TypeError,
+        "random_resized_crop() by keyword 'draw'",
+    ),
+    "positional jitter": (
+        define(lambda data, *, draw: augment.color_jitter(images(data), 0.4, 0.3, draw=draw)),
+        TypeError,
+        "color_jitter() 0.4, 0.3 by keyword 'brightness'",
+    ),
+    "hue=0.7": (
+        define(lambda data, *, draw: augment.color_jitter(images(data), hue=0.7, draw=draw)),
+        ValueError,
+        "hue 0 to 0.5 0.7",
+    ),
+    "n of rand_augment": (
+        define(lambda data, *, draw: augment.rand_augment(images(data), n=2, m=9, draw=draw)),
+        TypeError,
+        "rand_augment() 'n' num_ops= magnitude=",
+    ),
+    "p of random_erasing": (
+        define(lambda data, *, draw: augment.random_erasing(images(data), p=0.5, draw=draw)),
+        TypeError,
+        "random_erasing() 'p' probability=",
     ),
     "a dtype of normalize": (
         define(lambda data: fn.crop_mirror_normalize(images(data), dtype=np.float16)),
