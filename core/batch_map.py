@@ -101,17 +101,17 @@ class BatchMap:
             TypeError, ValueError: If a function returns something else than a dict of arrays, or
                 not the mask.
         """
-        arrays, others = _split(batch)
+        arrays, unmapped = _split(batch)
         self._check_thread(arrays)
         words = np.array([seed >> 32 & _WORD, seed & _WORD, epoch & _WORD, step & _WORD], np.uint32)
         on_host = as_numpy and all(isinstance(array, np.ndarray) for array in arrays.values())
         # The caller's transfer_guard is meant for the caller's computations.
         with span("dalijax.batch_map", function=self._label), jax.transfer_guard("allow"):
             if not on_host:
-                return self._run(arrays, words, mask, placement, others) | others
+                return self._run(arrays, words, mask, placement, unmapped) | unmapped
             with jax.default_device(jax.local_devices(backend="cpu")[0]):
-                results = self._run(arrays, words, mask, None, others)
-            return {name: np.asarray(array) for name, array in results.items()} | others
+                results = self._run(arrays, words, mask, None, unmapped)
+            return {name: np.asarray(array) for name, array in results.items()} | unmapped
 
     def _run(
         self,
@@ -119,11 +119,11 @@ class BatchMap:
         words: np.ndarray,
         mask: str | None,
         placement: ResultPlacement | None,
-        others: Mapping[str, Any],
+        unmapped: Mapping[str, Any],
     ) -> dict[str, jax.Array]:
         kind = (mask, *((k, a.shape, a.dtype, _sharding_of(a)) for k, a in arrays.items()))
         if kind not in self._compiled:
-            specs = self._result_specs(_specs(arrays), mask, placement, others)
+            specs = self._result_specs(_specs(arrays), mask, placement, unmapped)
             shardings = {name: spec.sharding for name, spec in specs.items()}
             jitted = jax.jit(self._apply, out_shardings=shardings if placement else None)
             self._compiled[kind] = jitted, list(specs)
@@ -155,21 +155,21 @@ class BatchMap:
             BatchMapError, TypeError, ValueError: As for a call.
         """
         arrays = {name: spec for name, spec in batch.items() if _is_number(spec)}
-        others = {name: spec for name, spec in batch.items() if name not in arrays}
-        return self._result_specs(_specs(arrays), mask, placement, others) | others
+        unmapped = {name: spec for name, spec in batch.items() if name not in arrays}
+        return self._result_specs(_specs(arrays), mask, placement, unmapped) | unmapped
 
     def _result_specs(
         self,
         arrays: Mapping[str, jax.ShapeDtypeStruct],
         mask: str | None,
         placement: ResultPlacement | None,
-        others: Mapping[str, Any],
+        unmapped: Mapping[str, Any],
     ) -> dict[str, jax.ShapeDtypeStruct]:
         rows = next(iter(arrays.values())).shape[0] if arrays else 0
         results = jax.eval_shape(self._apply, dict(arrays), _KEY_WORDS)
         if mask is not None:
             self._check_mask(results.get(mask), mask)
-        if repeated := sorted(results.keys() & others.keys()):
+        if repeated := sorted(results.keys() & unmapped.keys()):
             raise ValueError(
                 f"batch_map: {self._label} returned {repeated}, names of text or objects of the "
                 "records, which bypass batch_map: use another name"
@@ -279,15 +279,15 @@ def _is_number(array: Any) -> bool:
 
 def _split(batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Splits a batch into arrays of numbers, and text and objects."""
-    arrays, others = dict[str, Any](), dict[str, Any]()
+    arrays, unmapped = dict[str, Any](), dict[str, Any]()
     for name, value in batch.items():
         if not isinstance(value, np.ndarray):
             arrays[name] = value
         elif _is_number(value):
             arrays[name] = narrowed(value, name)
         else:
-            others[name] = value
-    return arrays, others
+            unmapped[name] = value
+    return arrays, unmapped
 
 
 def _sharding_of(array: Any) -> Any:

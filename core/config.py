@@ -172,17 +172,17 @@ def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: se
             )
     parameters = list(inspect.signature(pipeline_fn).parameters.values())
     open_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    by_place = {p.name for p in parameters[: len(args)] if p.kind is not p.KEYWORD_ONLY}
+    passed = {p.name for p in parameters[: len(args)] if p.kind is not p.KEYWORD_ONLY}
     missing = [
         p.name
         for p in parameters
-        if p.default is p.empty and p.kind not in open_kinds and p.name not in by_place | names
+        if p.default is p.empty and p.kind not in open_kinds and p.name not in passed | names
     ]
     if missing:
         paths = [value for value in args if isinstance(value, (str, os.PathLike))]
         cure = "source= (see dalijax.sources) whose records have fields of these names"
         if paths:
-            cure = f"source=dalijax.{replacements.for_path(paths[0])} instead of {paths[0]!r}"
+            cure = f"source=dalijax.{replacements.source_call(paths[0])} instead of {paths[0]!r}"
         if "draw" in missing:
             cure += (
                 ". draw supplies random numbers of a source's records; a graph over a reader uses "
@@ -195,7 +195,7 @@ def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: se
 
 
 def own_arguments(adapter: type) -> dict[str, frozenset[str]]:
-    """Names of an adapter's own arguments, in the form of ``others`` of `check_call`."""
+    """Names of an adapter's own arguments, in the form of ``extra`` of `check_call`."""
     names = function_parameters(vars(adapter)["__init__"]) - {"self", "iterator_fn"}
     return {f"those of {adapter.__name__}": names}
 
@@ -203,19 +203,19 @@ def own_arguments(adapter: type) -> dict[str, frozenset[str]]:
 def check_call(
     pipeline_fn: Callable[..., Any],
     names: Collection[str],
-    others: Mapping[str, Collection[str]] = MappingProxyType({}),
+    extra: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> None:
     """Rejects unknown arguments.
 
     Args:
         pipeline_fn: The graph function.
         names: Names of the passed arguments.
-        others: Additional accepted names, grouped by owner, e.g. "those of DALITransform".
+        extra: Additional accepted names, grouped by owner, e.g. "those of DALITransform".
 
     Raises:
         TypeError: If an argument is unknown.
     """
-    accepted = {"its own": function_parameters(pipeline_fn), **others}
+    accepted = {"its own": function_parameters(pipeline_fn), **extra}
     accepted["those of nvidia.dali.pipeline_def"] = _DEF_ARGS
     check_names(name_of(pipeline_fn), names, accepted)
 
@@ -223,20 +223,20 @@ def check_call(
 def checked_arguments(
     pipeline_fn: Callable[..., Any],
     call: Mapping[str, Any],
-    others: Mapping[str, Collection[str]] = MappingProxyType({}),
+    extra: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Validates the keyword arguments of a call, and converts NumPy numbers to Python numbers.
 
     Args:
         pipeline_fn: The graph function; its own arguments are not checked.
         call: The arguments.
-        others: As in `check_call`.
+        extra: As in `check_call`.
 
     Raises:
         TypeError: If an argument is unknown or has a wrong type.
         ValueError: If a number is out of range.
     """
-    check_call(pipeline_fn, call, others)
+    check_call(pipeline_fn, call, extra)
     parameters = function_parameters(pipeline_fn)
     checked = dict(call)
     for name in set(call) & _DEF_ARGS - parameters:
@@ -306,7 +306,9 @@ def check_names(
     all_accepted = sorted({name for group in accepted.values() for name in group})
     unknown = sorted(set(names) - set(all_accepted))
     if unknown:
-        cures = filter(None, (replacements.for_argument(name, all_accepted) for name in unknown))
+        cures = filter(
+            None, (replacements.suggest_argument(name, all_accepted) for name in unknown)
+        )
         suggestions = f" ({'; '.join(cures)})".replace(" ()", "")
         listed = "; ".join(
             f"{owner} are {sorted(group)}" for owner, group in accepted.items() if group
@@ -502,7 +504,7 @@ class IteratorConfig:
         if self.source is not None and (is_class or not hasattr(self.source, "read_threads")):
             raise TypeError(
                 f"source must be one of dalijax.sources, not {self.source!r:.80}: "
-                f"{replacements.for_data(self.source)}"
+                f"{replacements.suggest_source(self.source)}"
             )
         if self.reader_name is not None and not isinstance(self.reader_name, str):
             raise TypeError(

@@ -37,27 +37,6 @@ class _Printable(Exception):
 class StateError(_Printable, ValueError):
     """A state was rejected; the iterator is unchanged."""
 
-    @classmethod
-    def of_other_data(
-        cls, differences: Sequence[Difference | str], allowed: bool = False
-    ) -> StateError:
-        """The error for a state of different data; ``allowed`` adds how to ignore differences."""
-        cure = "Recreate the iterator with its original arguments, or start without the state"
-        named = [item for item in differences if isinstance(item, Difference)]
-        fixed = sorted({item.name for item in named if item.fixed})
-        names = sorted({item.name for item in named} - {*fixed})
-        if allowed and fixed:
-            cure += f". allow= can't ignore {', '.join(fixed)}, because positions depend on them"
-        elif allowed and names:
-            cure += (
-                f". To ignore the differences, pass allow={names} to set_state(), or "
-                f"allow_changes={names} to data_iterator or to the transform"
-            )
-        lines = "\n  ".join(map(str, differences))
-        return cls(
-            f"the state was saved by a different iterator (saved -> now):\n  {lines}\n{cure}"
-        )
-
 
 class ProcessError(_Printable, RuntimeError):
     """The iterators of several processes differ, or a process is missing; no position changed."""

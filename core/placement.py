@@ -259,11 +259,11 @@ class GlobalPlacement:
             shape: The shape of the array.
             rows: The number of rows of the batch.
         """
-        whole = tuple(shape[:1]) == (rows,)
-        own = self._shardings.get(name)
+        is_global = tuple(shape[:1]) == (rows,)
+        named = self._shardings.get(name)
         if self._is_common:
-            own = next(iter(self._shardings.values())) if whole else None
-        for sharding in (own, self._rows if whole else None):
+            named = next(iter(self._shardings.values())) if is_global else None
+        for sharding in (named, self._rows if is_global else None):
             if sharding is not None and _fits(sharding, tuple(shape)):
                 return sharding
         if isinstance(self._rows, NamedSharding):

@@ -648,7 +648,7 @@ class DecodedIterator(RecordIterator):
         parent, start = state["parent"], self._reader.start.parent
         if counts := _interleaved(parent, start):
             difference = "iterators that Grain interleaves (num_workers of mp_prefetch): {} -> {}"
-            raise StateError.of_other_data([difference.format(*counts)])
+            raise differences.different_data_error([difference.format(*counts)])
         if not _is_like(parent, start):
             raise StateError(
                 f"parent: {brief(parent)} -> like {brief(start)} (saved -> now): it is the state "

@@ -208,17 +208,17 @@ def _augmented(
     **warp: Any,
 ) -> DataNode:
     """Applies stages of operations; ``stages`` lists the branches that each may choose."""
-    wanted = [_arguments_of(branches) for branches in stages]
+    stage_arguments = [_arguments_of(branches) for branches in stages]
     # All arguments of a stage are one vector, sliced at each operator: separate arguments would all
     # be split at each branching, which took a CPU 25 % longer on small images.
     forms: list[tuple[tuple[int, ...], Any]] = []
-    for names in wanted:
+    for names in stage_arguments:
         numbers = sum(math.prod(policies.FORMS[form]) for form in names)
         forms += [((), np.int32), ((numbers,), np.float32)]
 
     def arguments(u: NDArray[np.float32], sizes: Any) -> list[NDArray[Any]]:
         arrays: list[NDArray[Any]] = []
-        for choice, names in zip(choose(u), wanted):
+        for choice, names in zip(choose(u), stage_arguments):
             values = policies.arguments(choice, sizes, names, pixels=pixels)
             arrays += [policies.branches(choice), joined(values)]
         return arrays
@@ -235,7 +235,7 @@ def _augmented(
         )
     )
     augmented = images
-    for branches, names in zip(stages, wanted):
+    for branches, names in zip(stages, stage_arguments):
         augmented = _select(branches, augmented, next(nodes), next(nodes), names, warp)
     return draw.sized(augmented, images)
 

@@ -112,7 +112,7 @@ def rand_augment(u: Uniform, num_ops: int, magnitude: int, bins: int) -> list[Ch
     numbers = u.astype(np.float64)
     choices = []
     for first in range(0, 2 * num_ops, 2):
-        operation = _whole(numbers[:, first], _COUNT)
+        operation = _integers(numbers[:, first], _COUNT)
         size = table[operation, magnitude]
         choices.append(Choice(operation, _signed(operation, size, numbers[:, first + 1])))
     return choices
@@ -129,8 +129,8 @@ def trivial_augment(u: Uniform, bins: int) -> list[Choice]:
         bins, shear=0.99, translate=_WIDE_TRANSLATE, rotate=135.0, enhance=0.99, bits=6
     )
     numbers = u.astype(np.float64)
-    operation = _whole(numbers[:, 0], _COUNT)
-    size = table[operation, _whole(numbers[:, 1], bins)]
+    operation = _integers(numbers[:, 0], _COUNT)
+    size = table[operation, _integers(numbers[:, 1], bins)]
     return [Choice(operation, _signed(operation, size, numbers[:, 2]))]
 
 
@@ -143,7 +143,7 @@ def auto_augment(u: Uniform, policy: str) -> list[Choice]:
     """
     table = magnitudes(10, shear=0.3, translate=_TRANSLATE, rotate=30.0, enhance=0.9, bits=4)
     numbers = u.astype(np.float64)
-    pairs = _numbered(policy)[_whole(numbers[:, 0], len(POLICIES[policy]))]
+    pairs = _numbered(policy)[_integers(numbers[:, 0], len(POLICIES[policy]))]
     choices = []
     for stage in (0, 1):
         operation, probability, number = pairs[:, stage].T
@@ -224,7 +224,7 @@ def _matrices(choice: Choice, sizes: Sizes, pixels: bool) -> Floats:
     return matrices
 
 
-def _whole(u: Floats, count: int) -> Ints:
+def _integers(u: Floats, count: int) -> Ints:
     """Integers from 0 to ``count - 1``."""
     return (u * count).astype(np.int64)
 

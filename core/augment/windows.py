@@ -86,12 +86,12 @@ def resized_crops(
     Returns:
         Start and end of the windows, (y, x) in whole pixels: two float32 arrays [rows, 2].
     """
-    numbers, whole = u.astype(np.float64), sizes.T.astype(np.float64)
+    numbers, image_sizes = u.astype(np.float64), sizes.T.astype(np.float64)
     windows = _attempts(numbers, sizes, scale, ratio, inverse=False)
-    fits = ((windows > 0) & (windows <= whole[..., None])).all(axis=0)
+    fits = ((windows > 0) & (windows <= image_sizes[..., None])).all(axis=0)
     chosen, fitting = _first_fit(windows, fits)
-    extent = np.where(fitting, chosen, _central(whole, ratio))
-    room = whole - extent
+    extent = np.where(fitting, chosen, _central(image_sizes, ratio))
+    room = image_sizes - extent
     position = numbers[:, 2 * ATTEMPTS : COLUMNS].T
     start = np.where(fitting, _positions(position, room), room // 2)
     return start.T.astype(np.float32), (start + extent).T.astype(np.float32)
@@ -111,9 +111,9 @@ def flipped(
     return np.where(swapped, end, start), np.where(swapped, start, end)
 
 
-def _central(whole: Floats, ratio: Range) -> Floats:
+def _central(image_size: Floats, ratio: Range) -> Floats:
     """Height and width of the largest window with an allowed ratio, float64 [2, rows]."""
-    height, width = whole
+    height, width = image_size
     limited = np.clip(width / height, *ratio)
     narrow = width / height < ratio[0]
     wide = width / height > ratio[1]
@@ -142,12 +142,12 @@ def erased(
         Start of the rectangles (y, x), and their heights and widths (0: nothing is erased), in
         whole pixels: two float32 arrays [rows, 2].
     """
-    numbers, whole = u.astype(np.float64), sizes.T.astype(np.float64)
+    numbers, image_sizes = u.astype(np.float64), sizes.T.astype(np.float64)
     windows = _attempts(numbers, sizes, scale, ratio, inverse=True)
-    fits = (windows < whole[..., None]).all(axis=0)
+    fits = (windows < image_sizes[..., None]).all(axis=0)
     chosen, fitting = _first_fit(windows, fits)
     extent = np.where(fitting & (numbers[:, -1] < probability), chosen, 0.0)
-    start = _positions(numbers[:, 2 * ATTEMPTS : -1].T, whole - extent)
+    start = _positions(numbers[:, 2 * ATTEMPTS : -1].T, image_sizes - extent)
     return start.T.astype(np.float32), extent.T.astype(np.float32)
 
 
@@ -192,10 +192,10 @@ def central_crops(
 
 def _resized(sizes: Sizes, shorter: int | None) -> Floats:
     """Heights and widths after resizing the shorter side, rounded down."""
-    whole = sizes.astype(np.float64)
+    image_sizes = sizes.astype(np.float64)
     if shorter is None:
-        return whole
-    return np.floor(shorter * whole / whole.min(axis=1, keepdims=True))
+        return image_sizes
+    return np.floor(shorter * image_sizes / image_sizes.min(axis=1, keepdims=True))
 
 
 def too_small(

@@ -345,7 +345,7 @@ class FedEngine(Engine[P]):
             raise EnvironmentFailure(failure.message) from error
         used = sample_numbers(self._all_rows(supply, run))
         samples = self._find_bad(supply, used, failure)
-        text = advice.of_run(error)
+        text = advice.run_message(error)
         reason = UnusableRecord(failure, text)
         every = len(samples) == len(used) and not failure.reads_file
         every = every and not self._works_elsewhere(supply, run)

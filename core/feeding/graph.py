@@ -14,7 +14,7 @@ from ..config import function_parameters, name_of
 from ..dtypes import dali_type
 from ..formats.field import Field
 from ..formats.picture_size import Picture
-from ..messages.replacements import for_name
+from ..messages.replacements import suggest_name
 from ..random.draw import DRAW, Draw, described_draws, draw_inputs
 from ..state.fingerprint import fingerprint, operator_line
 from ..state.operators import FIELD, Operator, picture_inputs
@@ -150,7 +150,7 @@ def field_graph(
         and k not in {*fields, *settings, DRAW}
     ]
     if missing:
-        cures = filter(None, (for_name(k, [*fields, DRAW], {}) for k in missing))
+        cures = filter(None, (suggest_name(k, [*fields, DRAW], {}) for k in missing))
         suggestions = f" ({'; '.join(cures)})".replace(" ()", "")
         raise TypeError(
             f"{name}() needs {missing}{suggestions}, which the records do not "
@@ -233,7 +233,7 @@ def record_graph(
             if not (args and isinstance(args[0], dict)):
                 raise
             names = sorted(function_parameters(function) - {*settings, DRAW})
-            close = " or ".join(filter(None, (for_name(name, args[0], {}) for name in names)))
+            close = " or ".join(filter(None, (suggest_name(name, args[0], {}) for name in names)))
             raise TypeError(
                 f"{error}\nThe parameter {names} of the graph's function is not a key of the "
                 f"records, {sorted(args[0])}, and so gets the whole record, a dict: rename it to "

@@ -213,21 +213,21 @@ class RemoteFile:
             OSError: If a range can't be read, or has the wrong length.
         """
         # Empty ranges are not requested: some file systems would read to the end of the file.
-        wanted = [k for k, (start, end) in enumerate(zip(starts, ends)) if start < end]
+        nonempty = [k for k, (start, end) in enumerate(zip(starts, ends)) if start < end]
         pieces = [b""] * len(starts)
         try:
             with of_version(self._info):
                 contents = self._system.cat_ranges(
-                    [self._path] * len(wanted),
-                    [starts[k] for k in wanted],
-                    [ends[k] for k in wanted],
+                    [self._path] * len(nonempty),
+                    [starts[k] for k in nonempty],
+                    [ends[k] for k in nonempty],
                     on_error="raise",
                 )
         except OSError:
             raise
         except Exception as error:  # the file system's own type, e.g. aiohttp.ClientError
             raise OSError(f"{self.shown} can't be read: {error!r}") from error
-        for k, piece in zip(wanted, contents, strict=True):
+        for k, piece in zip(nonempty, contents, strict=True):
             if len(piece) != ends[k] - starts[k]:
                 raise OSError(
                     f"{self.shown}: requested bytes {starts[k]:,} to {ends[k]:,}, but received "

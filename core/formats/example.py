@@ -35,7 +35,7 @@ class Feature:
 
 
 def features(
-    take: _Take, at: int, end: int, wanted: Mapping[bytes, Any] | None
+    take: _Take, at: int, end: int, names: Mapping[bytes, Any] | None
 ) -> dict[bytes, Feature]:
     """Locates the features of an Example, or of the context of a SequenceExample.
 
@@ -43,7 +43,7 @@ def features(
         take: Returns a number of bytes of the file from an offset.
         at: Offset of the message.
         end: End offset of the message.
-        wanted: Names of the features; None: all.
+        names: Names of the features; None: all.
 
     Raises:
         ValueError: If the message is not an Example.
@@ -61,7 +61,7 @@ def features(
                     name = take(a, b - a)
                 elif part == 2:
                     value = a, b
-            if wanted is None or name in wanted:
+            if names is None or name in names:
                 by_name[name] = _feature(take, *value) if value else Feature(0, [], [])
     return by_name
 

@@ -44,10 +44,10 @@ async def check_range(response: Any) -> None:
 
     Responses with an error status are left to fsspec.
     """
-    wanted = response.request_info.headers.get("Range")
-    if wanted is None or response.status >= 400:
+    requested = response.request_info.headers.get("Range")
+    if requested is None or response.status >= 400:
         return
-    if problem := range_problem(response.status, response.headers, wanted):
+    if problem := range_problem(response.status, response.headers, requested):
         response.close()  # aiohttp leaves the connection open if its callback raises
         raise OSError(
             f"{response.request_info.url}: {problem}. Tars and TFRecords need a server that "
@@ -82,27 +82,27 @@ def version_change(opened: Mapping[str, Any], headers: Mapping[str, str]) -> str
     return "" if "*" in (before, now) or before == now else f"{before} -> {now} bytes"
 
 
-def range_problem(status: int, headers: Any, wanted: str) -> str:
+def range_problem(status: int, headers: Any, requested: str) -> str:
     """Describes how a response differs from the requested range; "" if it does not.
 
     Args:
         status: The status of the response.
         headers: The headers of the response.
-        wanted: The requested range, e.g. ``bytes=0-99``.
+        requested: The requested range, e.g. ``bytes=0-99``.
     """
-    asked = _RANGE.fullmatch(wanted)
-    if asked is None:
+    match = _RANGE.fullmatch(requested)
+    if match is None:
         return ""
     if status != 206:
-        return f"the server ignores ranges: it answered {wanted} with status {status}"
-    start, last = map(int, asked.groups())
+        return f"the server ignores ranges: it answered {requested} with status {status}"
+    start, last = map(int, match.groups())
     answer = headers.get("Content-Range", "")
     got = _CONTENT_RANGE.fullmatch(answer.strip())
     if got is None or (int(got[1]), int(got[2])) != (start, last):
-        return f"the server answered {wanted} with {answer!r:.60}"
+        return f"the server answered {requested} with {answer!r:.60}"
     length = headers.get("Content-Length", str(last - start + 1))
     if length != str(last - start + 1):
-        return f"the server answered {wanted} with {length:.20} bytes"
+        return f"the server answered {requested} with {length:.20} bytes"
     if (encoding := headers.get("Content-Encoding", "identity")) != "identity":
-        return f"the server answered {wanted} with content in {encoding!r:.20}"
+        return f"the server answered {requested} with content in {encoding!r:.20}"
     return ""

@@ -124,7 +124,8 @@ def _is_hidden(path: str, pattern: str) -> bool:
     """
     dotted = [part for part in pattern.split("/") if part.startswith(".")]
     return any(
-        part.startswith(".") and not any(fnmatch.fnmatchcase(part, wanted) for wanted in dotted)
+        part.startswith(".")
+        and not any(fnmatch.fnmatchcase(part, dotted_pattern) for dotted_pattern in dotted)
         for part in path.split("/")
     )
 

@@ -51,7 +51,7 @@ def _lacking(head: bytes, count: int) -> str:
     begin, size, kind = struct.unpack("<4sI4s", head)
     if begin != b"RIFF" or kind not in _MAY_LACK or not 0 < size < _UNKNOWN:
         return ""
-    whole = 8 + size
-    if count >= whole - _MAY_LACK[kind]:
+    expected = 8 + size
+    if count >= expected - _MAY_LACK[kind]:
         return ""
-    return f"it is cut off: its header declares {whole} bytes, but it has {count}"
+    return f"it is cut off: its header declares {expected} bytes, but it has {count}"

@@ -197,8 +197,8 @@ class _Columns:
             if matches:
                 found_fields.add(name)
             if not matches:
-                wanted = " or ".join(f".{printable(extension)}" for extension in extensions)
-                lacking.append(f"{wanted} ({name!r})")
+                expected = " or ".join(f".{printable(extension)}" for extension in extensions)
+                lacking.append(f"{expected} ({name!r})")
             elif all(member.link for member in matches):
                 self.has_links = True
                 lacking.append(f"{printable(matches[0].name)}, which is a {matches[0].link} link")
@@ -214,14 +214,14 @@ class _Columns:
 
 def _scattered(names: Collection[bytes], samples: Iterable[Sample]) -> Iterator[str]:
     """Yields names of samples whose members are not adjacent in a tar."""
-    seen: dict[bytes, set[bytes]] = {}
+    extensions_of: dict[bytes, set[bytes]] = {}
     for _, name, extensions in samples:
         if name in names:
-            if not seen.setdefault(name, set()).isdisjoint(extensions):
+            if not extensions_of.setdefault(name, set()).isdisjoint(extensions):
                 continue  # another sample of the same name
-            if seen[name]:
+            if extensions_of[name]:
                 yield printable(name)
-            seen[name].update(extensions)
+            extensions_of[name].update(extensions)
 
 
 def _apart(paths: Sequence[str], tars: Sequence[_Columns], fields: Set[str]) -> list[str]:

@@ -110,9 +110,9 @@ class _Column:
         if default is None:
             return
         field = self._field
-        fit, wanted = isinstance(default, (bytes, str)), "bytes or text"
+        fit, expected = isinstance(default, (bytes, str)), "bytes or text"
         if kind == "bytes" and field is not None and field.dtype is None:
-            wanted = "text in UTF-8"
+            expected = "text in UTF-8"
             fit = fit and _is_text(default)
         elif kind != "bytes":
             is_list, is_integer = kind != "value", self._wire == example.INTS
@@ -121,11 +121,11 @@ class _Column:
                 dtype = field.dtype
             fit = _are_numbers(default, int(is_list), is_integer, dtype)
             noun = "integer" if is_integer else "number"
-            wanted = f"a{'n' * is_integer} {noun} that fits into {dtype}"
+            expected = f"a{'n' * is_integer} {noun} that fits into {dtype}"
             if is_list:
-                wanted = f"a list of {noun}s that fit into {dtype}"
+                expected = f"a list of {noun}s that fit into {dtype}"
         if not fit:
-            raise ValueError(f"requires {wanted} as its default, not {default!r:.80}")
+            raise ValueError(f"requires {expected} as its default, not {default!r:.80}")
 
     def _add_missing(self) -> None:
         is_list = self.kind in ("floats", "integers")
@@ -179,7 +179,7 @@ def _are_numbers(default: Any, ndim: int, integer: bool, dtype: np.dtype[Any]) -
 
 def index_records(
     paths: Sequence[str],
-    wanted: Mapping[bytes, str],
+    fields: Mapping[bytes, str],
     kinds: Mapping[str, Field],
     defaults: Mapping[str, Any],
 ) -> Index:
@@ -187,14 +187,14 @@ def index_records(
 
     Args:
         paths: The files.
-        wanted: Maps each feature to a field.
+        fields: Maps each feature to a field.
         kinds: Kinds of fields, if given by the user.
         defaults: Values of fields for records that lack the feature.
     """
     sizes = [open_file(path).size for path in paths]
     columns = {
         feature: _Column(name, kinds.get(name), defaults.get(name))
-        for feature, name in wanted.items()
+        for feature, name in fields.items()
     }
     starts, first = array.array("q"), [0]
     has: set[bytes] = set()  # features of the first record
@@ -206,7 +206,7 @@ def index_records(
                 label = f"{file.shown}: record {number}"
                 if not starts:
                     has = set(_features(label, take, at, size, None))
-                _add(label, take, at, size, wanted, columns)
+                _add(label, take, at, size, fields, columns)
                 starts.append(at)
                 if number % _REPORTED == 0:
                     advance(at - reported)
@@ -248,12 +248,12 @@ def _add(
     take: Window,
     at: int,
     size: int,
-    wanted: Mapping[bytes, str],
+    fields: Mapping[bytes, str],
     columns: Mapping[bytes, _Column],
 ) -> None:
     """Adds the features of a record to the columns."""
-    values = _features(label, take, at, size, wanted)
-    for feature, name in wanted.items():
+    values = _features(label, take, at, size, fields)
+    for feature, name in fields.items():
         try:
             columns[feature].add(values.get(feature), take)
         except KeyError:

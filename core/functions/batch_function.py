@@ -22,7 +22,7 @@ class BatchFunction:
         inputs: The number of inputs.
         num_outputs: The number of outputs.
         keyed: Whether the function takes a key. The key's words then follow the inputs.
-        where: "cpu" or "gpu".
+        device_type: "cpu" or "gpu".
         takes_views: Whether the function takes NumPy views of DALI's memory instead of jax.Arrays.
     """
 
@@ -31,14 +31,14 @@ class BatchFunction:
         function: Callable[..., Any],
         num_outputs: int,
         layouts: Sequence[str] | None,
-        where: str,
+        device_type: str,
         keyed: bool,
         inputs: int,
     ):
         self.name = checks.name_of(function)
         self.inputs = inputs
         self.keyed = keyed
-        self.where = where
+        self.device_type = device_type
         self._function = function
         self.num_outputs = num_outputs
         self._layouts = layouts
@@ -47,14 +47,14 @@ class BatchFunction:
         # A compiled function takes NumPy views, which are created ten times faster than
         # jax.Arrays. If the default device isn't a CPU, JAX would move them there.
         self.takes_views = (
-            where == "cpu"
+            device_type == "cpu"
             and isinstance(function, jax.stages.Wrapped)
             and jax.default_backend() == "cpu"
         )
 
     def key(self, words: Any) -> jax.Array:
         """Returns the key of a batch from its first sample's words; NumPy words stay on the CPU."""
-        if self.where == "cpu" or isinstance(words, np.ndarray):
+        if self.device_type == "cpu" or isinstance(words, np.ndarray):
             return checks.jax_key(checks.key_of(np.asarray(words)))
         return _key_on_device(words)
 
@@ -62,7 +62,7 @@ class BatchFunction:
         self, arrays: Sequence[Any], batch: int | None, **keywords: Any
     ) -> tuple[Any, ...]:
         """Calls the function; returns its checked outputs, on the GPU of the inputs, if any."""
-        devices = arrays[0].devices() if arrays and self.where == "gpu" else ()
+        devices = arrays[0].devices() if arrays and self.device_type == "gpu" else ()
         outputs = self._checked(self._function(*arrays, **keywords), batch)
         if len(devices) != 1:
             return outputs
@@ -145,15 +145,15 @@ class OneDeviceFunction(BatchFunction):
 _key_on_device = jax.jit(checks.key_of_array)
 
 
-def on_device(name: str, number: int, array: Any, where: jax.Device | Sharding) -> jax.Array:
+def on_device(name: str, number: int, array: Any, target: jax.Device | Sharding) -> jax.Array:
     """Returns an output on a device or with a sharding; moves it there if necessary.
 
     Raises:
         TypeError: If it is a NumPy array of 64 bits that JAX would narrow.
     """
     if isinstance(array, jax.Array):
-        return array if array.devices() == {where} else jax.device_put(array, where)
+        return array if array.devices() == {target} else jax.device_put(array, target)
     check_width(np.dtype(array.dtype), f"{number} of {name}()")
     # A copy, since the function may write to its array later. On the CPU device_put makes a view
     # of the array or reads it later, even with may_alias=False (in JAX 0.12).
-    return jax.device_put(np.array(array), where)
+    return jax.device_put(np.array(array), target)

@@ -165,5 +165,5 @@ def aligned(exported: Exported) -> jax.Array:
     if enable_x64 is None:  # before JAX 0.8
         enable_x64 = importlib.import_module("jax.experimental").enable_x64
     with enable_x64(True):
-        taken = jax.dlpack.from_dlpack(exported)
-        return jax.device_put(taken, taken.device, may_alias=False)
+        array = jax.dlpack.from_dlpack(exported)
+        return jax.device_put(array, array.device, may_alias=False)

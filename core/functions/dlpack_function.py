@@ -91,7 +91,7 @@ def dl_tensor_python_function(
             of a dtype that DALI supports.
     """
     checks.require_pipeline("fn.dl_tensor_python_function")
-    where = checks.device_of(inputs, device)
+    device_type = checks.device_of(inputs, device)
     if num_outputs < 0:
         raise ValueError(f"num_outputs={num_outputs}: 0 is the least")
     if batch_processing is None:
@@ -100,16 +100,16 @@ def dl_tensor_python_function(
     watched = note(function, stateful)
     nodes = list(inputs)
     called = _with_arrays(function, batch) if capsules else function
-    wanted = [keyword for keyword in ("rng", "key") if checks.wants(called, keyword)]
-    checks.check_signature(function, len(inputs), wanted, "rng or key")
-    if wanted:
-        if where == "gpu" and not synchronize_stream:
+    keywords = [keyword for keyword in ("rng", "key") if checks.wants(called, keyword)]
+    checks.check_signature(function, len(inputs), keywords, "rng or key")
+    if keywords:
+        if device_type == "gpu" and not synchronize_stream:
             raise ValueError(
                 "synchronize_stream=False with a parameter rng or key: what they are made of is "
                 "not there yet when the function is called. Leave synchronize_stream out"
             )
-        nodes.append(checks.key_words(where))
-        called = _filled(called, wanted, batch)
+        nodes.append(checks.key_words(device_type))
+        called = _filled(called, keywords, batch)
     if not nodes and not num_outputs:
         raise ValueError(
             f"{checks.name_of(function)}() has neither inputs nor outputs, and DALI would not "
@@ -120,7 +120,14 @@ def dl_tensor_python_function(
         operator_arguments["synchronize_stream"] = False
     called = watched(called)
     return _operator(
-        called, nodes, batch, num_outputs, output_layouts, where, preserve, **operator_arguments
+        called,
+        nodes,
+        batch,
+        num_outputs,
+        output_layouts,
+        device_type,
+        preserve,
+        **operator_arguments,
     )
 
 
@@ -149,17 +156,17 @@ def _with_arrays(function: Callable[..., Any], batch: bool) -> Callable[..., Any
     return with_arrays
 
 
-def _filled(function: Callable[..., Any], wanted: Sequence[str], batch: bool) -> Callable[..., Any]:
+def _filled(function: Callable[..., Any], names: Sequence[str], batch: bool) -> Callable[..., Any]:
     """Fills in the keywords ``rng`` and ``key``, given a key's words after the inputs."""
 
     def filled(*arrays: Any) -> Any:
         *inputs, words = arrays
-        word = np.asarray(_taken(words[0] if batch else words))
+        word = np.asarray(_as_array(words[0] if batch else words))
         key = checks.key_of(word[None])
         keywords: dict[str, Any] = {}
-        if "rng" in wanted:
+        if "rng" in names:
             keywords["rng"] = np.random.Generator(np.random.Philox(key=key.astype(np.uint64)))
-        if "key" in wanted:
+        if "key" in names:
             keywords["key"] = checks.jax_key(key)
         return function(*inputs, **keywords)
 
@@ -167,7 +174,7 @@ def _filled(function: Callable[..., Any], wanted: Sequence[str], batch: bool) ->
     return filled
 
 
-def _taken(tensor: Any) -> Any:
+def _as_array(tensor: Any) -> Any:
     """Returns a tensor of DALI as a jax.Array, and NumPy arrays unchanged."""
     return jax.dlpack.from_dlpack(tensor) if isinstance(tensor, DLTensor) else tensor
 
@@ -177,20 +184,20 @@ def batch_operator(
     nodes: Sequence[DataNode],
     num_outputs: int,
     layouts: str | Sequence[str] | None,
-    where: str,
+    device_type: str,
     preserve: bool | None,
 ) -> Any:
     """Returns an operator whose function gets lists of samples: NumPy views or jax.Arrays."""
-    if where == "cpu":
-        return _operator(function, nodes, True, num_outputs, layouts, where, preserve)
+    if device_type == "cpu":
+        return _operator(function, nodes, True, num_outputs, layouts, device_type, preserve)
 
     @functools.wraps(function)
     def with_jax_arrays(*inputs: Sequence[Any]) -> Any:
         for number, samples in enumerate(inputs):  # from_dlpack narrows dtypes silently
             check_width(samples[0].dtype, f"{number} of {checks.name_of(function)}()", "input")
-        return function(*([_taken(sample) for sample in samples] for samples in inputs))
+        return function(*([_as_array(sample) for sample in samples] for samples in inputs))
 
-    return _operator(with_jax_arrays, nodes, True, num_outputs, layouts, where, preserve)
+    return _operator(with_jax_arrays, nodes, True, num_outputs, layouts, device_type, preserve)
 
 
 def _callback(
@@ -198,7 +205,7 @@ def _callback(
     num_outputs: int,
     tensors: HostTensors | GpuTensors,
     batch: bool,
-    each: bool,
+    per_sample: bool,
 ) -> Callable[..., Any]:
     """Returns the callback of DALI's operator.
 
@@ -207,12 +214,12 @@ def _callback(
         num_outputs: The number of outputs.
         tensors: Converts its inputs and outputs.
         batch: Whether the function takes lists of samples.
-        each: Whether DALI calls the callback per sample.
+        per_sample: Whether DALI calls the callback per sample.
     """
     name = checks.name_of(function)
     take, give = tensors.take, tensors.give
 
-    def of_batch(*capsules: Sequence[Any]) -> Any:
+    def call_batch(*capsules: Sequence[Any]) -> Any:
         tensors.begin()
         inputs = [list(map(take, samples)) for samples in capsules]
         # DALI takes lists; iterating over an array of a whole batch returns its samples.
@@ -225,14 +232,14 @@ def _callback(
                 )
         return as_dali([tensors.give_all(name, k, output) for k, output in enumerate(outputs)])
 
-    def of_samples(*capsules: Sequence[Any]) -> Any:
+    def call_samples(*capsules: Sequence[Any]) -> Any:
         tensors.begin()
-        outputs = [of_sample(*sample) for sample in zip(*capsules, strict=True)]
+        outputs = [call_sample(*sample) for sample in zip(*capsules, strict=True)]
         if num_outputs == 0:
             return None
         return tuple(map(list, zip(*outputs))) if num_outputs > 1 else outputs
 
-    def of_sample(*capsules: Any) -> Any:
+    def call_sample(*capsules: Any) -> Any:
         output = function(*map(take, capsules))
         if num_outputs == 1 and not (output is None or isinstance(output, (list, tuple))):
             return give(name, 0, output)  # the usual case, without further checks
@@ -247,7 +254,7 @@ def _callback(
         # DALI takes a tuple, a single output, or None.
         return tuple(outputs) if num_outputs > 1 else outputs[0] if outputs else None
 
-    callback = of_batch if batch else of_sample if each else of_samples
+    callback = call_batch if batch else call_sample if per_sample else call_samples
     return callback if num_outputs else checks.logged(name, callback)
 
 
@@ -257,7 +264,7 @@ def _operator(
     batch: bool,
     num_outputs: int,
     layouts: str | Sequence[str] | None,
-    where: str,
+    device_type: str,
     preserve: bool | None,
     **arguments: Any,
 ) -> Any:
@@ -265,17 +272,17 @@ def _operator(
     pipeline = checks.require_pipeline(checks.name_of(function))
     # DALI calls the callback once per batch, which is cheaper than once per sample. Without inputs
     # only DALI knows the number of samples, and calls it for each.
-    each = not batch and not nodes
+    per_sample = not batch and not nodes
     tensors: HostTensors | GpuTensors = HostTensors()
-    if where == "gpu":
+    if device_type == "gpu":
         awaited = arguments.get("synchronize_stream", True)
-        tensors = GpuTensors(pipeline, num_outputs, awaited, awaited and not each)
+        tensors = GpuTensors(pipeline, num_outputs, awaited, awaited and not per_sample)
     outputs = dlpack_operator()(
         *nodes,
-        function=_callback(function, num_outputs, tensors, batch, each),
-        batch_processing=not each,
+        function=_callback(function, num_outputs, tensors, batch, per_sample),
+        batch_processing=not per_sample,
         num_outputs=num_outputs,
-        device=where,
+        device=device_type,
         **({} if preserve is None else {"preserve": preserve}),
         **checks.layout_argument(layouts),
         **arguments,

@@ -108,12 +108,12 @@ def on_gpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
 def _gpu(pipeline: Pipeline | None) -> jax.Device:
     """Returns a pipeline's GPU; without a device_id DALI chooses one during the build."""
     ordinal = None if pipeline is None else pipeline.device_id
-    seen = jax.local_devices(backend="gpu")
-    for device in seen:
+    gpus = jax.local_devices(backend="gpu")
+    for device in gpus:
         if ordinal in (None, gpu_ordinal(device)):
             return device
     raise RuntimeError(
-        f"the pipeline is on GPU {ordinal}, which JAX does not see: it has {seen}. Give the "
+        f"the pipeline is on GPU {ordinal}, which JAX does not see: it has {gpus}. Give the "
         "pipeline the device_id of one of them"
     )
 

@@ -116,7 +116,7 @@ def jax_function(
         pipeline = checks.require_pipeline(f"{checks.name_of(called)}() of fn.jax_function")
         watched = note(called, stateful)
         keyed = checks.wants(called, "key")
-        where = checks.device_of(inputs, device)
+        device_type = checks.device_of(inputs, device)
         if not inputs and (ragged or not (num_outputs or keyed)):
             raise ValueError(
                 f"{checks.name_of(called)}() has no inputs with ragged={ragged!r} and "
@@ -127,20 +127,22 @@ def jax_function(
         checks.check_signature(called, len(inputs), keywords, "key")
         nodes = list(inputs)
         if keyed:
-            nodes.append(checks.key_words(where))
-        arguments = (called, num_outputs, layouts, where, keyed, len(inputs))
+            nodes.append(checks.key_words(device_type))
+        arguments = (called, num_outputs, layouts, device_type, keyed, len(inputs))
         if ragged:
             batched = BatchFunction(*arguments)
             fitted = padded(batched, align) if ragged == "pad" else by_groups(batched)
-            return batch_operator(watched(fitted), nodes, num_outputs, layouts, where, preserve)
+            return batch_operator(
+                watched(fitted), nodes, num_outputs, layouts, device_type, preserve
+            )
         if sharding is None:
             body = BatchFunction(*arguments)
         else:
             body = OneDeviceFunction(sharding, *arguments)
-        callback = watched((on_cpu if where == "cpu" else on_gpu)(body, pipeline))
+        callback = watched((on_cpu if device_type == "cpu" else on_gpu)(body, pipeline))
         run = jax_operator()(
             function=callback if num_outputs else checks.logged(body.name, callback),
-            device=where,
+            device=device_type,
             num_outputs=num_outputs,
             preserve=preserve,
             **checks.layout_argument(layouts),

@@ -83,7 +83,7 @@ def numba_function(
         numba.core.errors.NumbaError: If Numba can't compile the function.
     """
     checks.require_pipeline("fn.numba_function")
-    where = checks.device_of(inputs, device)
+    device_type = checks.device_of(inputs, device)
     run_fn = getattr(run_fn, "py_func", run_fn)  # of @njit
     setup_fn = getattr(setup_fn, "py_func", setup_fn)
     for user_function in (run_fn, setup_fn):
@@ -103,14 +103,14 @@ def numba_function(
             "in_types and ins_ndim are missing: pass them, or example=, a sample of each input"
         )
     ins = _listed(ins_ndim, len(inputs))
-    of_ins = [_dali_type(in_type) for in_type in _listed(in_types, len(inputs))]
+    input_types = [_dali_type(in_type) for in_type in _listed(in_types, len(inputs))]
     outputs = _outputs(run_fn, len(inputs), out_types, outs_ndim)
-    of_outs = [
-        _dali_type(out_type) for out_type in _filled("out_types", out_types, of_ins, outputs)
+    output_types = [
+        _dali_type(out_type) for out_type in _filled("out_types", out_types, input_types, outputs)
     ]
     outs = _filled("outs_ndim", outs_ndim, ins, outputs)
-    _check_counts(len(inputs), of_ins, ins, of_outs, outs)
-    _check_kernel(where, batch_processing, blocks, threads_per_block)
+    _check_counts(len(inputs), input_types, ins, output_types, outs)
+    _check_kernel(device_type, batch_processing, blocks, threads_per_block)
     if setup_fn is None:
         if outs != ins[: len(outs)]:
             raise ValueError(
@@ -119,18 +119,18 @@ def numba_function(
             )
         # Without setup_fn DALI also takes the outputs' types from the inputs, and would write
         # beyond their memory.
-        if (len(outs), of_outs) != (len(ins), of_ins):
+        if (len(outs), output_types) != (len(ins), input_types):
             setup_fn = _shapes_of_inputs
     operator_arguments = checks.arguments(seed, bytes_per_sample_hint, name)
     try:
         operator = _operator_class()(
             run_fn=run_fn,
-            out_types=of_outs,
-            in_types=of_ins,
+            out_types=output_types,
+            in_types=input_types,
             outs_ndim=outs,
             ins_ndim=ins,
             setup_fn=setup_fn,
-            device=where,
+            device=device_type,
             batch_processing=batch_processing,
             blocks=list(blocks or ()),
             threads_per_block=list(threads_per_block or ()),
@@ -142,7 +142,7 @@ def numba_function(
     except (AttributeError, ImportError, RuntimeError) as error:
         raise _misfit(error) from error
     except Exception as error:
-        _say_arguments(error, of_ins, ins)
+        _say_arguments(error, input_types, ins)
         raise
     return checks.nodes_of(operator(*inputs), checks.name_of(run_fn))
 
@@ -185,24 +185,25 @@ def _outputs(run_fn: Callable[..., None], inputs: int, kinds: Any, ndims: Any) -
     return sum(parameter.default is parameter.empty for parameter in parameters) - inputs
 
 
-def _filled(name: str, values: Any, like: Sequence[Any], count: int) -> list[Any]:
+def _filled(name: str, values: Any, defaults: Sequence[Any], count: int) -> list[Any]:
     """Returns a value for each output: as passed, or as its input has it."""
     if values is not None:
         return _listed(values, count)
-    if count > len(like):
+    if count > len(defaults):
         raise ValueError(f"{name} is missing: {count} outputs are more than the inputs")
-    return list(like[:count])
+    return list(defaults[:count])
 
 
 def _check_counts(
-    inputs: int, of_ins: list[Any], ins: list[int], of_outs: list[Any], outs: list[int]
+    inputs: int, input_types: list[Any], ins: list[int], output_types: list[Any], outs: list[int]
 ) -> None:
-    counts = {"inputs": inputs, "in_types": len(of_ins), "ins_ndim": len(ins)}
+    counts = {"inputs": inputs, "in_types": len(input_types), "ins_ndim": len(ins)}
     if len(set(counts.values())) > 1:
-        raise ValueError(f"one type and one number of dimensions for each input, not {counts}")
-    if len(of_outs) != len(outs):
+        raise ValueError(f"pass a type and a number of dimensions for each input, not {counts}")
+    if len(output_types) != len(outs):
         raise ValueError(
-            f"{len(of_outs)} out_types and {len(outs)} outs_ndim: pass one of each for each output"
+            f"{len(output_types)} out_types and {len(outs)} outs_ndim: pass a type and a number of "
+            "dimensions for each output"
         )
     if not 1 <= inputs <= _MOST or not 1 <= len(outs) <= _MOST:
         raise ValueError(
@@ -217,9 +218,9 @@ def _check_counts(
 
 
 def _check_kernel(
-    where: str, batch: bool, blocks: Sequence[int] | None, threads: Sequence[int] | None
+    device_type: str, batch: bool, blocks: Sequence[int] | None, threads: Sequence[int] | None
 ) -> None:
-    if where == "cpu":
+    if device_type == "cpu":
         return
     if batch:
         raise ValueError("batch_processing is for the CPU: on a GPU the kernel is run per sample")
@@ -239,11 +240,11 @@ def _misfit(error: Exception) -> Exception:
     )
 
 
-def _say_arguments(error: Exception, of_ins: Sequence[Any], ins: Sequence[int]) -> None:
+def _say_arguments(error: Exception, input_types: Sequence[Any], ins: Sequence[int]) -> None:
     """Adds the types and dimensions of the inputs to an error of Numba's compiler."""
     if hasattr(error, "add_context"):
         kinds = ", ".join(
-            f"{dali_type.name} of {n} dimensions" for dali_type, n in zip(of_ins, ins)
+            f"{dali_type.name} of {n} dimensions" for dali_type, n in zip(input_types, ins)
         )
         error.add_context(
             f"fn.numba_function for samples of {kinds}, as in_types, ins_ndim or example= say: an "

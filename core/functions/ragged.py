@@ -72,7 +72,7 @@ def by_groups(called: BatchFunction) -> Callable[..., Any]:
 def _wait(called: BatchFunction, arrays: Sequence[Any]) -> None:
     # They are made of DALI's samples, whose memory DALI uses again once the function has returned.
     # If it has outputs, DALI waits for them, and JAX computes them after the arrays.
-    if called.where == "gpu" and not called.num_outputs:
+    if called.device_type == "gpu" and not called.num_outputs:
         jax.block_until_ready(arrays)
 
 
@@ -92,7 +92,7 @@ def _shapes(samples: Samples) -> np.ndarray:
 
 def _filled(called: BatchFunction, samples: Samples, shapes: np.ndarray, align: int) -> Any:
     most = tuple(-(-int(extent) // align) * align for extent in shapes.max(axis=0, initial=0))
-    if called.where == "cpu":
+    if called.device_type == "cpu":
         batch = np.zeros((len(samples), *most), samples[0].dtype)
         for number, sample in enumerate(samples):
             index: Any = (number, *map(slice, sample.shape))
@@ -103,6 +103,6 @@ def _filled(called: BatchFunction, samples: Samples, shapes: np.ndarray, align: 
 
 
 def _stacked(called: BatchFunction, samples: Samples) -> Any:
-    if called.where == "cpu":
+    if called.device_type == "cpu":
         return called.arrays([np.stack(samples)])[0]
     return jnp.stack(list(samples))

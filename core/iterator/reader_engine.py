@@ -37,7 +37,7 @@ from ..pipeline.runner import (
 )
 from ..state import dali_checkpoints, reader_state
 from ..state.agreement import Values, without_seeds
-from ..state.differences import check, differences, renamed
+from ..state.differences import check, differences, different_data_error, renamed
 from ..state.envelope import damaged
 from ..state.fingerprint import Fingerprint, fingerprint, split_line, unknown
 from ..state.position import Checkpoints, Position
@@ -265,7 +265,7 @@ class ReaderEngine(EpochEngine[Position]):
         if saved is not None:
             return saved
         self.runner()  # DALI's counters can only be interpreted with the epochs
-        position = dali_checkpoints.of_dali(pieces, self.plan, self.shards)
+        position = dali_checkpoints.plugin_position(pieces, self.plan, self.shards)
         return ReaderState(position, self.fingerprint())
 
     def stands_restored(self) -> bool:
@@ -280,7 +280,7 @@ class ReaderEngine(EpochEngine[Position]):
         saved = self._read_checkpoints(self._source.restored)
         check_resumable(self._source)
         if changes := differences(saved.fingerprint, self.fingerprint()):
-            raise StateError.of_other_data(changes)
+            raise different_data_error(changes)
         self._check_reach(saved.position)
         self.position = saved.position
         checkpoints = saved.position.checkpoints
@@ -577,7 +577,7 @@ class ReaderEngine(EpochEngine[Position]):
             return None
         if self._epoch_length[0] != epoch:
             delivered = self.plan.delivered(epoch, self.shards[0])
-            whole = min(self.plan.whole(epoch, shard_id) for shard_id in self.shards)
+            whole = min(self.plan.num_full(epoch, shard_id) for shard_id in self.shards)
             self._epoch_length = epoch, delivered, whole
         return self._epoch_length[1]
 
@@ -804,7 +804,9 @@ def _reads(error: RuntimeError) -> bool:
 
 def _described(error: RuntimeError, position: Position, problem: str, kind: type[_Error]) -> _Error:
     """Adds the number of the batch, and what happens to it, to DALI's error."""
-    reason = f"{describe(failure_of(error), (), every=False)}\nDALI says: {advice.of_run(error)}"
+    reason = (
+        f"{describe(failure_of(error), (), every=False)}\nDALI says: {advice.run_message(error)}"
+    )
     described = kind(f"batch {position.step} of epoch {position.epoch} {problem}: {reason}")
     described.__cause__ = error
     return described
@@ -819,7 +821,7 @@ def _batch_error(error: RuntimeError, position: Position) -> BatchError:
 
 def _refusal(error: Exception) -> Exception:
     """Returns a StateError if DALI rejected checkpoints, otherwise the error of the graph."""
-    if isinstance(error, StateError) or not advice.is_of_dali(error):
+    if isinstance(error, StateError) or not advice.is_raised_by_dali(error):
         return error
     refusal = StateError(f"DALI rejects its part of the state: {error}")
     refusal.__cause__ = error

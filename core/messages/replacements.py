@@ -138,7 +138,7 @@ PACKAGE: Mapping[str, str] = {
 }
 
 
-def for_name(name: str, names: Collection[str], table: Mapping[str, str]) -> str:
+def suggest_name(name: str, names: Collection[str], table: Mapping[str, str]) -> str:
     """Suggests a fix for an unknown name; "" if there is no suggestion.
 
     Args:
@@ -156,7 +156,7 @@ def for_name(name: str, names: Collection[str], table: Mapping[str, str]) -> str
     return f"did you mean {close[0]!r}?" if close else ""
 
 
-def for_argument(name: str, names: Collection[str]) -> str:
+def suggest_argument(name: str, names: Collection[str]) -> str:
     """Suggests a fix for an unknown argument; "" if there is no suggestion."""
     cures = ARGUMENTS.get(name)
     if cures is None:
@@ -173,14 +173,14 @@ def no_attribute(
 ) -> AttributeError:
     """Returns the error for a missing attribute, with a suggested replacement."""
     public = sorted(existing for existing in names if not existing.startswith("_"))
-    cure = "" if name.startswith("_") else for_name(name, public, table)
+    cure = "" if name.startswith("_") else suggest_name(name, public, table)
     return AttributeError(f"{owner} has no attribute {name!r}" + (f": {cure}" if cure else ""))
 
 
-def for_data(value: Any) -> str:
+def suggest_source(value: Any) -> str:
     """Suggests the source to create from a value that is not a source."""
     if isinstance(value, (str, bytes, os.PathLike)):
-        return f"create one with dalijax.{for_path(value)}"
+        return f"create one with dalijax.{source_call(value)}"
     if isinstance(value, type):
         return f"create an instance, e.g. {value.__name__}(...)"
     if isinstance(value, Mapping) or hasattr(value, "shape"):
@@ -201,7 +201,7 @@ def for_data(value: Any) -> str:
     )
 
 
-def for_path(path: str | bytes | os.PathLike[Any]) -> str:
+def source_call(path: str | bytes | os.PathLike[Any]) -> str:
     """Suggests the source to create from a path."""
     text = os.fsdecode(path)
     name = text.rpartition("/")[2].lower()

@@ -193,7 +193,7 @@ class EpochPlan:
             return self.batch_size
         return min(self.batch_size, self._valid_from(epoch, step, shard_id))
 
-    def whole(self, epoch: int, shard_id: int) -> int:
+    def num_full(self, epoch: int, shard_id: int) -> int:
         """Number of leading batches of an epoch without padding or samples of the next epoch."""
         if self.policy is LastBatchPolicy.DROP:
             return self.delivered(epoch, shard_id)

@@ -42,7 +42,7 @@ class Calls:
 
     def __init__(self) -> None:
         self._inside: dict[int, int] = {}  # the nesting depth of each thread
-        self._left = threading.Event()
+        self._call_ended = threading.Event()
         self.ended = False
 
     def __enter__(self) -> None:
@@ -80,7 +80,7 @@ class Calls:
         if depth > 0:
             self._inside[thread] = depth
         elif self.ended:
-            self._left.set()
+            self._call_ended.set()
 
     def end(self, patience: float) -> bool:
         """Keeps threads from entering DALI; returns whether all have left within ``patience`` s."""
@@ -89,8 +89,8 @@ class Calls:
         self._inside.pop(threading.get_ident(), None)
         end = time.monotonic() + patience
         while self._inside and (remaining := end - time.monotonic()) > 0:
-            self._left.wait(remaining)
-            self._left.clear()
+            self._call_ended.wait(remaining)
+            self._call_ended.clear()
         return not self._inside
 
     def lost(self, process: int) -> bool:
@@ -104,7 +104,7 @@ class Calls:
     def forked(self) -> None:
         """Resets the counts in a forked child, which has no other threads."""
         self._inside.clear()
-        self._left = threading.Event()
+        self._call_ended = threading.Event()
 
 
 calls = Calls()

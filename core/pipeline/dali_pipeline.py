@@ -152,7 +152,7 @@ def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
     try:
         pipeline.build()
     except (NotImplementedError, TypeError, ValueError) as error:
-        if cure := advice.of_outputs(error, name):
+        if cure := advice.outputs_cure(error, name):
             raise (ValueError if isinstance(error, ValueError) else TypeError)(cure) from error
         raise
     except RuntimeError as error:
@@ -163,7 +163,7 @@ def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
                 "on this machine. To use the CPU, pass device='cpu' to decoders, remove .gpu(), "
                 f"and omit device_id or pass None. DALI says: {text}"
             ) from error
-        if cure := advice.of_workers(error) or advice.of_readers(error, pipeline):
+        if cure := advice.workers_cure(error) or advice.readers_cure(error, pipeline):
             raise RuntimeError(f"{cure} DALI says: {text}") from error
         raise
 

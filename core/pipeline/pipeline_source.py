@@ -373,7 +373,7 @@ class FunctionSource(PipelineSource):
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             if "batch size must be set" in str(error):  # nor has the function's own pipeline_def
                 raise _no_batch_size(self._fn) from None
-            if cure := advice.of_definition(error, (*self._args, *call.values())):
+            if cure := advice.definition_cure(error, (*self._args, *call.values())):
                 # A KeyError would print its text in quotation marks.
                 text = error.args[0] if isinstance(error, KeyError) else error
                 kinds = (k for k in (AttributeError, RuntimeError) if isinstance(error, k))

@@ -61,9 +61,9 @@ _LONGEST_PLACEMENT = 200  # characters of a sharding in an error
 _numbers = itertools.count()
 _comparing = threading.Lock()  # one comparison at a time: threads may compare several iterators
 # Weak, so that it does not keep iterators alive.
-_made: weakref.WeakSet[Agreement] = weakref.WeakSet()
+_agreements: weakref.WeakSet[Agreement] = weakref.WeakSet()
 _ends = "dalijax/ends"
-_listing = threading.Lock()  # guards `_made`, which must not change while it is iterated
+_listing = threading.Lock()  # guards `_agreements`, which must not change while it is iterated
 
 
 def _global_state() -> Any:
@@ -159,12 +159,12 @@ class Agreement:
         self._processes = processes
         self._seconds = seconds
         self.outline = outline
-        self._asked = False
-        self._told: list[str] = []  # keys of errors sent to other processes
+        self._has_offered = False
+        self._failure_keys: list[str] = []  # keys of errors sent to other processes
         group = "-".join(map(str, processes))
         self._prefix = f"dalijax/{digest(group.encode())}"
         with _listing:
-            _made.add(self)
+            _agreements.add(self)
 
     def settle(
         self,
@@ -189,20 +189,20 @@ class Agreement:
                 part.
         """
         client = _client()
-        for failure in self._told:  # this process takes part after all
+        for failure in self._failure_keys:  # this process takes part after all
             client.key_value_delete(failure)
-        self._told.clear()
+        self._failure_keys.clear()
         values = {**self.outline, **values}
-        own = Offer(jax.process_index(), next(_numbers), values, batches)
-        key = f"{own.process}/{own.number}"
-        self._asked = True
-        client.key_value_set(f"{self._prefix}/offers/{key}", own.to_json())
+        offer = Offer(jax.process_index(), next(_numbers), values, batches)
+        key = f"{offer.process}/{offer.number}"
+        self._has_offered = True
+        client.key_value_set(f"{self._prefix}/offers/{key}", offer.to_json())
         settled = False
         try:
-            if own.process == self._processes[0]:
-                verdict = self._compare(client, own, goal, cure)
+            if offer.process == self._processes[0]:
+                verdict = self._compare(client, offer, goal, cure)
             else:
-                verdict = self._wait(client, own, goal, cure)
+                verdict = self._wait(client, offer, goal, cure)
             settled = bool(verdict["batches"])
         finally:
             if not settled:  # e.g. after Ctrl-C: other processes must not find the offer
@@ -217,23 +217,23 @@ class Agreement:
 
     def tell(self, error: BaseException) -> None:
         """Notifies the other processes that this process can't take part because of an error."""
-        client, own = _client(), jax.process_index()
+        client, index = _client(), jax.process_index()
         if client is None:
             return
         text = json.dumps([self.outline, f"{type(error).__name__}: {error}"[:_LONGEST]])
         number = next(_numbers)
         for process in self._processes:
-            if process != own:
-                key = f"{self._prefix}/failures/{process}/{own}/{number}"
+            if process != index:
+                key = f"{self._prefix}/failures/{process}/{index}/{number}"
                 client.key_value_set(key, text)
-                self._told.append(key)
+                self._failure_keys.append(key)
 
-    def _departed(self, client: Any, own: Offer, goal: str) -> str:
+    def _departed(self, client: Any, offer: Offer, goal: str) -> str:
         """Returns the error if a process has notified that it can't take part; otherwise ""."""
         texts = {}
-        for key, text in client.key_value_dir_get(f"{self._prefix}/failures/{own.process}/"):
+        for key, text in client.key_value_dir_get(f"{self._prefix}/failures/{offer.process}/"):
             outline, error = json.loads(text)
-            if all(own.values.get(name) == value for name, value in outline.items()):
+            if all(offer.values.get(name) == value for name, value in outline.items()):
                 client.key_value_delete(key)
                 texts[int(key.split("/")[-2])] = error
         for key, _ in client.key_value_dir_get(f"{_ends}/"):
@@ -248,7 +248,7 @@ class Agreement:
         keys = [(*map(int, key.split("/")[-2:]), text) for key, text in entries]
         return [Offer.from_json(*key) for key in keys]
 
-    def _compare(self, client: Any, own: Offer, goal: str, cure: str) -> dict[str, Any]:
+    def _compare(self, client: Any, offer: Offer, goal: str, cure: str) -> dict[str, Any]:
         """Compares the offers, in the lowest process; returns the verdict."""
         deadline = time.monotonic() + self._seconds
         pause, longest = _PAUSES
@@ -258,11 +258,12 @@ class Agreement:
             now = time.monotonic()
             with _comparing:
                 offers = self._offers(client)
-                matching = counterparts(own, offers, self._processes)
+                matching = counterparts(offer, offers, self._processes)
                 stuck = [
-                    since.setdefault((o.process, o.number), now) for o in matching.other.values()
+                    since.setdefault((o.process, o.number), now)
+                    for o in matching.different.values()
                 ]
-                waits = [self._patience(offer.values) for offer in matching.other.values()]
+                waits = [self._patience(offer.values) for offer in matching.different.values()]
                 certain = all(now - start >= wait for start, wait in zip(stuck, waits))
                 late = now >= deadline
                 if late or (certain and not matching.absent):
@@ -270,7 +271,7 @@ class Agreement:
                     return self._conclude(client, matching, error)
             if matching.absent and now >= looks:
                 looks = now + _LOOKS
-                if error := self._departed(client, own, goal):
+                if error := self._departed(client, offer, goal):
                     return {"error": error, "batches": {}}
             time.sleep(pause)
             pause = min(2 * pause, longest)
@@ -278,11 +279,11 @@ class Agreement:
     def _patience(self, values: Values) -> float:
         """Seconds after which an offer without an equal offer counts as a difference."""
         with _listing:
-            agreements = list(_made)
+            agreements = list(_agreements)
         expected = any(
-            all(values.get(name) == value for name, value in made.outline.items())
-            for made in agreements
-            if not made._asked and made is not self
+            all(values.get(name) == value for name, value in agreement.outline.items())
+            for agreement in agreements
+            if not agreement._has_offered and agreement is not self
         )
         return _PATIENCE[expected]
 
@@ -293,7 +294,7 @@ class Agreement:
             texts.append(
                 absence_text(self._name, goal, matching.absent, offers, self._seconds, cure)
             )
-        if matching.other:
+        if matching.different:
             texts.append(difference_text(self._name, matching.offers, cure))
         return ". ".join(texts)
 
@@ -310,9 +311,9 @@ class Agreement:
         result: dict[str, Any] = json.loads(text)
         return result
 
-    def _wait(self, client: Any, own: Offer, goal: str, cure: str) -> dict[str, Any]:
+    def _wait(self, client: Any, offer: Offer, goal: str, cure: str) -> dict[str, Any]:
         """Waits for the verdict of the lowest process."""
-        key = f"{self._prefix}/verdicts/{own.process}/{own.number}"
+        key = f"{self._prefix}/verdicts/{offer.process}/{offer.number}"
         deadline = time.monotonic() + self._seconds + _LATER
         while (remaining := deadline - time.monotonic()) > 0:
             try:
@@ -322,14 +323,14 @@ class Agreement:
             except RuntimeError as error:  # JaxRuntimeError of the service
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise
-                if departed := self._departed(client, own, goal):
+                if departed := self._departed(client, offer, goal):
                     return {"error": departed, "batches": {}}
                 continue
             client.key_value_delete(key)
             verdict: dict[str, Any] = json.loads(text)
             return verdict
         offers = self._offers(client)
-        matching = counterparts(own, offers, self._processes)
+        matching = counterparts(offer, offers, self._processes)
         # The comparing process is absent, otherwise it would have sent a verdict.
         absent = sorted({self._processes[0], *matching.absent})
         return {

@@ -114,14 +114,14 @@ def check_shards(
     Raises:
         ValueError: If a reader reads a different shard, or two readers read the same shard.
     """
-    wanted: list[Shard | None] = [(shard.shard_id, shard.num_shards) for shard in data_shards]
-    wanted = wanted or source.shards()
+    expected: list[Shard | None] = [(shard.shard_id, shard.num_shards) for shard in data_shards]
+    expected = expected or source.shards()
     # A sharding of one of several hosts may be a part of the shards of their reader.
     is_part = bool(data_shards) and not config.over_processes and jax.process_count() > 1
     for name in _readers_of_batches(built[0], config.reader_name):
         metas = [pipeline.reader_meta().get(name) for pipeline in built]
         read = [(m["shard_id"], m["number_of_shards"]) for m in metas if m is not None]
-        problem = _mismatch(read, wanted, is_part) if len(read) == len(wanted) else None
+        problem = _mismatch(read, expected, is_part) if len(read) == len(expected) else None
         if problem is None and len(set(read)) < len(read):
             problem = f"shard {read[0][0]} of {read[0][1]} in each of {len(read)} pipelines"
         if problem is not None and not _reads_own_files(built, name, read, source):
@@ -142,8 +142,8 @@ def _readers_of_batches(pipeline: Pipeline, reader_name: str | None) -> list[str
     return sorted(name for name, meta in metas.items() if size in (None, meta["epoch_size"]))
 
 
-def _mismatch(read: Sequence[Shard], wanted: Sequence[Shard | None], is_part: bool) -> str | None:
-    """Describes the first shard that differs from the wanted shard; their order is irrelevant."""
+def _mismatch(read: Sequence[Shard], shards: Sequence[Shard | None], is_part: bool) -> str | None:
+    """Describes the first shard that differs from its data shard; their order is irrelevant."""
 
     def fits(actual: Shard, expected: Shard) -> bool:
         if actual == expected or expected[1] == 1:
@@ -154,10 +154,10 @@ def _mismatch(read: Sequence[Shard], wanted: Sequence[Shard | None], is_part: bo
         # A part of the shard, whether parts are assigned round-robin or contiguously.
         return actual[0] % expected[1] == expected[0] or actual[0] // parts == expected[0]
 
-    expected_shards = [expected for expected in wanted if expected is not None]
+    expected_shards = [expected for expected in shards if expected is not None]
     if sorted(read) == sorted(expected_shards):
         return None
-    for actual, expected in zip(read, wanted):
+    for actual, expected in zip(read, shards):
         if expected is not None and not fits(actual, expected):
             return (
                 f"shard {actual[0]} of {actual[1]} in the pipeline for shard {expected[0]} of "

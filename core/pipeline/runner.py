@@ -139,7 +139,7 @@ class Runner:
         self._queues = [_PipelineQueue(pipeline, gradual) for pipeline in pipelines]
         self._depth = max((queue.depth for queue in self._queues), default=0)
         # References, because at exit module globals may be gone before the last iterators.
-        self._process, self._calls, self._kept = os.getpid(), calls, kept_to_the_end
+        self._process, self._calls, self._kept_to_the_end = os.getpid(), calls, kept_to_the_end
         self._can_checkpoint = all(can_checkpoint(pipeline) for pipeline in pipelines)
 
     def schedule(self, most: int = _ALL) -> None:
@@ -272,7 +272,7 @@ class Runner:
     def close(self) -> None:
         """Frees the pipelines and their threads; arrays of their outputs stay valid."""
         if self._calls.ended:  # a destructor would wait for threads that need the GIL
-            self._kept.extend(self.pipelines)
+            self._kept_to_the_end.extend(self.pipelines)
         if self._calls.lost(self._process):  # DALI or the process that built them frees them
             return
         with self._calls:

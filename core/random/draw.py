@@ -509,8 +509,8 @@ class Draw:
                 rows.refuse(row, ValueError(text))
 
             def call() -> list[Any]:
-                own = None if sizes is None else sizes.copy()
-                return _outputs(name, function, len(forms), uniform(rows.records, keys), own)
+                sizes_copy = None if sizes is None else sizes.copy()
+                return _outputs(name, function, len(forms), uniform(rows.records, keys), sizes_copy)
 
             values_of_outputs = call()
             if not checked:

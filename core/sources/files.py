@@ -154,7 +154,9 @@ class Files(BaseSource):
         if not folders:
             self._names = Names([(b"", files)])
             if not files:
-                raise ValueError(f"{root} has neither class directories nor {_wanted(suffixes)}")
+                raise ValueError(
+                    f"{root} has neither class directories nor {_file_kinds(suffixes)}"
+                )
             return
         if files:
             raise ValueError(
@@ -178,11 +180,11 @@ class Files(BaseSource):
                 "add files (extensions=)",
                 root,
                 _few(empty),
-                _wanted(suffixes),
+                _file_kinds(suffixes),
             )
         if not len(self._names):
             raise ValueError(
-                f"the {len(folders)} class directories of {root} have no {_wanted(suffixes)}"
+                f"the {len(folders)} class directories of {root} have no {_file_kinds(suffixes)}"
             )
         self._labels = np.repeat(np.arange(len(folders), dtype=np.int32), counts)
         self.classes = tuple(map(os.fsdecode, folders))
@@ -271,11 +273,11 @@ class Files(BaseSource):
                 raise
             with entries:
                 for entry in entries:
-                    wanted = not suffixes or entry.name.lower().endswith(suffixes)
+                    matches = not suffixes or entry.name.lower().endswith(suffixes)
                     kind = _kind(entry)
                     if kind == "folder":
                         folders.append(entry.name)
-                    elif wanted:
+                    elif matches:
                         (files if kind == "file" else special_files).append(entry.name)
                     elif entry.is_symlink() and not os.path.exists(entry.path):
                         dangling.append(entry.name)  # may point to a directory that is not mounted
@@ -346,7 +348,7 @@ def _as_labels(labels: Any, count: int) -> NDArray[np.int32]:
     return array.astype(np.int32)
 
 
-def _wanted(suffixes: tuple[bytes, ...]) -> str:
+def _file_kinds(suffixes: tuple[bytes, ...]) -> str:
     return f"files ending in {', '.join(map(os.fsdecode, suffixes))}" if suffixes else "files"
 
 

@@ -68,8 +68,8 @@ class Named(Source):
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
         """See `dalijax.sources.Source`."""
-        wanted = [name for name in names if name in self._source.fields]
-        columns = dict(self._source.read(indices, wanted)) if wanted else {}
+        source_names = [name for name in names if name in self._source.fields]
+        columns = dict(self._source.read(indices, source_names)) if source_names else {}
         if self._field is not None and self._field in names:
             columns[self._field] = names_of(self._source, indices)
         if self._index is not None and self._index in names:

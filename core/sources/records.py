@@ -107,10 +107,10 @@ class Records(BaseSource):
                 try:
                     values.append(as_kind(value, field))
                 except (TypeError, ValueError) as error:
-                    like = " as in the first record" if number else ""
+                    comparison = " as in the first record" if number else ""
                     raise ValueError(
-                        f"{name!r} of {self.name(number)} {error}{like}. Make all records alike, "
-                        f"or pass kinds={{{name!r}: Field(...)}}"
+                        f"{name!r} of {self.name(number)} {error}{comparison}. Give all records "
+                        f"the same kinds, or pass kinds={{{name!r}: Field(...)}}"
                     ) from error
             columns[name] = values
         return columns
@@ -123,8 +123,8 @@ class Records(BaseSource):
         for key in path:
             if not isinstance(record, Mapping) or key not in record:
                 has = sorted(map(str, record)) if isinstance(record, Mapping) else type(record)
-                wanted = "/".join(path) if all(isinstance(part, str) for part in path) else path[0]
-                raise ValueError(f"{self.name(number)} has no {wanted!r}, but {has}")
+                missing = "/".join(path) if all(isinstance(part, str) for part in path) else path[0]
+                raise ValueError(f"{self.name(number)} has no {missing!r}, but {has}")
             record = record[key]
         return record
 

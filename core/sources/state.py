@@ -90,13 +90,13 @@ def read(saved: Mapping[str, Any] | str | bytes) -> tuple[SamplePosition, Stream
 
 
 def check(
-    saved: Stream, now: Stream, seeded: bool, allow: Sequence[str], named: Sequence[str] = ()
+    saved: Stream, current: Stream, seeded: bool, allow: Sequence[str], named: Sequence[str] = ()
 ) -> None:
     """Raises StateError if a state belongs to another stream.
 
     Args:
         saved: The stream of the state.
-        now: The stream of the iterator.
+        current: The stream of the iterator.
         seeded: Whether the caller gave the seed; else that of the state is used.
         allow: Names of differences that are ignored.
         named: Further names, which must be known.
@@ -106,5 +106,5 @@ def check(
         ValueError: If ``named`` has an unknown name.
     """
     if not seeded:
-        now = dataclasses.replace(now, seed=saved.seed)
-    differences.check(saved.fingerprint(), now.fingerprint(), allow, named)
+        current = dataclasses.replace(current, seed=saved.seed)
+    differences.check(saved.fingerprint(), current.fingerprint(), allow, named)

@@ -66,13 +66,13 @@ class TFRecord(ByteRecords):
         defaults = {} if defaults is None else defaults
         check_options({"kinds": kinds, "defaults": defaults}, features.values())
         files = path_list(paths)
-        wanted = {name.encode(): field for name, field in features.items()}
+        feature_fields = {name.encode(): field for name, field in features.items()}
         index = cached_index(
             None if cache_dir is None else home_expanded(path_text(cache_dir)),
             "tfrecord 4",
             files,
-            [wanted, sorted(kinds.items()), sorted(defaults.items())],
-            lambda: index_records(files, wanted, kinds, defaults),
+            [feature_fields, sorted(kinds.items()), sorted(defaults.items())],
+            lambda: index_records(files, feature_fields, kinds, defaults),
             lambda index: is_valid(index, features.values()),
         )
         fields: dict[str, Field] = {}

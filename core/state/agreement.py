@@ -25,7 +25,7 @@ _POSITION = "position"
 
 
 def without_seeds(line: str) -> str:
-    """An operator's line of a fingerprint without its seed, which each shard has of its own."""
+    """An operator's line of a fingerprint without its seed, which each shard has of its local."""
     kind, name, arguments = split_line(line)
     return operator_line(kind, name, {k: v for k, v in arguments.items() if k != "seed"})
 
@@ -80,48 +80,50 @@ class Round:
 
     Attributes:
         equal: By process, an offer with equal values.
-        other: By process, the most similar offer if no offer has equal values.
+        different: By process, the most similar offer if no offer has equal values.
         absent: Processes without an offer that could be the counterpart.
     """
 
     equal: Mapping[int, Offer]
-    other: Mapping[int, Offer]
+    different: Mapping[int, Offer]
     absent: tuple[int, ...]
 
     @property
     def offers(self) -> dict[int, Offer]:
         """All of them, by process."""
-        return dict(sorted({**self.equal, **self.other}.items()))
+        return dict(sorted({**self.equal, **self.different}.items()))
 
 
-def counterparts(own: Offer, offers: Iterable[Offer], processes: Sequence[int]) -> Round:
+def counterparts(local: Offer, offers: Iterable[Offer], processes: Sequence[int]) -> Round:
     """Finds the counterparts of an offer among all that wait.
 
     Offers with equal values belong together, in any order that the processes made their iterators.
     An offer with the values of another offer of this process belongs to that offer.
 
     Args:
-        own: The offer.
+        local: The offer of this process.
         offers: All offers that wait, of all processes.
         processes: The processes that must agree.
     """
     waiting: dict[int, list[Offer]] = {process: [] for process in processes}
     for offer in sorted(offers, key=lambda offer: offer.number):
         waiting[offer.process].append(offer)
-    own_digests = {own.digest, *(offer.digest for offer in waiting[own.process])}
-    equal, other, absent = {own.process: own}, dict[int, Offer](), list[int]()
+    own_digests = {local.digest, *(offer.digest for offer in waiting[local.process])}
+    equal, different, absent = {local.process: local}, dict[int, Offer](), list[int]()
     for process, theirs in waiting.items():
-        matching = [offer for offer in theirs if offer.digest == own.digest]
+        matching = [offer for offer in theirs if offer.digest == local.digest]
         unmatched = [offer for offer in theirs if offer.digest not in own_digests]
-        if process == own.process:
+        if process == local.process:
             continue
         if matching:
             equal[process] = matching[0]
         elif unmatched:
-            other[process] = max(unmatched, key=lambda offer: similarity(own.values, offer.values))
+            different[process] = max(
+                unmatched, key=lambda offer: similarity(local.values, offer.values)
+            )
         else:
             absent.append(process)
-    return Round(equal, other, tuple(absent))
+    return Round(equal, different, tuple(absent))
 
 
 def similarity(first_values: Values, second_values: Values) -> int:
@@ -132,7 +134,7 @@ def similarity(first_values: Values, second_values: Values) -> int:
 def described(offers: Mapping[int, Offer]) -> list[str]:
     """Returns a line for each value that differs, with the value of each process."""
     lines = []
-    first, *others = offers.values()
+    first, *remaining = offers.values()
     names = dict.fromkeys(name for offer in offers.values() for name in offer.values)
     for name in names:
         if name not in _LINES:
@@ -141,7 +143,7 @@ def described(offers: Mapping[int, Offer]) -> list[str]:
                 lines.append(f"{name}: {_shares(having)}")
     # Arguments of operators, each with the values of the processes that differ from the first.
     arguments: dict[str, dict[int, Any]] = {}
-    for offer in others:
+    for offer in remaining:
         before, after = (
             {k: list(compared.values.get(k, ())) for k in _LINES} for compared in (first, offer)
         )

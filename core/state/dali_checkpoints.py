@@ -45,10 +45,10 @@ def read(pieces: Sequence[bytes]) -> reader_state.ReaderState | None:
     if not any("format" in state for state in states):
         return None
     saved = reader_state.decode(states[0])
-    whole = to_bytes(states[0])
-    if sorted(pieces) != sorted(whole):
+    state_bytes = to_bytes(states[0])
+    if sorted(pieces) != sorted(state_bytes):
         raise StateError(
-            f"the {len(pieces)} checkpoints are not the {len(whole)} that one call of "
+            f"the {len(pieces)} checkpoints are not the {len(state_bytes)} that one call of "
             "checkpoints() gave: pass all of them, as they are"
         )
     return saved
@@ -76,7 +76,9 @@ def _iterator_data(piece: bytes) -> dict[str, Any]:
     return data
 
 
-def of_dali(pieces: Sequence[bytes], plan: EpochPlan | None, streams: Sequence[int]) -> Position:
+def plugin_position(
+    pieces: Sequence[bytes], plan: EpochPlan | None, streams: Sequence[int]
+) -> Position:
     """Returns the position that checkpoints of DALI's own JAX iterator describe.
 
     DALI saves two counts of samples, read ahead when the epoch started and read in the epoch so
@@ -102,11 +104,11 @@ def of_dali(pieces: Sequence[bytes], plan: EpochPlan | None, streams: Sequence[i
             "one here"
         )
     sizes = sorted(int(size) for size in counters["_shard_sizes_per_gpu"])
-    now = sorted(plan.shard_size(i) for i in range(plan.num_shards))
-    if sizes != now or len(pieces) != len(streams):
+    current_sizes = sorted(plan.shard_size(i) for i in range(plan.num_shards))
+    if sizes != current_sizes or len(pieces) != len(streams):
         raise StateError(
             "the checkpoints of DALI's iterator are of other data (saved -> now): shard sizes "
-            f"{sizes} -> {now}, pipelines {len(pieces)} -> {len(streams)}"
+            f"{sizes} -> {current_sizes}, pipelines {len(pieces)} -> {len(streams)}"
         )
     ahead = [int(n) for n in counters["_counter_per_gpu"]]
     epoch = _epoch_of(plan, streams, [int(i) for i in counters["_shards_id"]], ahead)

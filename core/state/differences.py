@@ -41,13 +41,13 @@ _MEANINGS = {
 
 
 def check(
-    saved: Fingerprint, now: Fingerprint, allow: Sequence[str] = (), named: Sequence[str] = ()
+    saved: Fingerprint, current: Fingerprint, allow: Sequence[str] = (), named: Sequence[str] = ()
 ) -> None:
     """Raises StateError if a state belongs to other data.
 
     Args:
         saved: The fingerprint of the state.
-        now: That of the iterator, with the same keys.
+        current: That of the iterator, with the same keys.
         allow: Names of differences that are ignored.
         named: Further names, which must be known.
 
@@ -55,19 +55,43 @@ def check(
         StateError: With each difference, as saved -> now, and how to ignore it.
         ValueError: If ``named`` has an unknown name.
     """
-    all_differences = differences(saved, now)
-    if left := _not_allowed(all_differences, (*allow, *named)):
-        raise StateError.of_other_data(left, allowed=True)
+    all_differences = differences(saved, current)
+    if refused := _not_allowed(all_differences, (*allow, *named)):
+        raise different_data_error(refused, allowed=True)
     if named:
-        _check_names(named, all_differences, saved, now)
+        _check_names(named, all_differences, saved, current)
 
 
-def differences(saved: Fingerprint, now: Fingerprint) -> list[Difference]:
+def different_data_error(changes: Sequence[Difference | str], allowed: bool = False) -> StateError:
+    """Returns the error for a state of different data.
+
+    Args:
+        changes: The differences.
+        allowed: Whether the message explains how to ignore differences.
+    """
+    cure = "Recreate the iterator with its original arguments, or start without the state"
+    named = [item for item in changes if isinstance(item, Difference)]
+    fixed = sorted({item.name for item in named if item.fixed})
+    names = sorted({item.name for item in named} - {*fixed})
+    if allowed and fixed:
+        cure += f". allow= can't ignore {', '.join(fixed)}, because positions depend on them"
+    elif allowed and names:
+        cure += (
+            f". To ignore the differences, pass allow={names} to set_state(), or "
+            f"allow_changes={names} to data_iterator or to the transform"
+        )
+    lines = "\n  ".join(map(str, changes))
+    return StateError(
+        f"the state was saved by an iterator of different data (saved -> now):\n  {lines}\n{cure}"
+    )
+
+
+def differences(saved: Fingerprint, current: Fingerprint) -> list[Difference]:
     """Lists the differences; values that are unknown before the first build equal all others."""
     result: list[Difference] = []
-    not_built = _is_unknown(saved) or _is_unknown(now)
+    not_built = _is_unknown(saved) or _is_unknown(current)
     for name, before in saved.items():
-        after = now[name]
+        after = current[name]
         if name == "unchecked" or before == after or (not_built and name != "outputs"):
             continue
         if _BLANKS.get(name, ()) in (before, after):  # the graph is not known, or has no seed
@@ -92,8 +116,8 @@ def _sources_differ(before: Sequence[str], after: Sequence[str]) -> Iterator[Dif
     old, new = ({k: v for k, _, v in (text.partition(": ") for text in s)} for s in (before, after))
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name):
-            was, now = (arguments.get(name, _LEFT_OUT) for arguments in (old, new))
-            yield Difference(name, was, now, name.rpartition(".")[2] in _FIXED_ARGUMENTS)
+            old_text, new_text = (arguments.get(name, _LEFT_OUT) for arguments in (old, new))
+            yield Difference(name, old_text, new_text, name.rpartition(".")[2] in _FIXED_ARGUMENTS)
 
 
 class _Operator(NamedTuple):
@@ -149,26 +173,28 @@ def _operators_differ(before: Sequence[str], after: Sequence[str]) -> Iterator[D
             if new.kind == CONNECTIONS and not alike:
                 continue  # added and removed operators, which are named, change the connections
             for argument in sorted(old.arguments.keys() | new.arguments.keys()):
-                was, now = (o.arguments.get(argument, _LEFT_OUT) for o in (old, new))
-                if was != now:
-                    yield Difference(f"operators.{new.label}.{argument}", was, now)
+                old_text, new_text = (o.arguments.get(argument, _LEFT_OUT) for o in (old, new))
+                if old_text != new_text:
+                    yield Difference(f"operators.{new.label}.{argument}", old_text, new_text)
         else:
             operators = [operator for operator in (new, old) if operator is not None]
             # A reader without its state would start again, while the other readers resume.
             source = any(is_source(o.kind) and not o.name.startswith(FIELD) for o in operators)
-            was, now = ("(none)" if operator is None else str(operator) for operator in (old, new))
-            yield Difference(f"operators.{operators[0].label}", was, now, source)
+            old_text, new_text = (
+                "(none)" if operator is None else str(operator) for operator in (old, new)
+            )
+            yield Difference(f"operators.{operators[0].label}", old_text, new_text, source)
 
 
-def renamed(saved: Fingerprint, now: Fingerprint) -> dict[str, str] | None:
+def renamed(saved: Fingerprint, current: Fingerprint) -> dict[str, str] | None:
     """Maps the present names of operators to their names in a state.
 
     Returns:
         None if all names are the same, and no operator was added or removed.
     """
-    if [] in (saved["operators"], now["operators"]):
+    if [] in (saved["operators"], current["operators"]):
         return None  # they could not be read
-    pairs = _paired(saved["operators"], now["operators"])
+    pairs = _paired(saved["operators"], current["operators"])
     names = {
         new.name: old.name
         for old, new in pairs

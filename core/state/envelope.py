@@ -193,21 +193,21 @@ def _check(value: Any, form: Any, path: str = "") -> None:
             raise damaged(f"{path} is {brief(value)}, not a dict")
         missing, unknown = sorted(form.keys() - value.keys()), sorted(map(str, value.keys() - form))
         if missing or unknown:
-            where = f"in {path} " if path else ""
-            raise damaged(f"{where}{missing} are missing, and {brief(unknown)} are unknown")
+            place = f"in {path} " if path else ""
+            raise damaged(f"{place}{missing} are missing, and {brief(unknown)} are unknown")
         for name, part in form.items():
             _check(value[name], part, f"{path}.{name}" if path else name)
         return
     if isinstance(form, list):
         fits = type(value) is list and all(type(item) is str for item in value)
-        wanted = "a list of texts"
+        expected = "a list of texts"
     elif form is object:
         return
     elif form is str:
-        fits, wanted = type(value) is str, "text"
+        fits, expected = type(value) is str, "text"
     else:
         numbers = COUNT if form is int else form
         fits = type(value) is int and value in numbers
-        wanted = f"a whole number from {numbers[0]} to {numbers[-1]}"
+        expected = f"a whole number from {numbers[0]} to {numbers[-1]}"
     if not fits:
-        raise damaged(f"{path} is {brief(value)}, not {wanted}")
+        raise damaged(f"{path} is {brief(value)}, not {expected}")

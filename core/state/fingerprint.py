@@ -149,11 +149,11 @@ def labels_of(operators: Sequence[tuple[str, str]]) -> list[str]:
     Repeated labels are numbered.
     """
     plain = [kind if AUTOMATIC.match(name) else name for kind, name in operators]
-    total, seen = Counter(plain), Counter[str]()
+    total, count = Counter(plain), Counter[str]()
     labels = []
     for label in plain:
-        labels.append(f"{label}[{seen[label]}]" if total[label] > 1 else label)
-        seen[label] += 1
+        labels.append(f"{label}[{count[label]}]" if total[label] > 1 else label)
+        count[label] += 1
     return labels
 
 

@@ -61,7 +61,9 @@ def operators_of(pipeline: Pipeline) -> list[Operator]:
 
 def operator_inputs(operator: Any) -> list[Any]:
     """The nodes that an operator takes; several sets of inputs are lists in DALI's own list."""
-    return [n for one in operator.inputs for n in (one if isinstance(one, list) else [one])]
+    return [
+        n for inputs in operator.inputs for n in (inputs if isinstance(inputs, list) else [inputs])
+    ]
 
 
 def picture_inputs(operators: Sequence[Operator]) -> dict[str, Picture]:
@@ -70,26 +72,28 @@ def picture_inputs(operators: Sequence[Operator]) -> dict[str, Picture]:
     Args:
         operators: The operators of the graph, with their inputs.
     """
-    taken = {name: next(iter(given.get("inputs", ())), [""])[0] for _, name, given in operators}
+    first_inputs = {
+        name: next(iter(arguments.get("inputs", ())), [""])[0] for _, name, arguments in operators
+    }
     kinds = {name: kind for kind, name, _ in operators}
     pictures: dict[str, Picture] = {}
-    for kind, name, given in operators:
+    for kind, name, arguments in operators:
         if _PICTURES.search(kind):
-            is_path = kinds.get(taken[name]) in _READ
-            source = taken[taken[name]] if is_path else taken[name]
+            is_path = kinds.get(first_inputs[name]) in _READ
+            source = first_inputs[first_inputs[name]] if is_path else first_inputs[name]
             # Printed arguments are texts.
-            keeps = str(given.get("output_type")) == str(_ANY_DATA)
-            on_cpu = keeps and given.get("device") == "cpu"
-            turned = keeps and str(given.get("adjust_orientation")) != "False"
-            window = window_of(kind, given)
+            keeps = str(arguments.get("output_type")) == str(_ANY_DATA)
+            on_cpu = keeps and arguments.get("device") == "cpu"
+            turned = keeps and str(arguments.get("adjust_orientation")) != "False"
+            window = window_of(kind, arguments)
             windows: tuple[Window, ...] = (window,) if window else ()
-            if other := pictures.get(source):
-                on_cpu, turned = on_cpu or other.any_on_cpu, turned or other.any_turned
-                windows += other.windows
+            if previous := pictures.get(source):
+                on_cpu, turned = on_cpu or previous.any_on_cpu, turned or previous.any_turned
+                windows += previous.windows
             pictures[source] = Picture(is_path, on_cpu, turned, windows)
     for kind, name, _ in operators:
         if kind in _READ:
-            pictures.setdefault(taken[name], Picture(is_path=True, is_image=False))
+            pictures.setdefault(first_inputs[name], Picture(is_path=True, is_image=False))
     return pictures
 
 
@@ -100,9 +104,11 @@ def graph_outputs(pipeline: Pipeline, serialized: bytes = b"") -> list[str]:
         pipeline: The pipeline.
         serialized: The serialized pipeline from which it was built, if it was.
     """
-    known = getattr(pipeline, "_names_and_devices", None)  # not public; None for deserialised ones
-    if known and not serialized:
-        return [name for name, _ in known]
+    names_and_devices = getattr(
+        pipeline, "_names_and_devices", None
+    )  # not public; None for deserialised ones
+    if names_and_devices and not serialized:
+        return [name for name, _ in names_and_devices]
     with contextlib.suppress(RuntimeError):  # a graph with Python operators doesn't serialise
         # dali.proto: PipelineDef.pipe_outputs, InputOutput.name
         fields = protobuf.fields(serialized or pipeline.serialize())

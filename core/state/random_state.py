@@ -198,20 +198,24 @@ def expand(text: str, first: Sequence[bytes]) -> list[bytes]:
     return checkpoints
 
 
-def after_runs(runs: int, zero: bytes, one: bytes, two: bytes, base: bytes | None = None) -> bytes:
+def after_runs(
+    runs: int, start: bytes, first: bytes, second: bytes, base: bytes | None = None
+) -> bytes:
     """Returns the checkpoint of a pipeline after a number of runs of whole batches.
 
     Args:
         runs: Number of runs after ``base``.
-        zero, one, two: The checkpoints at the start, and after one and two runs.
-        base: The checkpoint to count from; ``zero`` by default.
+        start, first, second: The checkpoints at the start, and after one and two runs.
+        base: The checkpoint to count from; ``start`` by default.
 
     Raises:
         StateError: If the operators' states do not advance evenly.
     """
-    parts = [_NUMBER.split(checkpoint) for checkpoint in (zero, one, two)]
+    parts = [_NUMBER.split(checkpoint) for checkpoint in (start, first, second)]
     constant_parts = [[_ITER.sub(rb"\1", part) for part in checkpoint] for checkpoint in parts]
-    numbers = [[int(n, 16) for n in _NUMBER.findall(checkpoint)] for checkpoint in (zero, one, two)]
+    numbers = [
+        [int(n, 16) for n in _NUMBER.findall(checkpoint)] for checkpoint in (start, first, second)
+    ]
     steps = [b - a for a, b in zip(numbers[0], numbers[1])]
     if (
         not constant_parts[0] == constant_parts[1] == constant_parts[2]
@@ -224,7 +228,7 @@ def after_runs(runs: int, zero: bytes, one: bytes, two: bytes, base: bytes | Non
             "functions, or by RandomInputs"
         )
     # The count of runs stays that of base: nothing in a pipeline that is fed depends on it.
-    base = zero if base is None else base
+    base = start if base is None else base
     begun = [int(n, 16) for n in _NUMBER.findall(base)]
     texts = [b"%016X" % (n + runs * step) for n, step in zip(begun, steps, strict=True)]
     pieces = zip(_NUMBER.split(base), [*texts, b""], strict=True)

@@ -49,7 +49,7 @@ class ReaderState:
 
 def encode(position: Position, fingerprint: Fingerprint) -> dict[str, Any]:
     """Encodes a position as a state."""
-    now, start = position.checkpoints or Checkpoints(), position.epoch_start or Checkpoints()
+    current, start = position.checkpoints or Checkpoints(), position.epoch_start or Checkpoints()
     return FORM.encode(
         epoch=position.epoch,
         step=position.step,
@@ -57,8 +57,8 @@ def encode(position: Position, fingerprint: Fingerprint) -> dict[str, Any]:
         # Text, not a list: all states have the same tree, and a new state has no lines.
         unchecked="\n".join(fingerprint["unchecked"]),
         dali=nvidia.dali.__version__,
-        checkpoints=_to_texts(now),
-        to_drop=now.to_drop,
+        checkpoints=_to_texts(current),
+        to_drop=current.to_drop,
         epoch_checkpoints=_to_texts(start),
         epoch_to_drop=start.to_drop,
         fingerprint={k: v for k, v in fingerprint.items() if k != "unchecked"},
@@ -76,10 +76,10 @@ def decode(saved: Mapping[str, Any] | str | bytes) -> ReaderState:
         **state["fingerprint"],
         "unchecked": [*filter(None, state["unchecked"].split("\n"))],
     }
-    now = _checkpoints(state["checkpoints"], state["to_drop"])
+    current = _checkpoints(state["checkpoints"], state["to_drop"])
     start = _checkpoints(state["epoch_checkpoints"], state["epoch_to_drop"])
-    position = Position(state["epoch"], state["step"], now, start, state["errors"])
-    if now.data is None:  # the pipelines were not built yet
+    position = Position(state["epoch"], state["step"], current, start, state["errors"])
+    if current.data is None:  # the pipelines were not built yet
         first = Position(checkpoints=Checkpoints(), epoch_start=Checkpoints())
         if position != first or fingerprint != unknown() | {"outputs": fingerprint["outputs"]}:
             raise envelope.damaged("it has no checkpoint of DALI, and is not a first state")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..api import IteratorFunction
-from ..messages.replacements import for_path
+from ..messages.replacements import source_call
 
 
 def add_arguments(parser: argparse.ArgumentParser, target: str, batch_size: bool) -> None:
@@ -67,7 +67,7 @@ def _source(text: str, open_folder: Callable[[str], Any]) -> Any:
     except (OSError, TypeError, ValueError) as error:
         raise SystemExit(
             f"--source {text}: {error}. For another source pass module:name, where the module has "
-            f"name = {for_path(text)}"
+            f"name = {source_call(text)}"
         ) from error
 
 

@@ -193,7 +193,7 @@ def transposed_copy(out0, in0):
     "arguments,words",
     [
         ({}, "in_types and ins_ndim are missing"),
-        ({"in_types": ["float32"], "ins_ndim": [1, 1]}, "one type and one number of dimensions"),
+        ({"in_types": ["float32"], "ins_ndim": [1, 1]}, "a type and a number of dimensions"),
         ({"example": np.zeros(2, np.float16)}, "float16 is no type of Numba's"),
         ({"example": np.zeros(2, "M8[s]")}, "is no type of DALI's tensors"),
         (

@@ -89,7 +89,7 @@ def test_ctrl_c_keeps_the_measurements():
     assert tuned.interrupted and set(tuned.measured) == {"num_threads", "prefetch_queue_depth"}
     assert [len(rounds) for rounds in tuned.measured["num_threads"].values()] == [3, 3]
     assert [len(rounds) for rounds in tuned.measured["prefetch_queue_depth"].values()] == [1, 1]
-    assert "prefetch_queue_depth" in tuned.kept and tuned.rate > 0 and tuned.before > 0
+    assert "prefetch_queue_depth" in tuned.unchanged and tuned.rate > 0 and tuned.before > 0
     assert "prefetch_queue_depth was interrupted" in tuned.failures
     assert re.search(r"\| prefetch_queue_depth \| 2 \(kept\)", tuned.table()) and tuned.summary
     early = run(3)

@@ -286,12 +286,18 @@ def gpu_operator():
     return fn.random.uniform(shape=[2], device="gpu")
 
 
-JAX = ("DataNode", "dalijax.fn.jax_function", "batches that the iterator gives")
+JAX = ("DataNode", "dalijax.fn.jax_function", "batches that", "the iterator returns")
 NUMPY = (*JAX, "dalijax.fn.numba_function")
 GRAPHS = [
     (forgotten, TypeError, r"forgotten\(\) returns no outputs", "return images, labels"),
     (as_dict, TypeError, r"as_dict\(\)", "dict", "return images, labels"),
-    (as_list, TypeError, r"as_list\(\)", "nested", "one by one, as in: return images, labels"),
+    (
+        as_list,
+        TypeError,
+        r"as_list\(\)",
+        "nested",
+        "separately and not in a list, e.g. return images, labels",
+    ),
     (as_array, TypeError, r"as_array\(\)", "ndarray", "return images, labels"),
     (with_none, TypeError, r"with_none\(\)", "NoneType", "return images, labels"),
     (graph_of(jnp.sqrt), TypeError, *JAX),
@@ -307,10 +313,16 @@ GRAPHS = [
         graph_of(lambda x: x if x > 0 else -x),
         TypeError,
         "enable_conditionals=True",
-        "where the iterator",
+        "when you create the iterator",
     ),
     (misspelt, TypeError, r'"shap" is not defined', "Did you mean 'shape'", "'range'"),
-    (bfloat16, AttributeError, r"bfloat16\(\)", "no bfloat16: cast to types.FLOAT", "in the step"),
+    (
+        bfloat16,
+        AttributeError,
+        r"bfloat16\(\)",
+        "not support bfloat16: cast to types.FLOAT",
+        "in the training step",
+    ),
     (seven_inputs, ValueError, "7 inputs", "1 to 6", "fn.cat or fn.stack"),
     (on_gpu, RuntimeError, "needs a GPU", r"finds none", r"remove \.gpu\(\)", "omit device_id"),
     (gpu_operator, RuntimeError, "needs a GPU", "device='cpu'"),

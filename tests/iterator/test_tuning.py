@@ -99,7 +99,7 @@ def test_every_setting_is_measured_and_failures_are_excluded(jpegs):
     assert seen[0] == (0, 30, "num_threads=1") and seen[-1] == (30, 30, "done")
     assert found.line.startswith("iterator = pictures(..., num_threads=")
     for name, value in found.settings.items():
-        shown = f"{value} (kept)" if name in found.kept else f"**{value}**"
+        shown = f"{value} (kept)" if name in found.unchanged else f"**{value}**"
         assert f"| {name} | {shown} |" in found.table()
         assert {*found.memory[name]} == {*found.measured[name]}
     # The printed line works.
@@ -128,7 +128,7 @@ def test_no_measurement_starts_after_the_time_limit(jpegs):
     ]
     assert not found.clear and found.settings["num_threads"] == 4
     assert found.summary == "Nothing was measured: pass more max_seconds."
-    assert {*found.kept} == {*found.settings} - {"batch_size"}
+    assert {*found.unchanged} == {*found.settings} - {"batch_size"}
 
 
 def test_failing_current_settings_are_an_error(jpegs):

@@ -38,7 +38,7 @@ def test_equals_the_simulation(case):
                 valid = plan.valid(epoch, step, stream)
                 assert mask == [k < valid for k in range(len(mask))]
             complete = [all(mask) and len(mask) == case.batch for mask in masks]
-            assert plan.whole(epoch, stream) == [*complete, False].index(False)
+            assert plan.num_full(epoch, stream) == [*complete, False].index(False)
         epoch = plan.next_epoch(epoch)
 
 

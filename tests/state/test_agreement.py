@@ -28,21 +28,21 @@ def test_counterparts_do_not_depend_on_the_order_of_iterators():
         ]
         for own in offers:
             found = counterparts(own, random.Random(0).sample(offers, len(offers)), range(3))
-            assert not found.other and not found.absent
+            assert not found.different and not found.absent
             assert {o.values["records"] for o in found.offers.values()} == {own.values["records"]}
 
 
 def test_an_iterator_that_equals_another_of_this_process_is_not_a_counterpart():
     train, evaluation = offer(0, records=20), offer(0, 1, records=5)
     found = counterparts(train, [train, evaluation, offer(1, records=5)], range(2))
-    assert found.absent == (1,) and not found.other
+    assert found.absent == (1,) and not found.different
 
 
 def test_the_closest_iterator_is_the_counterpart():
     own = offer(0, records=20, seed=1, batch=4)
     close = offer(1, 7, records=19, seed=1, batch=4)
     found = counterparts(own, [own, offer(1, 3, records=5, seed=2, batch=4), close], range(3))
-    assert found.other == {1: close} and found.absent == (2,)
+    assert found.different == {1: close} and found.absent == (2,)
 
 
 def test_equal_iterators_are_matched_in_order():

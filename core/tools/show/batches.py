@@ -14,7 +14,7 @@ import numpy as np
 from ...api import IteratorFunction
 from ...iterator.iterator import DALIGenericIterator
 from ...messages.printable import printable, printable_lines
-from ...messages.replacements import for_path
+from ...messages.replacements import source_call
 from ...sources.source import Source
 
 _MOST_NAMED = 10
@@ -97,8 +97,8 @@ def take(data: Any, count: int, call: Mapping[str, Any], samples: int) -> Taken:
     result = Taken()
     if isinstance(data, (str, bytes, os.PathLike)):
         raise TypeError(
-            f"{data!r:.80} is a path. Show its records by show(dalijax.{for_path(data)}), or the "
-            "batches of a graph by an iterator function and its arguments"
+            f"{data!r:.80} is a path. Show its records by show(dalijax.{source_call(data)}), or "
+            "the batches of a graph by an iterator function and its arguments"
         )
     if isinstance(data, IteratorFunction):
         with data(**call) as iterator:

@@ -172,8 +172,8 @@ def contents_of(
     """
     arrays = _leaves(batch)
     classes = dict(classes or {})
-    asked = {*classes, *([] if mask is None else [mask])}
-    if unknown := sorted(asked - {*arrays}):
+    options = {*classes, *([] if mask is None else [mask])}
+    if unknown := sorted(options - {*arrays}):
         raise ValueError(f"{unknown} is no output of the batch: it has {sorted(arrays)}")
     mask = "mask" if mask is None else mask
     valid = _local(arrays.get(mask, np.zeros(())))

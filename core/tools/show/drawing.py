@@ -43,8 +43,8 @@ def pixels_of(output: Output, row: int, side: int = _SIDE) -> list[Pixels]:
         pictures = [] if (decoded := _decoded(sample)) is None else [decoded]
     else:
         frames = pictures_of(sample, output.layout)
-        how: Any = output.brightness
-        pictures = [to_rgb(frames[k], how) for k in chosen_frames(len(frames), _FRAMES)]
+        brightness: Any = output.brightness
+        pictures = [to_rgb(frames[k], brightness) for k in chosen_frames(len(frames), _FRAMES)]
     return [_within(picture, side) for picture in pictures]
 
 

@@ -48,28 +48,32 @@ def brightness(dtype: Any, least: float, most: float, channels: bool = True) -> 
         return Brightness(0, 255, "0 is black, 255 is white")
     if kind not in "biu":
         for black, white in ((0, 1), (-1, 1), (0, 255)):
-            beyond = _OVERSHOOT * (white - black)
-            if black - beyond <= least and most <= white + beyond and (white < 255 or most > _DARK):
+            tolerance = _OVERSHOOT * (white - black)
+            if (
+                black - tolerance <= least
+                and most <= white + tolerance
+                and (white < 255 or most > _DARK)
+            ):
                 return Brightness(black, white, f"{black} is black, {white} is white")
     if least == most:
         return Brightness(least - 1, most + 1, f"all are {least:g}")
     return Brightness(least, most, f"{least:.4g} (the least) is black, {most:.4g} is white")
 
 
-def to_rgb(picture: NDArray[Any], how: Brightness) -> NDArray[np.uint8]:
+def to_rgb(picture: NDArray[Any], rule: Brightness) -> NDArray[np.uint8]:
     """Converts an image to RGB bytes; NaN and infinities become magenta.
 
     Args:
         picture: An array [height, width, channels] with 1 to 4 channels. A fourth channel is
             ignored; with two channels, the third is 0.
-        how: The brightness.
+        rule: The black and white values.
 
     Returns:
         uint8 [height, width, 3].
     """
     values = picture[..., :3].astype(np.float64)
     finite = np.isfinite(values)
-    scaled = (np.where(finite, values, how.black) - how.black) / (how.white - how.black)
+    scaled = (np.where(finite, values, rule.black) - rule.black) / (rule.white - rule.black)
     pixels = np.rint(scaled.clip(0, 1) * 255).astype(np.uint8)
     if pixels.shape[-1] == 1:
         pixels = np.repeat(pixels, 3, axis=-1)

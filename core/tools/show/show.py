@@ -126,15 +126,15 @@ def show(
         )
     if is_function and mask is not None:
         call["mask"] = mask
-    taken = take(data, batches, call, samples)
+    batches_taken = take(data, batches, call, samples)
     contents = [
         contents_of(
             batch,
             title,
-            mask=taken.mask if mask is None else mask,
+            mask=batches_taken.mask if mask is None else mask,
             classes=classes,
-            device_axis=taken.device_axis,
+            device_axis=batches_taken.device_axis,
         )
-        for title, batch in taken.batches
+        for title, batch in batches_taken.batches
     ]
-    return Page(_title(data), contents, taken.failures, samples)
+    return Page(_title(data), contents, batches_taken.failures, samples)

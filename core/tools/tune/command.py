@@ -96,9 +96,9 @@ def _report(tuned: Tuned) -> str:
         f"\n{tuned.summary}\n",
         f"    {tuned.line}",
     ]
-    if tuned.kept:
+    if tuned.unchanged:
         lines.append(
-            f"\nUnchanged: {', '.join(tuned.kept)}. The machine was too noisy to compare their "
+            f"\nUnchanged: {', '.join(tuned.unchanged)}. The machine was too noisy to compare their "
             "values, or the time was over. Run it again with more --seconds, and without other "
             "programs."
         )

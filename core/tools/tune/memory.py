@@ -28,7 +28,7 @@ class Memory:
     gpu: float | None = None
 
     @classmethod
-    def now(cls) -> Memory:
+    def measure(cls) -> Memory:
         """Measures the memory in use."""
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return cls(pages * _PAGE / _MEBIBYTE, _gpu_memory())
@@ -40,7 +40,7 @@ class Memory:
         backend.ReleaseUnusedMemory()  # of DALI's memory pools
         with contextlib.suppress(AttributeError):  # a C library other than glibc
             ctypes.CDLL(None).malloc_trim(0)
-        return cls.now()
+        return Memory.measure()
 
     def since(self, before: Memory) -> Memory:
         """Returns the additional memory, at least 0."""

@@ -85,7 +85,7 @@ class Tuned:
         measured: For each setting and value, samples per second in each round.
         memory: For each setting and value, the approximate memory of its pipelines with a full
             prefetch queue.
-        kept: Settings that are unchanged, because the machine was too noisy, or time was over.
+        unchanged: Settings that are unchanged, because the machine was too noisy, or time was over.
         failures: Messages about values that could not be measured.
         began: The initial settings: from the call, or the defaults.
         interrupted: Whether Ctrl-C ended the measurements early.
@@ -97,7 +97,7 @@ class Tuned:
     before: float = 0.0
     measured: dict[str, dict[Any, list[float]]] = dataclasses.field(default_factory=dict)
     memory: dict[str, dict[Any, Memory]] = dataclasses.field(default_factory=dict)
-    kept: list[str] = dataclasses.field(default_factory=list)
+    unchanged: list[str] = dataclasses.field(default_factory=list)
     failures: list[str] = dataclasses.field(default_factory=list)
     began: dict[str, Any] = dataclasses.field(default_factory=dict)
     interrupted: bool = False
@@ -105,7 +105,7 @@ class Tuned:
     @property
     def clear(self) -> bool:
         """Whether every setting was chosen by its measurements."""
-        return not self.kept
+        return not self.unchanged
 
     @property
     def line(self) -> str:
@@ -137,7 +137,7 @@ class Tuned:
             for value, rounds in rates.items():
                 shown = str(value)
                 if self.settings[name] == value:
-                    shown = f"{value} (kept)" if name in self.kept else f"**{value}**"
+                    shown = f"{value} (kept)" if name in self.unchanged else f"**{value}**"
                 round_rates = ", ".join(f"{rate:,.0f}" for rate in rounds)
                 memory = self.memory[name][value]
                 rows.append(
@@ -162,7 +162,7 @@ class Tuned:
                 ax.plot([position] * len(rounds), rounds, "o", color="0.7", label=label)
             ax.plot(range(len(rates)), medians, "o-", label="median")
             chosen = list(rates).index(self.settings[name])
-            label = f"{'kept' if name in self.kept else 'chosen'}: {self.settings[name]}"
+            label = f"{'kept' if name in self.unchanged else 'chosen'}: {self.settings[name]}"
             ax.plot(chosen, medians[chosen], "*", markersize=16, color="tab:red", label=label)
             ax.set_xticks(range(len(rates)), [str(value) for value in rates])
             highest = max(max(rounds) for rounds in rates.values())
@@ -272,18 +272,18 @@ def tune(
     for name, values in candidates.items():
         if tuned.interrupted:
             tuned.failures.append(f"{name} was not tried: interrupted")
-            tuned.kept.append(name)
+            tuned.unchanged.append(name)
             continue
         if time.perf_counter() > end:
             tuned.failures.append(f"{name} was not tried: the time was over, pass more max_seconds")
-            tuned.kept.append(name)
+            tuned.unchanged.append(name)
             continue
         measured = _measure(name, values, settings, open_stream, seconds / total, end, show_next)
         before = settings[name]
         tuned.failures += measured.failures
         if measured.interrupted:
             tuned.interrupted = True
-            tuned.kept.append(name)
+            tuned.unchanged.append(name)
             if before not in measured.rates:  # there is no reference to compare with
                 tuned.failures.append(f"{name} was not tried: interrupted")
                 continue
@@ -295,7 +295,7 @@ def tune(
         choice = choose(measured.rates, before)
         gain *= choice.rate / statistics.median(measured.rates[before])
         if not choice.clear:
-            tuned.kept.append(name)
+            tuned.unchanged.append(name)
         settings[name], tuned.rate = choice.value, choice.rate
     if tuned.interrupted and not tuned.measured:
         raise KeyboardInterrupt
@@ -375,9 +375,9 @@ def _default(function: Callable[..., Any], name: str, otherwise: Any) -> Any:
 
 def _memory(stream: BatchStream, settings: Mapping[str, Any], free: Memory) -> Memory:
     """Measures the memory of a stream with a full queue, by holding that many batches."""
-    held = [next(stream) for _ in range(settings["prefetch_queue_depth"])]
-    memory = Memory.now().since(free)
-    del held
+    queued = [next(stream) for _ in range(settings["prefetch_queue_depth"])]
+    memory = Memory.measure().since(free)
+    del queued
     return memory
 
 
