@@ -1,5 +1,5 @@
-"""The environment of `import dalijax`: installed packages, and CUDA's queues.
+"""Checks of the environment at `import dalijax`: installed packages, and CUDA's queues.
 
-These modules import nothing of this package, and neither DALI nor JAX before
-`extras.check_dali` checks for DALI: they run before either is imported.
+`import dalijax` runs these modules first. They import no other module of this package, and DALI
+only in `extras.check_dali`, which reports a missing wheel.
 """

@@ -50,9 +50,9 @@ def warn_if_too_late() -> None:
     if _too_late:
         _too_late = False
         warnings.warn(
-            f"CUDA started before dalijax was imported, with its default of 8 queues, so that "
-            f"decoding waits for steps dispatched earlier. Import dalijax before the first line "
-            f"that uses the GPU, or start Python with {VARIABLE}={QUEUES}. {KEEP}=keep silences "
+            f"CUDA was initialized with its default of 8 queues before dalijax was imported, so "
+            f"that decoding waits for steps dispatched earlier. Import dalijax before the first "
+            f"use of the GPU, or start Python with {VARIABLE}={QUEUES}. {KEEP}=keep silences "
             "this warning",
             stacklevel=2,
         )

@@ -50,9 +50,9 @@ def check_dali() -> None:
     installed = [name for name in _WHEELS if _is_installed(name)]
     if len(installed) > 1:
         warnings.warn(
-            f"{' and '.join(installed)} install into the same directory: the last one installed is "
-            "used, and uninstalling one breaks the other. Uninstall both, then install the one for "
-            "your CUDA version",
+            f"{' and '.join(installed)} install into the same directory: Python uses the wheel "
+            "that was installed last, and uninstalling either wheel breaks the other. Uninstall "
+            "both, then install the wheel for your CUDA version",
             stacklevel=3,
         )
 

@@ -190,8 +190,8 @@ def _range(first: str, last: str, step: str | None) -> list[str] | None:
 
 
 def below_common_root(paths: Sequence[str]) -> list[str]:
-    """Paths without their common folder."""
-    first, last = min(paths), max(paths)  # the common start of these is that of all
+    """Returns paths without their common directory."""
+    first, last = min(paths), max(paths)  # their common start is the common start of all paths
     start = first.rfind("/", 0, common_start(first, last)) + 1
     return [path[start:] for path in paths]
 

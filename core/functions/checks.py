@@ -93,8 +93,8 @@ def check_signature(
         keyword_text = "".join(f" and {name}=" for name in keywords)
         raise TypeError(
             f"{name_of(function)}{signature} is called with {inputs} of the graph's "
-            f"inputs{keyword_text}: {error}. Give it a parameter for each of them; {fillable} is "
-            "filled in if it is keyword-only (behind a *)"
+            f"inputs{keyword_text}: {error}. Give it a parameter for each input; {fillable} is "
+            "filled in if it is keyword-only (after a *)"
         ) from None
 
 
@@ -109,8 +109,8 @@ def device_of(inputs: Sequence[DataNode], device: str | None) -> str:
         raise ValueError(f"device must be 'cpu', 'gpu' or None, not {device!r}")
     if len(devices) > 1 or (device == "cpu" and devices == ["gpu"]):
         raise ValueError(
-            f"the inputs are on {devices}, and the function on {device or 'one of them'}: all must "
-            "be on one device. Use .gpu() for those on the CPU"
+            f"the inputs are on {devices}, and the function on {device or 'one device'}: all must "
+            "be on the same device. Call .gpu() on inputs that are on the CPU"
         )
     return device or (devices[0] if devices else "cpu")
 
@@ -176,7 +176,7 @@ def results(name: str, returned: Any, count: int) -> tuple[Any, ...]:
         raise ValueError(
             f"{name}() returned {len(outputs)} output{'s' * (len(outputs) != 1)}, and num_outputs "
             f"is {count}: return "
-            f"{'nothing' if count == 0 else 'one array' if count == 1 else f'a tuple of {count}'}, "
+            f"{'None' if count == 0 else 'one array' if count == 1 else f'a tuple of {count}'}, "
             f"or pass num_outputs={len(outputs)}"
         )
     return outputs
@@ -187,8 +187,8 @@ def check_array(name: str, number: int, array: Any) -> str:
     label = f"output {number} of {name}()"
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         raise TypeError(
-            f"{label} is a {type(array).__name__}, not an array: return arrays of numbers; text "
-            "and objects pass the graph by, as keys of a record that it does not take"
+            f"{label} is a {type(array).__name__}, not an array: return arrays of numbers. Text "
+            "and objects bypass the graph in fields of records that the graph does not take"
         )
     return label
 
@@ -200,8 +200,8 @@ def check_kind(name: str, number: int, array: Any) -> str:
         dtype = np.dtype(array.dtype)
     except TypeError:
         raise TypeError(
-            f"{label} is {array.dtype}, for which DALI has no type: return numbers, of a key say "
-            "jax.random.key_data"
+            f"{label} is {array.dtype}, for which DALI has no type: return numbers, e.g. "
+            "jax.random.key_data of a key"
         ) from None
     if dtype.char not in KINDS:
         raise TypeError(f"{label} is {dtype.name}, for which DALI has no type: {cast_to(dtype)}")
@@ -233,7 +233,7 @@ def check_output(name: str, number: int, array: Any, batch: int | None, layout: 
 def nodes_of(outputs: Any, name: str) -> Any:
     """Returns the outputs of a DALI operator, named after the function that the operator calls.
 
-    Several outputs are a tuple: a pipeline function may not return DALI's list as one output.
+    Several outputs are returned as a tuple, because a graph function can't return DALI's list.
     """
     nodes = tuple(outputs) if isinstance(outputs, list) else outputs
     for node in nodes if isinstance(nodes, tuple) else (nodes,):
@@ -258,7 +258,7 @@ def require_pipeline(label: str) -> Pipeline:
     pipeline = Pipeline.current()
     if pipeline is None:
         raise RuntimeError(
-            f"{label} belongs in a pipeline function: call what it returns there, on DALI's outputs"
+            f"{label} must be called in a graph function, with outputs of DALI's operators"
         )
     return pipeline
 
@@ -266,7 +266,7 @@ def require_pipeline(label: str) -> Pipeline:
 def arguments(
     seed: int, bytes_per_sample_hint: int | Sequence[int] | None, name: str | None
 ) -> dict[str, Any]:
-    """Returns the given ones of the arguments that all of DALI's operators take."""
+    """Returns the arguments common to all operators of DALI, without arguments at their default."""
     given_arguments: dict[str, Any] = {"seed": seed} if seed != -1 else {}
     if bytes_per_sample_hint is not None:
         given_arguments["bytes_per_sample_hint"] = bytes_per_sample_hint

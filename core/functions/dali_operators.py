@@ -21,13 +21,13 @@ def jax_operator() -> Any:
         from nvidia.dali.plugin.jax.fn import _jax_function_impl as implementation
     except (AssertionError, ImportError) as error:
         raise RuntimeError(
-            f"fn.jax_function needs the JAX that DALI's plugin wants, and JAX is {jax.__version__}"
-            f" ({error}). Use a newer JAX, or fn.dl_tensor_python_function with "
-            "batch_processing=True, which JAX functions may be called in, too"
+            f"fn.jax_function needs the JAX version that DALI's plugin requires, but JAX is "
+            f"{jax.__version__} ({error}). Use a newer JAX, or fn.dl_tensor_python_function with "
+            "batch_processing=True, which may call JAX functions, too"
         ) from error
 
-    # DALI's class name, since operators, and therefore states, are named after it. So a run that
-    # DALI's own plugin began can be continued here.
+    # The name of DALI's class, because operators and states contain it. A run that DALI's own
+    # plugin began can therefore be resumed here.
     class _JaxFunction(implementation._JaxFunction):
         def __init__(self, function: Callable[..., Any], device: str, **arguments: Any):
             self.function = function
@@ -46,7 +46,7 @@ def dlpack_operator() -> Callable[..., Any]:
     80 to 120 us on two CPU cores. Callbacks don't create operators, so they don't need it.
     """
 
-    # DALI's class name, as above. If a later DALI has no such method, its slower wrapper is used.
+    # DALI's class name, as above. If a later DALI lacks the method, its slower wrapper is used.
     class DLTensorPythonFunction(ops.DLTensorPythonFunction):
         def _function_wrapper_dlpack(
             self,

@@ -32,7 +32,7 @@ def note(
 
     def kept_state(before: Mapping[str, Any]) -> str:
         if stateful is not None:
-            return "as stateful=True says" if stateful else ""
+            return "declared by stateful=True" if stateful else ""
         generators = dict.fromkeys(set[str]().union(*drawn), "drawn")
         return changes(before, memory(function) | generators)
 

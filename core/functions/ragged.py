@@ -1,4 +1,4 @@
-"""Samples of different shapes, for functions of whole batches: padded, or grouped by shape."""
+"""Batches of samples of different shapes: padded to a common shape, or grouped by shape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Samples = Sequence[Any]  # arrays of one input
 
 
 def padded(called: BatchFunction, align: int) -> Callable[..., Any]:
-    """Makes a function of padded batches, and ``lengths``, one of lists of samples.
+    """Converts a function of padded batches and ``lengths`` to a function of lists of samples.
 
     The extents of a batch are rounded up to a multiple of ``align``.
     """
@@ -35,7 +35,10 @@ def padded(called: BatchFunction, align: int) -> Callable[..., Any]:
 
 
 def by_groups(called: BatchFunction) -> Callable[..., Any]:
-    """Makes a function of batches one of lists of samples, called once for each set of shapes."""
+    """Converts a function of batches to a function of lists of samples.
+
+    The function is called once for each combination of shapes.
+    """
 
     def run(*inputs: Samples) -> tuple[list[Any], ...] | None:
         samples, keywords = _with_key(called, inputs)
@@ -55,9 +58,9 @@ def by_groups(called: BatchFunction) -> Callable[..., Any]:
             kinds = kinds or dtypes
             if kinds != dtypes:
                 raise ValueError(
-                    f"{called.name}() returned arrays of (dtype, dimensions) {kinds} for the "
-                    f"samples of one shape and {dtypes} for those of another: DALI has one dtype "
-                    "and one number of dimensions in a batch"
+                    f"{called.name}() returned arrays of (dtype, dimensions) {kinds} for some "
+                    f"samples and {dtypes} for samples of another shape. All samples of a batch "
+                    "must have the same dtype and number of dimensions in DALI"
                 )
             columns = columns or [[None] * len(samples[0]) for _ in outputs]
             for rows, output in zip(columns, outputs):
@@ -70,8 +73,8 @@ def by_groups(called: BatchFunction) -> Callable[..., Any]:
 
 
 def _wait(called: BatchFunction, arrays: Sequence[Any]) -> None:
-    # They are made of DALI's samples, whose memory DALI uses again once the function has returned.
-    # If it has outputs, DALI waits for them, and JAX computes them after the arrays.
+    # JAX copies the arrays from DALI's samples, and DALI reuses their memory after the function
+    # returns. If the function has outputs, DALI waits for them, and they depend on the copies.
     if called.device_type == "gpu" and not called.num_outputs:
         jax.block_until_ready(arrays)
 
@@ -79,7 +82,7 @@ def _wait(called: BatchFunction, arrays: Sequence[Any]) -> None:
 def _with_key(
     called: BatchFunction, inputs: Sequence[Samples]
 ) -> tuple[list[Samples], dict[str, Any]]:
-    """The samples of each input, and the key as a keyword argument, if the function takes one."""
+    """Returns the samples of each input, and the keyword arguments: the key, or none."""
     samples = list(inputs)
     if not called.keyed:
         return samples, {}

@@ -62,9 +62,9 @@ class GpuTensors:
     Args:
         pipeline: The pipeline.
         num_outputs: Number of outputs.
-        awaited: Whether DALI waits for its stream before each call: it has then read the outputs
-            of the last one. Otherwise it has read them once it has delivered the batch.
-        renewed: Whether the outputs of the last batch are freed when the next one begins.
+        awaited: Whether DALI waits for its stream before each call, so that it has read the outputs
+            of the previous call. Otherwise, it has read them when it has delivered the batch.
+        renewed: Whether the outputs of a batch are freed when the next batch begins.
     """
 
     def __init__(self, pipeline: Pipeline, num_outputs: int, awaited: bool, renewed: bool):
@@ -96,7 +96,7 @@ class GpuTensors:
         if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
             raise TypeError(
                 f"output {number} of {name}() is a {type(value).__name__}, and the function runs "
-                "on the GPU: return an array of JAX, CuPy or PyTorch that is there"
+                "on the GPU: return an array of JAX, CuPy or PyTorch on the GPU"
             )
         if isinstance(value, jax.Array):
             checks.check_kind(name, number, value)
@@ -104,14 +104,14 @@ class GpuTensors:
         return value.__dlpack__(stream=_dalis_stream())
 
     def give_all(self, name: str, number: int, values: Any) -> list[Any]:
-        """The capsules of an output of a batch; for CuPy's DALI's stream waits only once."""
+        """Returns the capsules of an output of a batch; for CuPy arrays, one wait suffices."""
         kinds = set(map(type, values)) if isinstance(values, list) else {type(values)}
         if {(kind.__module__, kind.__name__) for kind in kinds} != {("cupy", "ndarray")}:
             return [self.give(name, number, value) for value in values]
-        # CuPy makes the consumer's stream wait for its current one, for any array (its core.pyx),
-        # by a new event and a new stream object each time, 20 to 30 us. One event that is recorded
-        # behind all of them does the same; it can serve again, since a wait is for what was
-        # recorded before it.
+        # For each array, CuPy (core.pyx) makes the consumer's stream wait for CuPy's current stream
+        # by a new event and a new stream object, which takes 20 to 30 us. A single event recorded
+        # after all arrays has the same effect. It can be reused, because a wait refers to the last
+        # record before it.
         values = list(values)  # the rows of an array of the whole batch
         self._live.extend(values)
         capsules = [value.__dlpack__(stream=NO_WAIT) for value in values]

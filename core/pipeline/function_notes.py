@@ -1,4 +1,4 @@
-"""Data of a graph's Python functions that is stored on its pipeline: state, names, outputs."""
+"""Notes about a graph's Python functions, stored on its pipeline: state, names, live outputs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from nvidia.dali import Pipeline
 from nvidia.dali.data_node import DataNode
 
-# These are attributes of pipelines, since the data may refer to the pipeline: a global table would
-# keep both alive forever.
+# The notes are attributes of the pipeline, because they may refer to it: a global table would keep
+# both alive forever.
 NOTES = "_dalijax_functions"
 _OUTPUTS = "_dalijax_outputs"
 _NAME = "_dalijax_name"  # of operators
@@ -19,13 +19,13 @@ _NAME = "_dalijax_name"  # of operators
 
 @dataclasses.dataclass
 class FunctionNote:
-    """A function of a graph, as far as resuming is concerned.
+    """Detects whether a graph's function keeps state between calls, which a resumed run would lose.
 
     Attributes:
-        name: Its name.
-        before: The values that it could change, as they were when the graph was first defined.
-        kept_state: Called with ``before``, gives a phrase on the state that it keeps between
-            calls; "" if none is seen.
+        name: Name of the function.
+        before: The values that the function could change, from the first definition of the graph.
+        kept_state: Called with ``before``, describes the state that the function keeps between
+            calls; returns "" for a pure function.
     """
 
     name: str
@@ -34,9 +34,9 @@ class FunctionNote:
 
 
 def add(note: FunctionNote) -> None:
-    """Leaves a note with the pipeline that is being defined, if there is one."""
+    """Adds a note to the pipeline that is being defined, if there is one."""
     pipeline = Pipeline.current()
-    if pipeline is not None:  # else DALI says that one is missing
+    if pipeline is not None:  # otherwise DALI raises an error
         vars(pipeline).setdefault(NOTES, []).append(note)
 
 

@@ -1,5 +1,5 @@
-"""States: a position, the fingerprint of its data, and both as JSON.
+"""States: positions, fingerprints of the data, and their encoding as JSON.
 
-May be used by everything above (pipeline, iterator, records, functions, adapters); imports only the
-pure modules of `core`. No pipeline is built or run here.
+`envelope` encodes and validates every state, `differences` compares the fingerprint of a state with
+the iterator's, and `random_state` edits DALI's checkpoints. No pipeline is built or run here.
 """

@@ -1,6 +1,6 @@
-"""Comparison of the iterators of processes that make a global batch together.
+"""Comparison of the iterators of several processes, which must be equal for a global batch.
 
-Pure functions: `dalijax.core.pipeline.processes` exchanges the descriptions.
+The functions are pure; `dalijax.core.pipeline.processes` exchanges the descriptions.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from .differences import differences
 from .envelope import digest
 from .fingerprint import operator_line, split_line
 
-# What must be equal in all processes, by a name for the error: str, int, or a list of lines of
-# a fingerprint ("operators", "sources").
+# Values that must be equal in all processes, by their names in errors: str, int, or a list of
+# lines of a fingerprint ("operators", "sources").
 Values = Mapping[str, Any]
 
 _MOST_LINES = 12
@@ -25,7 +25,7 @@ _POSITION = "position"
 
 
 def without_seeds(line: str) -> str:
-    """An operator's line of a fingerprint without its seed, which each shard has of its local."""
+    """Returns an operator's line of a fingerprint without the seed, which differs by shard."""
     kind, name, arguments = split_line(line)
     return operator_line(kind, name, {k: v for k, v in arguments.items() if k != "seed"})
 
@@ -34,8 +34,8 @@ class Batches(NamedTuple):
     """The batches of one process.
 
     Attributes:
-        certain: Number of batches, from the first, that the process certainly has.
-        ended: Whether it has no others.
+        certain: Number of batches that the process certainly has, from the first.
+        ended: Whether the process has no further batches.
     """
 
     certain: int
@@ -44,7 +44,7 @@ class Batches(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """The description of an iterator that waits for its counterparts.
+    """The description of an iterator that waits for the other processes.
 
     Attributes:
         process: The process.
@@ -70,18 +70,18 @@ class Offer:
 
     @functools.cached_property
     def digest(self) -> str:
-        """A digest of the values, equal for offers that agree."""
+        """The digest of the values; offers that agree have equal digests."""
         return digest(json.dumps(self.values, sort_keys=True).encode(), length=64)
 
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """The counterparts of an offer.
+    """The offers of the other processes that belong to an offer.
 
     Attributes:
         equal: By process, an offer with equal values.
         different: By process, the most similar offer if no offer has equal values.
-        absent: Processes without an offer that could be the counterpart.
+        absent: Processes without a matching or similar offer.
     """
 
     equal: Mapping[int, Offer]
@@ -90,19 +90,19 @@ class Round:
 
     @property
     def offers(self) -> dict[int, Offer]:
-        """All of them, by process."""
+        """The offers of all processes that have one, by process."""
         return dict(sorted({**self.equal, **self.different}.items()))
 
 
 def counterparts(local: Offer, offers: Iterable[Offer], processes: Sequence[int]) -> Round:
-    """Finds the counterparts of an offer among all that wait.
+    """Finds the offers of other processes that belong to an offer of this process.
 
-    Offers with equal values belong together, in any order that the processes made their iterators.
-    An offer with the values of another offer of this process belongs to that offer.
+    Offers with equal values belong together, even if the processes created their iterators in
+    different orders. An offer equal to another offer of this process belongs to that offer.
 
     Args:
         local: The offer of this process.
-        offers: All offers that wait, of all processes.
+        offers: The pending offers of all processes.
         processes: The processes that must agree.
     """
     waiting: dict[int, list[Offer]] = {process: [] for process in processes}
@@ -157,7 +157,7 @@ def described(offers: Mapping[int, Offer]) -> list[str]:
 
 
 def _shares(having: Mapping[int, Any]) -> str:
-    """Values with their processes: "processes 0, 2 have 21, process 1 has 20"."""
+    """Formats values with their processes: "processes 0, 2 have 21, process 1 has 20"."""
     groups: dict[str, list[int]] = {}
     for process, value in having.items():
         groups.setdefault(str(value), []).append(process)
@@ -168,7 +168,7 @@ def _shares(having: Mapping[int, Any]) -> str:
 
 
 def _processes(numbers: Sequence[int]) -> str:
-    """ "process 1", "processes 0, 2", or the first few of many."""
+    """Formats numbers of processes: "process 1", "processes 0, 2", or the first 8 of many."""
     shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
     return f"process {shown}" if len(numbers) == 1 else f"processes {shown}"
 
@@ -179,7 +179,7 @@ def difference_text(name: str, offers: Mapping[int, Offer], cure: str = "") -> s
     Args:
         name: Name of the iterator.
         offers: The offers, by process.
-        cure: What to do; by default it depends on the values that differ.
+        cure: The fix; by default it depends on the values that differ.
     """
     lines = described(offers)
     if cure:
@@ -192,18 +192,20 @@ def difference_text(name: str, offers: Mapping[int, Offer], cure: str = "") -> s
     else:
         cure = (
             "Give every process the same records in the same order, and the same arguments: "
-            "dalijax gives each its rows of the global batch. Processes with records of their own "
-            "need equal numbers of them, or Grain's DALITransform with own_records=True"
+            "dalijax selects the rows of each process from the global batch. If each process has "
+            "different records, it must have as many as the others, or use Grain's DALITransform "
+            "with own_records=True"
         )
     return (
-        f"the processes differ in their iterators of {name}, so that records would be repeated or "
-        "lost, and the processes would wait for each other:\n  " + "\n  ".join(lines) + f"\n{cure}"
-        ". check_processes=False turns this check off"
+        f"the iterators of {name} differ between the processes, so that records would be repeated "
+        "or lost, and the processes would wait for each other:\n  "
+        + "\n  ".join(lines)
+        + f"\n{cure}. check_processes=False disables this check"
     )
 
 
 def departure_text(name: str, goal: str, errors: Mapping[int, str]) -> str:
-    """Returns the message about processes that can't come.
+    """Returns the message about processes that can't take part.
 
     Args:
         name: Name of the iterator.
@@ -215,8 +217,8 @@ def departure_text(name: str, goal: str, errors: Mapping[int, str]) -> str:
         for process, error in sorted(errors.items())
     ]
     return (
-        f"{_processes(sorted(errors))} did not come to {goal} of {name}, which every process of "
-        "the sharding must take:\n  " + "\n  ".join(lines)
+        f"{_processes(sorted(errors))} did not reach {goal} of {name}, which every process of "
+        "the sharding must reach:\n  " + "\n  ".join(lines)
     )
 
 
@@ -228,15 +230,15 @@ def absence_text(
     seconds: float,
     cure: str = "",
 ) -> str:
-    """Returns the message about processes that did not come.
+    """Returns the message about processes that did not arrive in time.
 
     Args:
         name: Name of the iterator.
         goal: The point that the processes must reach.
-        absent: The processes that did not come.
-        offers: All offers that wait.
-        seconds: The time that was waited.
-        cure: What to do.
+        absent: The processes that did not reach it.
+        offers: The pending offers of all processes.
+        seconds: The timeout.
+        cure: The fix.
     """
     elsewhere = [
         f"process {offer.process} waits for {offer.values.get('function')}"
@@ -245,9 +247,9 @@ def absence_text(
     ]
     has = "has" if len(absent) == 1 else "have"
     return (
-        f"{_processes(list(absent))} {has} not come to {goal} of {name} within {seconds:g} s"
+        f"{_processes(list(absent))} {has} not reached {goal} of {name} within {seconds:g} s"
         + (f" ({'; '.join(elsewhere[:4])})" if elsewhere else "")
-        + f". {cure or 'Every process of the sharding must take its batches'}. If one needs "
-        "longer to get there, pass check_processes=SECONDS; if some processes use this iterator "
-        "alone on purpose, pass check_processes=False"
+        + f". {cure or 'Every process of the sharding must take its batches'}. If a process needs "
+        "more time, pass check_processes=SECONDS; if only some processes use this iterator on "
+        "purpose, pass check_processes=False"
     )

@@ -1,9 +1,9 @@
-"""Checkpoints as bytes, one for each pipeline, of this package and of DALI's plugin.
+"""Checkpoints in DALI's format, as bytes for each pipeline, of this package and of DALI's plugin.
 
-Both are DALI's own protobuf (``Checkpoint``: the operators' states, and an external context
-of two texts, the pipeline's and the iterator's). This package puts its state in the place of
-the plugin's counters: a checkpoint serves ``checkpoints=`` here, and ``checkpoint=`` of a
-pipeline made by hand.
+A checkpoint is DALI's protobuf message ``Checkpoint``: the operators' states, and an external
+context of two texts, the pipeline's and the iterator's. The iterator's text of this package is its
+state, that of DALI's plugin are counters. A checkpoint can be passed as ``checkpoints=`` here, and
+as ``checkpoint=`` to a pipeline that the user creates.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _CONTEXT, _ITERATOR_DATA = 2, 2  # fields of a checkpoint, and of its external c
 
 
 def to_bytes(state: Mapping[str, Any]) -> list[bytes]:
-    """Returns a state as one checkpoint for each pipeline: DALI's own, with the state within."""
-    # A field that comes again is merged with the first: the pipeline's text stays.
+    """Returns a checkpoint for each pipeline: DALI's checkpoint with the state in its context."""
+    # Protobuf merges a repeated field with the first: the pipeline's text is unchanged.
     text = json.dumps(state).encode()
     context = protobuf.message([(_CONTEXT, protobuf.message([(_ITERATOR_DATA, text)]))])
     checkpoints = reader_state.decode(state).position.checkpoints or Checkpoints()
@@ -32,15 +32,20 @@ def to_bytes(state: Mapping[str, Any]) -> list[bytes]:
 
 
 def read(pieces: Sequence[bytes]) -> reader_state.ReaderState | None:
-    """The state in the checkpoints of `to_bytes`, in any order; None if DALI's plugin made them.
+    """Decodes the state in checkpoints of `to_bytes`; None for checkpoints of DALI's plugin.
+
+    Args:
+        pieces: The checkpoints, in any order.
 
     Raises:
-        StateError: If they are no checkpoints, or not all of one state.
+        StateError: If they are not checkpoints, or not all checkpoints of one state.
     """
     if isinstance(pieces, (str, bytes)):
-        raise StateError("checkpoints is one text: pass a list of bytes, one for each pipeline")
+        raise StateError(
+            "checkpoints is a single text: pass a list of bytes with a checkpoint of each pipeline"
+        )
     if not pieces:
-        raise StateError("checkpoints is empty: pass one for each pipeline")
+        raise StateError("checkpoints is empty: pass a checkpoint of each pipeline")
     states = [_iterator_data(piece) for piece in pieces]
     if not any("format" in state for state in states):
         return None
@@ -48,8 +53,8 @@ def read(pieces: Sequence[bytes]) -> reader_state.ReaderState | None:
     state_bytes = to_bytes(states[0])
     if sorted(pieces) != sorted(state_bytes):
         raise StateError(
-            f"the {len(pieces)} checkpoints are not the {len(state_bytes)} that one call of "
-            "checkpoints() gave: pass all of them, as they are"
+            f"the {len(pieces)} checkpoints are not the {len(state_bytes)} checkpoints that a call "
+            "of checkpoints() returned: pass all of them, unchanged"
         )
     return saved
 
@@ -58,7 +63,7 @@ def _iterator_data(piece: bytes) -> dict[str, Any]:
     """Returns the iterator's part of a checkpoint: a state of this package, or DALI's counters.
 
     Raises:
-        StateError: If the bytes are no checkpoint, or have no such part.
+        StateError: If the bytes are not a checkpoint, or a checkpoint without this part.
     """
     text = b""
     try:
@@ -68,11 +73,11 @@ def _iterator_data(piece: bytes) -> dict[str, Any]:
         data = json.loads(text)
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise StateError(
-            f"no checkpoint of an iterator: {brief(piece)}. Pass what checkpoints() of an "
-            "iterator gave, one for each pipeline"
+            f"not a checkpoint of an iterator: {brief(piece)}. Pass the result of checkpoints() of "
+            "an iterator, a list with a checkpoint of each pipeline"
         ) from None
     if not isinstance(data, dict):
-        raise StateError(f"no checkpoint of an iterator: it holds {brief(data)}")
+        raise StateError(f"not a checkpoint of an iterator: it contains {brief(data)}")
     return data
 
 
@@ -81,17 +86,17 @@ def plugin_position(
 ) -> Position:
     """Returns the position that checkpoints of DALI's own JAX iterator describe.
 
-    DALI saves two counts of samples, read ahead when the epoch started and read in the epoch so
-    far, and the shard of each pipeline, which tells how far shards have rotated. It does not save
-    the start of the epoch: ``reset()`` can't go back in this epoch.
+    DALI saves the number of samples that were read ahead when the epoch started, the number that
+    were read in the epoch so far, and the current shard of each pipeline, which shows the rotation
+    of shards. It does not save the start of the epoch, so that ``reset()`` can't go back to it.
 
     Args:
         pieces: The checkpoint of each pipeline.
-        plan: The epochs now.
+        plan: The epochs of this iterator; None if they are unknown.
         streams: The shard of each pipeline in epoch 0.
 
     Raises:
-        StateError: If the counters are not enough, or fit no position of the epochs.
+        StateError: If the counters are incomplete, or do not match a position in the epochs.
     """
     counters = _iterator_data(pieces[0])
     lists = ("_counter_per_gpu", "_shard_sizes_per_gpu", "_shards_id")
@@ -99,35 +104,34 @@ def plugin_position(
     are_counts.append(_are_counts([counters.get("_counter")]))
     if plan is None or not all(are_counts):
         raise StateError(
-            "the checkpoints of DALI's iterator don't say where it stood: only those of an "
-            "iterator with reader_name do. Finish the epoch with DALI's plugin and start the next "
-            "one here"
+            "the checkpoints of DALI's iterator do not contain its position, because it had no "
+            "reader_name. Finish the epoch with DALI's plugin, and start the next epoch here"
         )
     sizes = sorted(int(size) for size in counters["_shard_sizes_per_gpu"])
     current_sizes = sorted(plan.shard_size(i) for i in range(plan.num_shards))
     if sizes != current_sizes or len(pieces) != len(streams):
         raise StateError(
-            "the checkpoints of DALI's iterator are of other data (saved -> now): shard sizes "
-            f"{sizes} -> {current_sizes}, pipelines {len(pieces)} -> {len(streams)}"
+            "the checkpoints of DALI's iterator belong to different data (saved -> now): "
+            f"shard sizes {sizes} -> {current_sizes}, pipelines {len(pieces)} -> {len(streams)}"
         )
     ahead = [int(n) for n in counters["_counter_per_gpu"]]
     epoch = _epoch_of(plan, streams, [int(i) for i in counters["_shards_id"]], ahead)
     step, remainder = divmod(int(counters["_counter"]) - min(ahead), plan.batch_size)
     if epoch is None or remainder or step < 0:
         raise StateError(
-            f"the counters of DALI's checkpoint {counters} fit no batch of batch_size "
+            f"the counters of DALI's checkpoint {counters} do not match a batch of batch_size "
             f"{plan.batch_size} over {plan.num_samples} samples: pass the batch size and the "
-            "last_batch_policy that they were saved with"
+            "last_batch_policy of the iterator that saved it"
         )
     delivered = plan.delivered(epoch, streams[0])
-    # DALI's DROP has read the batch that it drops when it stops; here it is dropped later.
+    # With DROP, DALI's iterator has already read the batch that it drops; this package has not.
     checkpoints = Checkpoints(tuple(bytes(piece) for piece in pieces), min(0, delivered - step))
     step = min(step, delivered)
     return Position(epoch, step, checkpoints, checkpoints if step == 0 else Checkpoints())
 
 
 def _are_counts(value: Any) -> bool:
-    """Whether a value is a list of whole numbers, 0 or more, which DALI writes as 3 or 3.0."""
+    """Returns whether a value is a list of whole numbers, 0 or more, written as 3 or 3.0."""
     return (
         isinstance(value, list)
         and bool(value)
@@ -141,7 +145,7 @@ def _are_counts(value: Any) -> bool:
 def _epoch_of(
     plan: EpochPlan, streams: Sequence[int], shards: Sequence[int], ahead: Sequence[int]
 ) -> int | None:
-    """Returns the first epoch that starts as DALI's counters say; later ones repeat."""
+    """Returns the first epoch whose start matches DALI's counters; later matches are equivalent."""
     runs_on = any(ahead)
     epoch = 0
     for _ in range(2 * plan.num_shards * plan.batch_size + 1):
@@ -150,7 +154,8 @@ def _epoch_of(
         if runs_on and epoch:
             start = plan.first_batch(epoch) * plan.batch_size
             read = [start - plan.samples_until(s, epoch - 1) for s in range(plan.num_shards)]
-        # DALI orders them by neither stream nor shard; epochs of one turn differ evenly in all.
+        # Sorted, since DALI's counters are ordered neither by stream nor by shard. Epochs with the
+        # same rotation differ by the same number in all shards.
         if turned == list(shards) and sorted(read) == sorted(ahead):
             return epoch
         epoch = plan.next_epoch(epoch)

@@ -1,8 +1,8 @@
-"""Comparison of the fingerprint of a state with that of an iterator: one rule for every kind.
+"""Comparison of the fingerprint of a state with the iterator's, for states of every kind.
 
-A fingerprint is a dict of the values that a restore depends on. ``operators`` is a list of lines of
-`dalijax.core.state.fingerprint.operator_line`, and ``sources`` one of "name: value"; ``unchecked``
-is not compared. All other values are texts, numbers, or lists of texts.
+A fingerprint is a dict of the values that a restore depends on. ``operators`` is a list of lines
+from `dalijax.core.state.fingerprint.operator_line`, and ``sources`` a list of "name: value" lines;
+``unchecked`` is not compared. All other values are texts, numbers, or lists of texts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .fingerprint import (
 )
 from .operators import FIELD
 
-# Positions are counted in these: if one differs, no saved position exists now.
+# Positions are counted in these units: if any of them differs, a saved position has no meaning.
 _FIXED = frozenset(
     {
         *("epoch_size", "batch_size", "num_shards", "shard_ids", "policy", "padded", "stick"),
@@ -33,7 +33,7 @@ _FIXED = frozenset(
 _FIXED_ARGUMENTS = frozenset({"num_shards", "pad_last_batch", "stick_to_shard"})
 _LEFT_OUT = "(left out)"  # an argument
 _BLANKS = {"operators": [], "seed": -1}
-# Explanations of values whose names are not enough.
+# Explanations of values with unclear names.
 _MEANINGS = {
     "identity": " (how many records there are, their names and their bytes)",
     "rows": " (a source resumes with another batch size, a DALITransform does not)",
@@ -43,16 +43,17 @@ _MEANINGS = {
 def check(
     saved: Fingerprint, current: Fingerprint, allow: Sequence[str] = (), named: Sequence[str] = ()
 ) -> None:
-    """Raises StateError if a state belongs to other data.
+    """Raises StateError if a state belongs to different data.
 
     Args:
         saved: The fingerprint of the state.
         current: That of the iterator, with the same keys.
         allow: Names of differences that are ignored.
-        named: Further names, which must be known.
+        named: Further names of ignored differences; each must exist in a fingerprint.
 
     Raises:
-        StateError: With each difference, as saved -> now, and how to ignore it.
+        StateError: If the data differ; the message lists each difference as saved -> now, and how
+            to ignore it.
         ValueError: If ``named`` has an unknown name.
     """
     all_differences = differences(saved, current)

@@ -84,7 +84,7 @@ class Form:
                 values of ``object`` fields are its own.
 
         Raises:
-            StateError: If it is no state, of another kind or version, or damaged.
+            StateError: If it is not a state, has another kind or version, or is damaged.
         """
         state = self._recognized(parsed(saved))
         _check(state, {**_HEAD, **self.shown})
@@ -101,7 +101,7 @@ class Form:
         """Returns a state of this kind and version as a dict.
 
         Raises:
-            StateError: If it is another value.
+            StateError: If it is not a state of this kind and version.
         """
         # The type is compared, too, because a comparison with an array is an array.
         known = isinstance(state, Mapping) and type(state.get("format")) is str
@@ -126,7 +126,7 @@ class Form:
 
 
 def damaged(reason: str) -> StateError:
-    """Returns the error for a state that no iterator saved as it is."""
+    """Returns the error for a state that differs from every state that an iterator saves."""
     return StateError(
         f"the state is damaged: {reason}. It was cut short or changed after get_state(): restore "
         "an undamaged copy"
@@ -167,15 +167,15 @@ def inflate(data: bytes, dictionary: bytes = b"") -> bytes:
     """Inflates the result of `deflate`, up to 16 MiB.
 
     Raises:
-        ValueError: If it is no deflated data, or was made with another dictionary.
+        ValueError: If it is not deflated data, or was deflated with another dictionary.
     """
     decompressor = zlib.decompressobj(zdict=dictionary)
     try:
         plain = decompressor.decompress(data, _MOST_BYTES)
     except zlib.error as error:
-        raise ValueError(f"no deflated data: {error}") from None
+        raise ValueError(f"not deflated data: {error}") from None
     if not decompressor.eof or decompressor.unused_data:
-        raise ValueError("no deflated data: it ends too soon, or too late, or never")
+        raise ValueError("not deflated data: it is cut off, longer than its content, or too large")
     return plain
 
 

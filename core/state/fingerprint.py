@@ -1,4 +1,4 @@
-"""Fingerprints: the epochs and the graph that a state belongs to, as plain JSON values.
+"""Fingerprints: descriptions of the epochs and the graph of a state, as plain JSON values.
 
 DALI restores a checkpoint into a pipeline with a different shuffle, padding, shard count, file list
 or batch size without a warning, and continues with wrong data. Each state contains a fingerprint,
@@ -40,7 +40,7 @@ AUTOMATIC = re.compile(r"_+\w+_\d+$")  # names that DALI generates: __Resize_3
 
 
 def unknown() -> Fingerprint:
-    """The fingerprint of pipelines that were not built yet, with all keys and their types."""
+    """Returns the fingerprint of pipelines before the first build, with all keys and types."""
     return {
         "epoch_size": -1,
         "batch_size": -1,
@@ -68,7 +68,7 @@ def fingerprint(
     """Returns the fingerprint of built pipelines, without the names of their outputs.
 
     Args:
-        pipelines: The pipelines, whose graphs are alike.
+        pipelines: The pipelines, whose graphs are equal.
         plan: Their epochs; None if the source ends them.
         streams: The shard of each pipeline in epoch 0.
         serialized: The serialized pipelines, if they were serialized before.
@@ -144,9 +144,12 @@ def is_source(kind: str) -> bool:
 
 
 def labels_of(operators: Sequence[tuple[str, str]]) -> list[str]:
-    """Labels of operators, given their kinds and names: the user's name, or else the kind.
+    """Returns a label for each operator: the user's name, otherwise the kind.
 
     Repeated labels are numbered.
+
+    Args:
+        operators: Kinds and names of the operators.
     """
     plain = [kind if AUTOMATIC.match(name) else name for kind, name in operators]
     total, count = Counter(plain), Counter[str]()

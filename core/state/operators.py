@@ -29,14 +29,14 @@ def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
         return list(serialized_operators(pipeline.serialize())), []
     operators: list[Operator] = []
     unchecked: list[str] = []
-    # Not public: where a DALI has no such list, the graph goes unchecked, and the state says so.
+    # Private in DALI: without this list the graph is not compared, and the state mentions it.
     instances = getattr(pipeline, "_ops", None)
     if not instances:
         return [], ["the operators of the graph"]
     for instance in instances:
         arguments = _printed_arguments(str(getattr(instance, "spec", "")))
         kind = _kind(arguments, type(instance).__name__)
-        # Not public either; DALI prints a list of paths in a form that can't be parsed.
+        # Private, too; the text in which DALI prints a list of paths can't be parsed.
         originals = getattr(getattr(instance, "_op", None), "_init_args", {})
         if reader_files.reader_of(kind):
             arguments |= {name: value for name, value in originals.items() if _is_text(value)}
@@ -60,7 +60,7 @@ def operators_of(pipeline: Pipeline) -> list[Operator]:
 
 
 def operator_inputs(operator: Any) -> list[Any]:
-    """The nodes that an operator takes; several sets of inputs are lists in DALI's own list."""
+    """Returns the inputs of an operator; DALI stores several sets of inputs as nested lists."""
     return [
         n for inputs in operator.inputs for n in (inputs if isinstance(inputs, list) else [inputs])
     ]
@@ -98,15 +98,14 @@ def picture_inputs(operators: Sequence[Operator]) -> dict[str, Picture]:
 
 
 def graph_outputs(pipeline: Pipeline, serialized: bytes = b"") -> list[str]:
-    """The outputs of a built pipeline, such as "__Resize_3" or "reader[1]", if they are known.
+    """Returns the outputs of a built pipeline, such as "__Resize_3" or "reader[1]"; [] if unknown.
 
     Args:
         pipeline: The pipeline.
-        serialized: The serialized pipeline from which it was built, if it was.
+        serialized: The serialized pipeline from which it was built, if any.
     """
-    names_and_devices = getattr(
-        pipeline, "_names_and_devices", None
-    )  # not public; None for deserialised ones
+    # Private in DALI; None for deserialized pipelines.
+    names_and_devices = getattr(pipeline, "_names_and_devices", None)
     if names_and_devices and not serialized:
         return [name for name, _ in names_and_devices]
     with contextlib.suppress(RuntimeError):  # a graph with Python operators doesn't serialise
@@ -130,7 +129,7 @@ def _kind(arguments: Mapping[str, Any], schema: str) -> str:
 
 
 def _printed_arguments(spec: str) -> dict[str, Any]:
-    """Arguments as DALI prints an operator's spec: '    name: value' below 'Arguments:'."""
+    """Parses DALI's text of an operator: lines "    name: value" after "Arguments:"."""
     lines = spec.partition("Arguments:")[2].splitlines()
     pairs = (line.strip().partition(": ") for line in lines if ": " in line)
     return {name: value for name, _, value in pairs}
@@ -159,7 +158,7 @@ def serialized_operators(serialized: bytes) -> Iterator[Operator]:
 
 
 def _argument(content: bytes) -> tuple[str, Any]:
-    """Name and value of a serialised argument; the elements of a list are arguments, too."""
+    """Returns name and value of a serialized argument; elements of a list are arguments, too."""
     name, values, is_list = "", [], False
     for field, value in protobuf.fields(content):
         if field == 1:

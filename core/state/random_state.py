@@ -29,7 +29,7 @@ _MOST_PASSES = 1 << 31
 
 
 def operators(checkpoint: bytes) -> dict[str, bool]:
-    """Tells for each operator, by name, if it has a state in a pipeline's checkpoint."""
+    """Returns whether each operator, by name, has a state in a pipeline's checkpoint."""
     return {name: bool(fields.get(2)) for name, fields in _contents(checkpoint).items()}
 
 
@@ -40,7 +40,7 @@ def _contents(checkpoint: bytes) -> dict[str, dict[int, Any]]:
 
 
 def check_form(checkpoint: bytes, readers: Mapping[str, int]) -> dict[str, bool | None]:
-    """Checks values of a checkpoint that DALI does not check, with which it would fail or hang.
+    """Validates values of a checkpoint that would make DALI fail or hang.
 
     Args:
         checkpoint: The checkpoint of a pipeline.
@@ -84,7 +84,7 @@ def _check_reader(name: str, state: bytes, most: int) -> None:
     outer = dict(protobuf.fields(state))
     snapshot = dict(protobuf.fields(outer[1]))
     if {*outer} != {1} or {*snapshot} != {1, 2, 3}:
-        raise ValueError(f"{name} has no state of a reader")
+        raise ValueError(f"the state of {name} is not that of a reader")
     generator, passes, samples = snapshot[1], snapshot[2], snapshot[3]
     # A linear congruential generator would stay at 0 forever.
     if not re.fullmatch(rb"0*[1-9][0-9 ]*", generator):
@@ -98,19 +98,21 @@ def for_operators(checkpoint: bytes, start: bytes, names: Mapping[str, str] | No
 
     Args:
         checkpoint: The checkpoint.
-        start: The first checkpoint of the other pipeline, from which new operators keep
-            their state.
-        names: Operators' names in the checkpoint, by their names now; the same by default.
+        start: The first checkpoint of the other pipeline, which contains the states of new
+            operators.
+        names: Names of operators in the checkpoint, by their names in the other pipeline; the same
+            names by default.
 
     Raises:
-        StateError: If an operator has a state now and had no state; if it is not a checkpoint.
+        StateError: If an operator has a state only in the other pipeline, or if ``checkpoint`` is
+            not a checkpoint.
     """
     had, has, other_fields = _both_contents(checkpoint, start)
     fields: list[tuple[int, Any]] = []
     for name, present in has.items():
         saved_fields = had.get(name if names is None else names.get(name, ""))
         if saved_fields is not None and present.get(2) and not saved_fields.get(2):
-            raise StateError(f"{name} has a state now, and had no state when the state was saved")
+            raise StateError(f"{name} has a state, but had none when the state was saved")
         fields.append(
             (1, protobuf.message(((saved_fields or present) | {1: name.encode()}).items()))
         )
@@ -134,10 +136,10 @@ def to_other_device(checkpoint: bytes, start: bytes) -> bytes:
     alone = {name for name in alone if not _COPY.match(name)}
     if alone:
         names = ", ".join(sorted(alone))
-        raise StateError(f"{names} is, or has a state, in one of the two graphs alone")
+        raise StateError(f"{names}: exists, or has a state, in only one of the two graphs")
     lost, gained = _outputs(had) - _copied(has), _outputs(has) - _copied(had)
     if lost and gained:
-        raise StateError(f"its outputs were {sorted(lost)} where they are {sorted(gained)} now")
+        raise StateError(f"its outputs were {sorted(lost)}, and are now {sorted(gained)}")
     return for_operators(checkpoint, start)
 
 
@@ -227,7 +229,7 @@ def after_runs(
             "can't resume there. Draw the numbers for each record, by draw.uniform() and similar "
             "functions, or by RandomInputs"
         )
-    # The count of runs stays that of base: nothing in a pipeline that is fed depends on it.
+    # The count of runs is not changed, because a pipeline with fed inputs does not depend on it.
     base = start if base is None else base
     begun = [int(n, 16) for n in _NUMBER.findall(base)]
     texts = [b"%016X" % (n + runs * step) for n, step in zip(begun, steps, strict=True)]

@@ -1,9 +1,10 @@
-"""Descriptions of the files behind path arguments of DALI's readers: one rule for every path.
+"""Descriptions of the files that DALI's readers read, for fingerprints.
 
-DALI continues over a reshuffled list, or over other files of as many samples, without a warning. A
-description has the names of files below their common folder, their sizes, and the content of at
-most 64 of them: small files in full, large ones (tars and record files) by samples. It is equal for
-a copy of the data under another root, and does not contain modification times.
+DALI resumes over a reshuffled list, or over other files with the same number of samples, without a
+warning. A description contains the names of files relative to their common folder, their sizes, and
+a digest of at most 64 files: of small files in full, of large files (tars and record files) by
+samples. A copy of the data in another folder has the same description, which contains no
+modification times.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ READERS = frozenset(
         *("tfrecord", "video", "video_resize", "webdataset"),
     }
 )
-# Their arguments that are paths. Of other readers, all names of files that exist are paths.
+# Path arguments of these readers. For other readers, every name of an existing file is a path.
 PATHS = frozenset(
     {
         *("annotations_file", "file_list", "file_root", "filenames", "files", "index_path"),
@@ -42,19 +43,19 @@ _FILTERS = {
     "fits": ("experimental__readers__Fits", "file_filter"),
     "numpy": ("readers__Numpy", "file_filter"),
 }
-_LISTING = ("files", "file_list", "filenames")  # if one of them is given, file_root is a prefix
-_LOCK = "lock.mdb"  # of a database, which each process writes
+_LISTING = ("files", "file_list", "filenames")  # arguments that make file_root a mere prefix
+_LOCK = "lock.mdb"  # of an LMDB database; each process writes to it
 
-_Stamp = tuple[int, int, int]  # size, time and inode, the key of a content in caches
-_MOST_SIZES = 100_000  # files whose sizes are read, evenly spaced among more
-_MOST_CONTENTS = 64  # files whose contents are read, evenly spaced among more
-_MOST_BYTES = 1 << 26  # read of all of them; a file with a larger share is sampled
-# Samples of large files: bytes of both ends, and of blocks; blocks of a file, and of all files.
+_Stamp = tuple[int, int, int]  # size, time and inode of a file, for caches
+_MOST_SIZES = 100_000  # files whose sizes are read; of more files, evenly spread ones
+_MOST_CONTENTS = 64  # files whose contents are read; of more files, evenly spread ones
+_MOST_BYTES = 1 << 26  # to read in total; a file that exceeds its share is sampled
+# Samples of a large file: bytes at each end, bytes of a block, blocks per file, blocks in total.
 _EDGE, _BLOCK, _BLOCKS, _MOST_BLOCKS = 1 << 16, 1 << 12, 64, 1 << 12
 
 
 def reader_of(kind: str) -> str:
-    """Returns the name of a reader, given an operator as users write it; "" for other operators."""
+    """Returns the name of a reader, e.g. "file" for "readers.file"; "" for other operators."""
     module, _, name = kind.rpartition(".")
     if module.removeprefix("experimental.") == "readers":
         return name
@@ -72,7 +73,8 @@ def described(reader: str, arguments: Mapping[str, Any]) -> dict[str, str]:
 
     Returns:
         A text for each path argument, such as ``"3 files, 120 bytes #5f0c..."``; "" if it is
-        not compared. Files that can't be read (another machine's path, a URI) are "not read".
+        not compared. If files can't be read (paths of another machine, URIs), the text contains
+        "not read".
     """
     listed = any(arguments.get(name) for name in _LISTING)
     root = str(arguments.get("file_root") or "")
@@ -97,7 +99,12 @@ def _names_a_path(value: Any) -> bool:
 
 
 def _files(paths: Sequence[str], matches: Callable[[str], Any] | None) -> str:
-    """Describes files, and the files in folders."""
+    """Describes files, and the files in directories.
+
+    Args:
+        paths: Paths of files and directories.
+        matches: Returns whether the reader reads a file in a directory, given its name.
+    """
     files = [file for path in paths for file in _listed(path, matches)]
     if not files:
         return "0 files"
@@ -110,7 +117,7 @@ def _files(paths: Sequence[str], matches: Callable[[str], Any] | None) -> str:
     sizes |= {i: content.size for i, content in contents.items()}
     names = below_common_root(files)
     if len(paths) == len(files) == 1 and sizes[0] >= 0:
-        names = [""]  # a single list, index or archive may have another name
+        names = [""]  # a single list, index or archive may be renamed
     text = digest(
         os.fsencode("\0".join(names)),
         " ".join(str(sizes[i]) for i in sorted(sizes)).encode(),
@@ -123,10 +130,10 @@ def _files(paths: Sequence[str], matches: Callable[[str], Any] | None) -> str:
 
 
 def _listed(path: str, matches: Callable[[str], Any] | None) -> list[str]:
-    """The files of a folder and of its subfolders, as deep as DALI's readers look; or the file."""
+    """Returns the files in a directory and its subdirectories, one level deep; or [path]."""
     try:
         return sorted(_walk(path, matches))
-    except OSError:  # no folder, or none that can be read
+    except OSError:  # a file, or an unreadable directory
         return [path]
 
 
@@ -143,7 +150,7 @@ def _walk(root: str, matches: Callable[[str], Any] | None) -> Iterator[str]:
 
 
 def _filter(reader: str, arguments: Mapping[str, Any]) -> Callable[[str], Any] | None:
-    """The function that tells whether a reader takes a file's name; None if it takes all."""
+    """Returns a function that tells if a reader reads a file name; None if it reads all."""
     if reader not in _FILTERS:
         return None
     schema, name = _FILTERS[reader]
@@ -155,14 +162,14 @@ def _filter(reader: str, arguments: Mapping[str, Any]) -> Callable[[str], Any] |
         except (ValueError, SyntaxError):
             return None
     texts = [patterns] if isinstance(patterns, str) else patterns
-    # Case is ignored: this at most compares a few files more than the reader reads.
+    # Case is ignored, so that at most a few additional files are compared.
     joined = "|".join(fnmatch.translate(str(text)) for text in texts)
     return re.compile(joined, re.IGNORECASE).match
 
 
 def file_sizes(paths: Sequence[str]) -> list[int]:
     """Returns the sizes of files in bytes, -1 for missing ones; cached in this process."""
-    # A folder's time changes when files in it come or go.
+    # The modification time of a directory changes if files are added or removed.
     folders = {os.path.dirname(path) for path in paths}
     times = sorted((folder, _status(folder, "st_mtime_ns")) for folder in folders)
     key = digest(os.fsencode("\0".join(paths))), tuple(times)
@@ -185,14 +192,19 @@ def _status(path: str, field: str) -> int:
 
 
 class _Content(NamedTuple):
-    """The content of a file: its size, without the names of folders, and its digest."""
+    """The size of a file, without directory names in lists, and the digest of its content."""
 
     size: int = -1
     digest: str = ""
 
 
 def _content(path: str, count: int) -> _Content:
-    """Returns the content of one of several files; that of a missing file has no digest."""
+    """Reads the size and digest of a file; a missing file has size -1 and no digest.
+
+    Args:
+        path: The file.
+        count: The number of files that share `_MOST_BYTES`.
+    """
     try:
         status = os.stat(path)
         if stat.S_ISREG(status.st_mode):
@@ -219,9 +231,9 @@ def _read(path: str, stamp: _Stamp, count: int) -> _Content:
 
 
 def _below_own_root(content: bytes, path: bytes) -> bytes:
-    """Returns the lines of a list, or manifest, without the folder in which it lies with its files.
+    """Removes the common directory from the paths in a list or manifest.
 
-    So a list of absolute names is the same as its copy beside copies of the files.
+    A list of absolute paths is then equal to a list of the same files in another directory.
     """
     lines = [line for line in content.splitlines() if line.strip()]
     if not lines:

@@ -36,11 +36,11 @@ FORM = envelope.Form(
 
 @dataclasses.dataclass(frozen=True)
 class ReaderState:
-    """The content of a state.
+    """The decoded content of a state.
 
     Attributes:
         position: The consumer's position.
-        fingerprint: The data that it belongs to; see `dalijax.core.state.fingerprint`.
+        fingerprint: The fingerprint of the data; see `dalijax.core.state.fingerprint`.
     """
 
     position: Position
@@ -69,7 +69,7 @@ def decode(saved: Mapping[str, Any] | str | bytes) -> ReaderState:
     """Decodes a state, or its JSON text or bytes.
 
     Raises:
-        StateError: If it is no state of an iterator over a reader, or damaged.
+        StateError: If it is not a state of an iterator over a reader, or is damaged.
     """
     state = FORM.decode(saved)
     fingerprint = {
@@ -82,13 +82,13 @@ def decode(saved: Mapping[str, Any] | str | bytes) -> ReaderState:
     if current.data is None:  # the pipelines were not built yet
         first = Position(checkpoints=Checkpoints(), epoch_start=Checkpoints())
         if position != first or fingerprint != unknown() | {"outputs": fingerprint["outputs"]}:
-            raise envelope.damaged("it has no checkpoint of DALI, and is not a first state")
+            raise envelope.damaged("it has no checkpoint of DALI, but is not a first state")
         position = Position()
     return ReaderState(position, fingerprint)
 
 
 def _to_texts(checkpoints: Checkpoints) -> list[str]:
-    """DALI's checkpoints as texts, a character for each byte: they are mostly text."""
+    """Converts DALI's checkpoints to texts with one character per byte; they are mostly ASCII."""
     return [piece.decode("latin-1") for piece in checkpoints.data or ()]
 
 

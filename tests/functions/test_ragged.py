@@ -79,7 +79,7 @@ def test_groups_of_different_kinds_are_refused():
         lambda x: x > 0 if x.shape[1] > 4 else x,
     ):
         with pytest.raises(
-            RuntimeError, match="for the samples of one shape and .* those of another"
+            RuntimeError, match="for some samples and .* for samples of another shape"
         ):
             run(lambda: fn.jax_function(function, ragged="group")(ragged()), batch_size=16)
 

@@ -206,7 +206,7 @@ def test_wrong_outputs_are_named():
 
     with pytest.raises(RuntimeError, match="return an array of JAX, CuPy or PyTorch"):
         next(data_iterator(graph, ["x"])(batch_size=2))
-    with pytest.raises(ValueError, match=r"Use .gpu\(\)"):
+    with pytest.raises(ValueError, match=r"Call .gpu\(\)"):
         run(lambda: fn.jax_function(lambda x, y: x)(uniform(), dali_fn.random.uniform()))
 
 

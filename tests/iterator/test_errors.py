@@ -389,7 +389,7 @@ def test_a_folder_without_classes(tmp_path):
             read(tmp_path / name),
             RuntimeError,
             f"{here}/{name} .file_root",
-            "one subfolder for each class",
+            "a subfolder for each class",
             "files=",
         )
     refused(read(tmp_path / "none"), RuntimeError, f"Failed to open {here}/none")

@@ -111,11 +111,11 @@ def test_invalid_checkpoints_are_refused(jpegs_many):
     other = Cell(Case(9, 1, 3, "FILL", True, False))
     for pieces, words in [
         ([], "checkpoints is empty"),
-        ([b"nonsense"], "no checkpoint of an iterator"),
-        ([saved[0][:-7]], "no checkpoint of an iterator"),
-        ([ours_saved[0][:-7]], "no checkpoint of an iterator"),
+        ([b"nonsense"], "not a checkpoint of an iterator"),
+        ([saved[0][:-7]], "not a checkpoint of an iterator"),
+        ([ours_saved[0][:-7]], "not a checkpoint of an iterator"),
         (ours_saved * 2, "the 2 checkpoints are not the 1 "),
-        ([ours_saved[0][:40] + b"x" + ours_saved[0][41:]], "pass all of them, as they are"),
+        ([ours_saved[0][:40] + b"x" + ours_saved[0][41:]], "pass all of them, unchanged"),
         ([*ours_saved, *saved], "the 2 checkpoints are not the 1 "),
     ]:
         with pytest.raises(ValueError, match=words):

@@ -178,7 +178,7 @@ def test_a_checkpoint_moves_to_no_graph_of_other_operators_with_a_state():
         other = one.replace(name, name[:-1] + b"7")
         assert other != one
         both = (other, start) if one is real else (real, other)
-        with pytest.raises(StateError, match=name.decode() + ".*in one of the two graphs alone"):
+        with pytest.raises(StateError, match=name.decode() + ".*in only one of the two graphs"):
             to_other_device(*both)
     assert (
         to_other_device(checkpoints(plain, 2)[2], checkpoints(plain, 0)[0])
