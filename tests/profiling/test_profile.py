@@ -70,14 +70,14 @@ def test_the_words_have_the_rates_the_share_and_the_cure():
     found = said(loop(pipelines=0.06, rest=0.04), Replay(0.1, GRAPH, 4))
     assert found.text == (
         "input-bound: next() takes 60 % of the loop's time; the loop takes 1,000 samples/s, and "
-        "2,500 samples/s if it waited for nothing; the graph alone gives 1,000 samples/s; input: "
-        "fn.decoders.image takes 70 % of the graph's time; try num_threads=8 (python -m "
+        "would take 2,500 samples/s without waiting; the graph alone produces 1,000 samples/s; "
+        "input: fn.decoders.image takes 70 % of the graph's time; try num_threads=8 (python -m "
         "dalijax.tune)"
     )
     found = said(loop(pipelines=0.001, rest=0.099), Replay(0.001, GRAPH, 4))
     assert found.text == (
         "not input-bound: next() takes 1 % of the loop's time; it takes 1,000 samples/s; the "
-        "graph alone gives 100.0 k samples/s"
+        "graph alone produces 100.0 k samples/s"
     )
 
 
@@ -87,8 +87,8 @@ def test_the_words_have_the_rates_the_share_and_the_cure():
         (GRAPH, 4, 1, "try num_threads=8 "),
         (GRAPH, 4, 2, "dalijax.tune tries other settings"),
         (GRAPH, 8, 1, "dalijax.tune tries other settings"),
-        ((Stage("function flip", "cpu", 1.0), *GRAPH), 4, 1, "jit it"),
-        ((Stage("source Files", "input", 1.0), *GRAPH), 4, 1, "what is read takes its time"),
+        ((Stage("function flip", "cpu", 1.0), *GRAPH), 4, 1, "compile it with jit"),
+        ((Stage("source Files", "input", 1.0), *GRAPH), 4, 1, "reading is slow"),
         ((*GRAPH, Stage("fn.rotate", "gpu", 1.0)), 4, 1, "dalijax.tune tries other settings"),
     ],
 )

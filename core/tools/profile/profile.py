@@ -1,4 +1,4 @@
-"""`profile`: measures what a training loop in its block waits for."""
+"""`profile`: measures whether a training loop waits for its input, and for which part of it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Report:
     Attributes:
         input_bound: Whether the loop waits for its input: ``next()`` takes at least a tenth of its
             time. None if it took no batch.
-        input: The part of the input that it waits for: an operator ("fn.decoders.image"), a source
+        input: The slowest part of the input: an operator ("fn.decoders.image"), a source
             ("source Files"), "placing" or "function NAME"; "" if unknown.
         steps: Number of measured steps, without the first steps, which compile.
         steps_per_second: Rate of these steps.
         loop_rate: Samples per second of the loop, in this process.
         unblocked_rate: Samples per second of the loop if ``next()`` took no time.
         wait_share: Share of the loop's time spent in ``next()``.
-        waits: The same by purpose: "pipelines", "placing", "function NAME" (of the placed batch).
+        waits: `wait_share` by purpose: "pipelines", "placing", "function NAME" (of ``batch_map``).
         pipeline_rate: Samples per second of the graph alone; None if it could not be replayed.
         stages: Share of the graph's time by operator, in order; empty if it could not be replayed.
         unknown: Why it could not be replayed; "" if it was.
@@ -85,14 +85,14 @@ def profile(iterator: Any, *, seconds: float = 4.0) -> Iterator[Report]:
         A `Report`, which is complete after the block.
 
     Raises:
-        TypeError: If it is not such an iterator.
+        TypeError: If it has no ``watch()``.
         RuntimeError: If it is already being profiled.
     """
     if not hasattr(iterator, "watch"):
         raise TypeError(
             f"{iterator!r:.80} does not count its batches. Pass the iterator of "
-            "dalijax.data_iterator, or of an adapter, that the loop takes its batches from, "
-            "instead of the dataset or a wrapper"
+            "dalijax.data_iterator or of an adapter that the loop calls next() on, instead of the "
+            "dataset or a wrapper"
         )
     report = Report()
     core = _core(iterator)

@@ -43,15 +43,15 @@ def verdict(loop: LoopTimes, replay: Replay | None, unknown: str, cores: int) ->
     if not loop.steps:
         return Verdict(None, "", "no verdict: the loop took no batch while it was profiled")
     bound = loop.wait_share >= _LEAST
-    graph = f"the graph alone gives {_rate(loop.samples / replay.seconds)}" if replay else ""
+    graph = f"the graph alone produces {_rate(loop.samples / replay.seconds)}" if replay else ""
     spent = f"next() takes {_percent(loop.wait_share)} of the loop's time"
     if not bound:
         return Verdict(
             False, "", _sentence(f"{NOT_BOUND}: {spent}", f"it takes {_rate(loop.rate)}", graph)
         )
     purpose = max(loop.waits, key=lambda name: loop.waits[name])
-    unblocked = f"the loop takes {_rate(loop.rate)}, and {_rate(loop.unblocked_rate)} if it waited "
-    parts = [f"{BOUND}: {spent}", f"{unblocked}for nothing", graph]
+    unblocked = f"and would take {_rate(loop.unblocked_rate)} without waiting"
+    parts = [f"{BOUND}: {spent}", f"the loop takes {_rate(loop.rate)}, {unblocked}", graph]
     if purpose != PIPELINES:
         share = _percent(loop.waits[purpose] / loop.seconds)
         parts += [
@@ -67,8 +67,8 @@ def verdict(loop: LoopTimes, replay: Replay | None, unknown: str, cores: int) ->
     faster = loop.samples / replay.seconds / loop.rate
     if faster > _ALIKE:
         parts.append(
-            f"in the loop it reaches 1/{faster:.1f} of that: the loop uses cores that it needs, or "
-            "its files were cached when it ran alone"
+            f"in the loop it reaches 1/{faster:.1f} of that: the loop uses cores that the graph "
+            "needs, or files were cached when the graph ran alone"
         )
     parts += [
         f"input: {stage.name} takes {_percent(replay.shares[stage.name])} of the graph's time",
@@ -77,10 +77,10 @@ def verdict(loop: LoopTimes, replay: Replay | None, unknown: str, cores: int) ->
     return Verdict(True, stage.name, _sentence(*parts))
 
 
-_PLACING_CURE = "arrays of fewer bytes are placed faster: uint8, or float16"
-_FUNCTION_CURE = "it is called on one batch after the other: jit it, or do it in the training step"
+_PLACING_CURE = "smaller arrays are placed faster: use uint8 or float16"
+_FUNCTION_CURE = "batches wait for each other in it: compile it with jit, or call it in the step"
 _BATCH_MAP_CURE = "batch_map runs before each step: apply it in the training step"
-_INPUT_CURE = "what is read takes its time: files nearby, or fewer and larger ones"
+_INPUT_CURE = "reading is slow: use local files, or fewer and larger files"
 
 
 def _cure(stage: Stage, replay: Replay, cores: int) -> str:

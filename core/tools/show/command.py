@@ -19,10 +19,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command.
 
     Args:
-        arguments: The arguments; by default those of the command line.
+        arguments: The arguments; by default the arguments of the command line.
 
     Raises:
-        SystemExit: If no batch can be shown, with the reason.
+        SystemExit: If no batch can be shown; the message contains the reason.
     """
     options = _parser().parse_args(arguments)
     call = arguments_of(options, Files)
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for failure in page.failures:
         write(f"failed: {failure}", sys.stderr)
     if not page.batches:
-        raise SystemExit(f"{options.target} gave no batch; {options.out} says so, too")
+        raise SystemExit(f"{options.target} returned no batch; {options.out} contains the reasons")
     names = ", ".join(output.name for output in page.batches[0].outputs)
     count = len(page.batches)
     write(f"{count} batch{'es' * (count != 1)} of {names}: {options.out}")
@@ -63,22 +63,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_arguments(
         parser,
-        "what dalijax.data_iterator returned; or an iterator, a dataset or a source, or a function "
-        "that returns one",
+        "an iterator function (the result of dalijax.data_iterator), an iterator, a dataset or a "
+        "source, or a function that returns any of these",
         batch_size=False,
     )
     parser.add_argument("--batches", type=int, default=1, help="number of batches; 1")
     parser.add_argument(
-        "--samples", type=int, default=SAMPLES, help=f"the most samples of an output; {SAMPLES}"
+        "--samples",
+        type=int,
+        default=SAMPLES,
+        help=f"maximum number of samples per output; {SAMPLES}",
     )
-    parser.add_argument("--mask", help="the output that says which samples are no padding")
+    parser.add_argument("--mask", help="the output that is False for padding")
     parser.add_argument(
         "--classes",
         action="append",
         default=[],
         type=_pair,
         metavar="OUTPUT=A,B,C",
-        help="names of the classes that an output's numbers stand for",
+        help="names of the classes in an output of class numbers",
     )
     parser.add_argument(
         "--out", type=_out, default=Path("batch.html"), help="batch.html; .png for a sheet"

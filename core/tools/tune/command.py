@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command.
 
     Args:
-        arguments: The arguments; those of the command line by default.
+        arguments: The arguments; by default the arguments of the command line.
     """
     options = _parser().parse_args(arguments)
     if options.plot:  # checked now, instead of after all measurements
@@ -69,19 +69,23 @@ def _numbers(text: str) -> list[Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m dalijax.tune",
-        description="Measures a pipeline with other settings, and says which are fastest here.",
+        description="Measures a pipeline with several settings, and prints the fastest settings.",
     )
-    add_arguments(parser, "module:function, what dalijax.data_iterator returned", batch_size=True)
-    parser.add_argument("--seconds", type=float, default=60.0, help="about how long it measures")
+    add_arguments(
+        parser, "an iterator function (the result of dalijax.data_iterator)", batch_size=True
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="approximate duration")
     parser.add_argument(
-        "--max-seconds", type=float, help="after as long begin nothing new; twice --seconds"
+        "--max-seconds",
+        type=float,
+        help="time after which no measurement begins; twice --seconds by default",
     )
     parser.add_argument("--threads", type=_numbers, help="num_threads to try: 1,2,4,8")
     parser.add_argument("--hw-decoder-load", type=_numbers, help="loads to try: 0,0.65,0.9")
     parser.add_argument("--prefetch", type=_numbers, help="prefetch_queue_depth to try: 2,3,4")
-    parser.add_argument("--batch-sizes", type=_numbers, help="batch sizes to try, too: 128,256")
-    parser.add_argument("--plot", type=pathlib.Path, help="a picture to write, .png say")
-    parser.add_argument("--json", type=pathlib.Path, help="where to write all measurements")
+    parser.add_argument("--batch-sizes", type=_numbers, help="further batch sizes to try: 128,256")
+    parser.add_argument("--plot", type=pathlib.Path, help="file for a plot of the rates, e.g. .png")
+    parser.add_argument("--json", type=pathlib.Path, help="file for all measurements")
     return parser
 
 
