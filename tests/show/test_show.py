@@ -447,7 +447,9 @@ def test_mistakes_of_the_command(folder, capsys, arguments, words):
 def test_a_batch_that_fails_ends_the_command(folder, capsys):
     for file in (folder / "data" / "class").glob("*.jpg"):
         corrupt(file)
-    with pytest.raises(SystemExit, match="my_data:train gave no batch; batch.html says so, too"):
+    with pytest.raises(
+        SystemExit, match="my_data:train returned no batch; batch.html contains the reasons"
+    ):
         main([*TRAIN])
     assert "class/00000.jpg" in capsys.readouterr().err
     assert "class/00000.jpg" in (folder / "batch.html").read_text()

@@ -74,7 +74,7 @@ def test_many_differences_are_cut():
 def test_absent_processes_are_named():
     text = absence_text("train", "the next batch", [1, 2], [Offer(2, 0, {"function": "eval"})], 5)
     assert text.startswith(
-        "processes 1, 2 have not come to the next batch of train within 5 s (process 2 waits for "
+        "processes 1, 2 have not reached the next batch of train within 5 s (process 2 waits for "
         "eval). Every process"
     )
 
@@ -88,5 +88,5 @@ def test_offers_survive_json_and_seeds_of_shards_do_not_count():
 
 def test_departed_processes_are_named_with_their_errors():
     text = departure_text("train", "the next batch", {3: "", 1: "ValueError: no file"})
-    assert text.startswith("processes 1, 3 did not come to the next batch of train")
+    assert text.startswith("processes 1, 3 did not reach the next batch of train")
     assert "\n  process 1 raised ValueError: no file\n  the program of process 3 ended" in text

@@ -124,5 +124,5 @@ def test_invalid_checkpoints_are_refused(jpegs_many):
         ours(jpegs_many, other, saved)
     with pytest.raises(ValueError, match="epoch_size: 7 -> 9"):
         ours(jpegs_many, other, ours_saved)
-    with pytest.raises(ValueError, match="fit no batch of batch_size 2"):
+    with pytest.raises(ValueError, match="do not match a batch of batch_size 2"):
         ours(jpegs_many, Cell(Case(7, 1, 2, "FILL", True, False)), saved)

@@ -159,7 +159,7 @@ def test_a_process_that_is_interrupted_tells_the_others(request, processes):
     reports = request.getfixturevalue("seen" if processes == 2 else "seen_by_three")
     *others, last = reports["interrupted"]
     for result, _ in others:
-        assert f"process {processes - 1} did not come to the next batch of numbers" in result
+        assert f"process {processes - 1} did not reach the next batch of numbers" in result
         assert f"process {processes - 1} raised KeyboardInterrupt" in result
     assert last[0] == "interrupted"
     assert [own[1] for own in reports["interrupted"]] == [own[0] for own in reports["agree"]]
@@ -175,7 +175,7 @@ def test_a_program_that_ends_tells_the_others(tmp_path, way):
     finally:
         for process in running:
             process.kill()
-    assert "process 1 did not come to the next batch of numbers" in outputs[0]
+    assert "process 1 did not reach the next batch of numbers" in outputs[0]
     assert "the program of process 1 ended" in outputs[0]
 
 
@@ -192,7 +192,7 @@ def test_a_process_that_never_comes_is_named(seen):
     first, second = seen["never_comes"]
     assert second[0] == first[1] == "absent"
     for text, absent in ((first[0], 1), (second[1], 0)):
-        assert f"process {absent} has not come to the next batch of numbers within 2 s" in text
+        assert f"process {absent} has not reached the next batch of numbers within 2 s" in text
         assert "check_processes=SECONDS" in text
 
 

@@ -210,7 +210,7 @@ def test_a_process_that_fails_tells_the_others(request, processes):
     *others, last = fixture["failing"]
     assert "no table in this process" in last[0]
     for result, _ in others:
-        assert f"process {processes - 1} did not come to the next batch of breaks" in result
+        assert f"process {processes - 1} did not reach the next batch of breaks" in result
         assert f"process {processes - 1} raised ValueError: " in result
         assert "no table in this process" in result
     for (_, batches), whole in zip(fixture["failing"], fixture["slices"]):

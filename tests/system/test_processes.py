@@ -155,7 +155,7 @@ def test_a_source_that_raises_stop_iteration(tmp_path, jpegs_many):
         assert report["own"] == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
         assert "is not sliced" in report["unsliced"]
         # In the first process a part looks like its slice, and it waits for the other process.
-        absent = "process 1 has not come to the number of batches of <lambda> within 2 s"
+        absent = "process 1 has not reached the number of batches of <lambda> within 2 s"
         assert ("is not sliced" if process else absent) in report["part"]
         assert [text[:45] for text in report["warned"]] == [
             "several processes and no sharding over them: "
