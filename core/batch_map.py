@@ -191,7 +191,7 @@ class BatchMap:
         if result.dtype != bool:
             raise TypeError(
                 f"batch_map: {self._label} returned the mask {mask!r} as {result.dtype}, not bool: "
-                "return it as it is"
+                "return it unchanged"
             )
 
     def _check_thread(self, arrays: Mapping[str, Any]) -> None:

@@ -78,7 +78,7 @@ def difference_names(allow: object, argument: str) -> tuple[str, ...]:
     names = tuple(allow)
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"{argument} must hold names, not {name!r}")
+            raise TypeError(f"{argument} must contain names, not {name!r}")
     return names
 
 
@@ -543,7 +543,7 @@ class IteratorConfig:
             )
         for name in names:
             if not isinstance(name, str):
-                raise TypeError(f"output_map must hold names, not {name!r}")
+                raise TypeError(f"output_map must contain names, not {name!r}")
         duplicates = sorted({name for name in names if names.count(name) > 1})
         if duplicates:
             raise ValueError(

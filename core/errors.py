@@ -108,9 +108,9 @@ class RaggedError(ValueError):
         first, second = descriptions or map(str, shapes)
         super().__init__(
             f"output {name!r} is ragged: its samples have shapes {first} and "
-            f"{second}, which no array can hold. Give them one shape in the pipeline, "
+            f"{second}, which do not fit into an array. Make the shapes equal in the pipeline, "
             "e.g. by fn.resize or fn.crop for images, or by fn.pad for sequences"
-            + " (and decode files, by fn.decoders.image say)"
+            + " (and decode files, e.g. by fn.decoders.image)"
             * (len(shapes[1]) == 1)
         )
 

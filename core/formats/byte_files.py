@@ -129,7 +129,7 @@ class LocalFile:
         return os.pread(self._fd, count, at)
 
     def read_into(self, ranges: Sequence[tuple[int, memoryview]]) -> list[int]:
-        """Fills buffers from offsets; returns the numbers of bytes read."""
+        """Reads from each offset into its buffer; returns the number of bytes read for each."""
         # One call for each range in the page cache: each call releases the GIL, and reacquiring it
         # takes longer than copying an image.
         counts = [self._read_cached(at, buffer) for at, buffer in ranges]
@@ -199,7 +199,7 @@ class RemoteFile:
         return self._pieces([at], [end])[0] if at < end else b""
 
     def read_into(self, ranges: Sequence[tuple[int, memoryview]]) -> list[int]:
-        """Fills buffers from offsets; returns the numbers of bytes read."""
+        """Reads from each offset into its buffer; returns the number of bytes read for each."""
         starts = [at for at, _ in ranges]
         pieces = self._pieces(starts, [at + len(buffer) for at, buffer in ranges])
         for (_, buffer), piece in zip(ranges, pieces, strict=True):

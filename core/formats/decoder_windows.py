@@ -55,7 +55,7 @@ def window_of(kind: str, arguments: Mapping[str, Any]) -> Window | None:
 
     Args:
         kind: The kind of the operator, e.g. "decoders.image_crop".
-        given: Its arguments and inputs.
+        arguments: Its arguments and inputs.
     """
     match = _CROPS.search(kind.replace("_", "").lower())
     if match is None:
@@ -66,7 +66,7 @@ def window_of(kind: str, arguments: Mapping[str, Any]) -> Window | None:
 
 
 def _cropped(arguments: Mapping[str, Any]) -> tuple[tuple[Edge, Edge], ...] | None:
-    """Returns edges that are inside the images that the window fits into, wherever it is."""
+    """Returns the edges of a crop, placed at the origin: it fits into the same images elsewhere."""
     sizes = _numbers(arguments.get("crop"))[-2:] or [
         number for name in ("crop_h", "crop_w") for number in _numbers(arguments.get(name))
     ]

@@ -148,8 +148,8 @@ class DLTensor:
         self._untaken()
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError(
-                f"copy={copy}, dl_device={dl_device}: DALI's tensors are handed over where they "
-                "are, without a copy. Copy what from_dlpack makes of them"
+                f"copy={copy}, dl_device={dl_device}: DALI's tensors are passed on their own "
+                "device, without a copy. Copy the result of from_dlpack"
             )
 
     def _untaken(self) -> Any:

@@ -99,21 +99,21 @@ def dl_tensor_python_function(
     batch = bool(batch_processing)
     watched = note(function, stateful)
     nodes = list(inputs)
-    called = _with_arrays(function, batch) if capsules else function
+    called = _taking_capsules(function, batch) if capsules else function
     keywords = [keyword for keyword in ("rng", "key") if checks.wants(called, keyword)]
     checks.check_signature(function, len(inputs), keywords, "rng or key")
     if keywords:
         if device_type == "gpu" and not synchronize_stream:
             raise ValueError(
-                "synchronize_stream=False with a parameter rng or key: what they are made of is "
-                "not there yet when the function is called. Leave synchronize_stream out"
+                "synchronize_stream=False with a parameter rng or key: their random bits may not "
+                "be computed yet when the function is called. Omit synchronize_stream"
             )
         nodes.append(checks.key_words(device_type))
         called = _filled(called, keywords, batch)
     if not nodes and not num_outputs:
         raise ValueError(
-            f"{checks.name_of(function)}() has neither inputs nor outputs, and DALI would not "
-            "call it: give it an input"
+            f"{checks.name_of(function)}() has neither inputs nor outputs, so that DALI would not "
+            "call it: pass an input"
         )
     operator_arguments = checks.arguments(seed, bytes_per_sample_hint, name)
     if not synchronize_stream:
@@ -142,8 +142,8 @@ def _warn_of_default() -> None:
     )
 
 
-def _with_arrays(function: Callable[..., Any], batch: bool) -> Callable[..., Any]:
-    """Wraps a function of arrays as a function of capsules."""
+def _taking_capsules(function: Callable[..., Any], batch: bool) -> Callable[..., Any]:
+    """Converts a function of arrays to a function of DLPack capsules, which DALI passes."""
 
     @functools.wraps(function)
     def with_arrays(*arrays: Any, **keywords: Any) -> Any:

@@ -56,8 +56,8 @@ def numba_function(
             arrays. On a GPU it is a CUDA kernel (numba.cuda). It must not raise: Numba writes the
             error to stderr, and the batch is delivered with uninitialized memory.
         out_types, in_types: The types of the elements, as types of DALI, types of NumPy, or their
-            names. One for all, or a sequence.
-        outs_ndim, ins_ndim: The numbers of dimensions of a sample. One for all, or a sequence.
+            names: a common type, or a sequence.
+        outs_ndim, ins_ndim: The numbers of dimensions of a sample: a common number, or a sequence.
         setup_fn: ``setup_fn(outs, ins)`` writes the shapes of the outputs: ``outs[i][k]`` is the
             shape of sample k of output i, and ``ins`` likewise. By default output i has the shape
             of input i.
@@ -90,7 +90,7 @@ def numba_function(
         if user_function is not None and not inspect.isfunction(user_function):
             raise TypeError(
                 f"{user_function!r} is a {type(user_function).__name__}: Numba compiles plain "
-                "functions. Make what it has bound a variable of an outer function"
+                "functions. Turn bound arguments into variables of an enclosing function"
             )
     note(run_fn, stateful)
     if example is not None:
@@ -148,7 +148,7 @@ def numba_function(
 
 
 def _shapes_of_inputs(outs: Any, ins: Any) -> None:
-    """Gives each output the shape of the input of the same number; compiled by Numba."""
+    """Sets the shape of each output to the shape of the input at its index; compiled by Numba."""
     for number in range(len(outs)):
         for sample in range(len(outs[number])):
             for axis in range(len(outs[number][sample])):
@@ -160,19 +160,19 @@ def _dali_type(value: Any) -> types.DALIDataType:
         dtype = value if isinstance(value, types.DALIDataType) else dali_type(np.dtype(value))
     except TypeError as error:
         raise TypeError(
-            f"{value!r} is no type of DALI's tensors ({error}): pass one of nvidia.dali.types, or "
-            "a NumPy dtype"
+            f"{value!r} is not a type of DALI's tensors ({error}): pass a type of "
+            "nvidia.dali.types, or a NumPy dtype"
         ) from None
     if dtype == types.DALIDataType.FLOAT16:
         raise TypeError(
-            "float16 is no type of Numba's functions: cast to float32 by fn.cast before, and back "
-            "behind it"
+            "float16 is not supported by Numba: cast the inputs to float32 by fn.cast, and the "
+            "outputs back to float16"
         )
     return dtype
 
 
 def _listed(value: Any, count: int) -> list[Any]:
-    """Returns a list of a value for each, given such a list or one value for all."""
+    """Returns a list with a value for each input or output; a single value is repeated."""
     return list(value) if isinstance(value, (list, tuple)) else [value] * count
 
 
@@ -186,7 +186,7 @@ def _outputs(run_fn: Callable[..., None], inputs: int, kinds: Any, ndims: Any) -
 
 
 def _filled(name: str, values: Any, defaults: Sequence[Any], count: int) -> list[Any]:
-    """Returns a value for each output: as passed, or as its input has it."""
+    """Returns a value for each output: the passed values, or else the values of the inputs."""
     if values is not None:
         return _listed(values, count)
     if count > len(defaults):
@@ -208,7 +208,7 @@ def _check_counts(
     if not 1 <= inputs <= _MOST or not 1 <= len(outs) <= _MOST:
         raise ValueError(
             f"{inputs} inputs and {len(outs)} outputs: DALI's operator for Numba takes 1 to "
-            f"{_MOST} of each. Put some together by fn.cat or fn.stack, or use two functions"
+            f"{_MOST} of each. Combine some by fn.cat or fn.stack, or use two functions"
         )
     if min(*ins, *outs) < 1:
         raise ValueError(
@@ -247,8 +247,8 @@ def _say_arguments(error: Exception, input_types: Sequence[Any], ins: Sequence[i
             f"{dali_type.name} of {n} dimensions" for dali_type, n in zip(input_types, ins)
         )
         error.add_context(
-            f"fn.numba_function for samples of {kinds}, as in_types, ins_ndim or example= say: an "
-            "example is one sample of each input, without the batch"
+            f"fn.numba_function was compiled for samples of {kinds}, according to in_types, "
+            "ins_ndim or example=. An example is one sample of each input, without the batch"
         )
 
 

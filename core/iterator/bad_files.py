@@ -88,7 +88,7 @@ def name_files(
 
 
 def read_alone(define: Define, reader: str | None, checkpoint: bytes, to_drop: int) -> list[Sample]:
-    """Reads one batch by a graph's reader, without running the rest of the graph.
+    """Reads one batch by a graph's reader, without running its other operators.
 
     Args:
         define: Defines the graph, at a checkpoint or at its start.

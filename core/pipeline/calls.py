@@ -114,7 +114,7 @@ calls = Calls()
 @atexit.register
 def _let_go() -> None:
     if not calls.end(_PATIENCE):
-        _forget()  # shutting down a pipeline that doesn't respond would wait, too
+        _abandon_pipelines()  # shutting down a pipeline that doesn't respond would wait, too
         return
     for pipeline in _every_pipeline():
         pipeline._shutdown()  # a private method, but DALI's own exit handler calls it
@@ -129,8 +129,8 @@ def _every_pipeline() -> list[Any]:
     return list(dict.fromkeys([*pipelines, *kept_to_the_end]))
 
 
-def _forget() -> None:
-    """Keeps DALI and Python from destroying the pipelines: they end with the process."""
+def _abandon_pipelines() -> None:
+    """Leaves pipelines to the end of the process: their destructors would wait for threads."""
     for pipeline in _every_pipeline():
         backend = getattr(pipeline, "_pipe", None)
         if backend is not None:
@@ -142,12 +142,12 @@ def _forget() -> None:
 
 
 def _nothing() -> None:
-    """Replaces ``Pipeline._shutdown``, which needs modules that may be gone."""
+    """Replaces ``Pipeline._shutdown``, which needs modules that may be unloaded."""
 
 
 def _after_fork() -> None:
     calls.forked()
-    _forget()
+    _abandon_pipelines()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -78,7 +78,7 @@ def read(saved: Mapping[str, Any] | str | bytes) -> tuple[SamplePosition, Stream
     state = FORM.decode(saved)
     position = SamplePosition(state["epoch"], state["start"], state["sample"])
     if position.start > position.sample:
-        raise damaged(f"start is {position.start}, behind sample {position.sample}")
+        raise damaged(f"start is {position.start}, after sample {position.sample}")
     stream = Stream(
         seed=state["seed"],
         identity=state["identity"],

@@ -172,7 +172,12 @@ def _outputs(names: Iterable[str]) -> set[str]:
 
 
 def compress(checkpoints: Sequence[bytes], first: Sequence[bytes]) -> str:
-    """Checkpoints of pipelines as a short text, given the pipelines' first checkpoints."""
+    """Encodes checkpoints as a short text, which `expand` decodes.
+
+    Args:
+        checkpoints: The checkpoint of each pipeline.
+        first: The first checkpoint of each pipeline, used as a dictionary for the compression.
+    """
     data = b"".join(len(checkpoint).to_bytes(4, "big") + checkpoint for checkpoint in checkpoints)
     return base64.b85encode(deflate(data, b"".join(first), 9)).decode()
 

@@ -10,7 +10,7 @@ def test_a_gpus_tensor_is_handed_over_once_where_it_is():
     tensor = DLTensor(1, None, np.arange(3.0).__dlpack__())  # of a host, which nobody looks at
     assert tensor.__dlpack_device__() == (2, 1) and tensor.dtype == "float64"
     for wanted in ({"copy": True}, {"dl_device": (1, 0)}, {"dl_device": (2, 0)}):
-        with pytest.raises(BufferError, match="Copy what from_dlpack makes of them"):
+        with pytest.raises(BufferError, match="Copy the result of from_dlpack"):
             tensor.__dlpack__(**wanted)
     capsule = tensor.__dlpack__(stream=1, max_version=(1, 0), dl_device=(2, 1), copy=False)
     assert type(capsule).__name__ == "PyCapsule"

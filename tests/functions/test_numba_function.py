@@ -194,8 +194,8 @@ def transposed_copy(out0, in0):
     [
         ({}, "in_types and ins_ndim are missing"),
         ({"in_types": ["float32"], "ins_ndim": [1, 1]}, "a type and a number of dimensions"),
-        ({"example": np.zeros(2, np.float16)}, "float16 is no type of Numba's"),
-        ({"example": np.zeros(2, "M8[s]")}, "is no type of DALI's tensors"),
+        ({"example": np.zeros(2, np.float16)}, "float16 is not supported by Numba"),
+        ({"example": np.zeros(2, "M8[s]")}, "is not a type of DALI's tensors"),
         (
             {
                 "example": np.zeros(2, np.float32),
@@ -238,7 +238,7 @@ def test_numbas_limits_and_errors(monkeypatch):
                 ["x"],
             )
             next(data(batch_size=2))
-    with pytest.raises(numba.core.errors.NumbaError, match=r"FLOAT of 1 dimensions.*an example is"):
+    with pytest.raises(numba.core.errors.NumbaError, match=r"FLOAT of 1 dimensions.*An example is"):
         run(
             lambda: (
                 fn.numba_function(uniform((2,)), run_fn=planar, example=np.zeros(2, np.float32)),

@@ -192,7 +192,7 @@ def test_wrong_outputs_are_named():
     def keyed(x, *, key):
         return x
 
-    with pytest.raises(ValueError, match="Leave synchronize_stream out"):
+    with pytest.raises(ValueError, match="Omit synchronize_stream"):
         run(
             lambda: fn.dl_tensor_python_function(
                 uniform((2,)), function=keyed, synchronize_stream=False, batch_processing=False

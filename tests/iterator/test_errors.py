@@ -360,7 +360,9 @@ def test_an_error_of_the_source_is_unchanged():
 
 def test_files_that_are_not_decoded(jpegs):
     ragged = data_iterator(encoded, ["x"], size=12)(jpegs, batch_size=4)
-    refused(lambda: next(ragged), ValueError, "'x' is ragged", "decode files, by fn.decoders.image")
+    refused(
+        lambda: next(ragged), ValueError, "'x' is ragged", "decode files, e.g. by fn.decoders.image"
+    )
 
 
 def test_the_cause_of_a_mistake_in_the_graph_is_kept():

@@ -163,7 +163,7 @@ def test_names_are_checked(jpegs):
         iterator.set_state(state, allow=["operators.resze.size"])
     with pytest.raises(TypeError, match=r"must be a list of names, not 'a'. Pass \['a'\]"):
         iterator.set_state(state, allow="a")
-    with pytest.raises(TypeError, match="must hold names, not 3"):
+    with pytest.raises(TypeError, match="must contain names, not 3"):
         make(jpegs, {"allow_changes": [3]})
     # A run that restarts after the change stores no names.
     make(jpegs, {"allow_changes": ["operators.flip"]}).set_state(state)

@@ -157,7 +157,7 @@ def contents_of(
     classes: Mapping[str, Sequence[str]] | None = None,
     device_axis: bool = False,
 ) -> Contents:
-    """What a batch has.
+    """Describes the outputs of a batch.
 
     Args:
         batch: Arrays of shape [batch, ...] by name, nested as it may be.
@@ -168,13 +168,13 @@ def contents_of(
         device_axis: Whether arrays are of pmap's layout, [devices, batch, ...].
 
     Raises:
-        ValueError: If one of the names is none of the batch's.
+        ValueError: If the batch has no output with a given name.
     """
     arrays = _leaves(batch)
     classes = dict(classes or {})
     options = {*classes, *([] if mask is None else [mask])}
     if unknown := sorted(options - {*arrays}):
-        raise ValueError(f"{unknown} is no output of the batch: it has {sorted(arrays)}")
+        raise ValueError(f"{unknown} are not outputs of the batch, which has {sorted(arrays)}")
     mask = "mask" if mask is None else mask
     valid = _local(arrays.get(mask, np.zeros(())))
     is_mask = valid.dtype == np.bool_ and valid.ndim in (1, 2)

@@ -121,8 +121,8 @@ def show(
     is_function = isinstance(data, IteratorFunction)
     if not is_function and call:
         raise TypeError(
-            f"{[*call]} are for an iterator function, what dalijax.data_iterator returned, and not "
-            f"for {data!r:.80}: leave them out, or pass the function"
+            f"{[*call]} are arguments of an iterator function (the result of "
+            f"dalijax.data_iterator), not of {data!r:.80}: omit them, or pass the function"
         )
     if is_function and mask is not None:
         call["mask"] = mask

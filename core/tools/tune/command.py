@@ -102,9 +102,9 @@ def _report(tuned: Tuned) -> str:
     ]
     if tuned.unchanged:
         lines.append(
-            f"\nUnchanged: {', '.join(tuned.unchanged)}. The machine was too noisy to compare their "
-            "values, or the time was over. Run it again with more --seconds, and without other "
-            "programs."
+            f"\nUnchanged: {', '.join(tuned.unchanged)}. The machine was too noisy to compare "
+            "their values, or the time was over. Run it again with more --seconds, and without "
+            "other programs."
         )
     return "\n".join(lines)
 
