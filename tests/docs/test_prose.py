@@ -1,10 +1,11 @@
-"""Ceilings for unusual phrases in documentation, docstrings and comments.
+"""Ceilings for unusual phrases in documentation, docstrings and comments, and for vague names.
 
 The patterns match habits that make sentences hard to read: pronouns instead of nouns, inverted word
 order, and "where" instead of "if". The ceilings are occurrences per 10,000 words. A high rate is a
 reason to rewrite a page, not to replace words.
 """
 
+import ast
 import re
 
 import pytest
@@ -38,6 +39,12 @@ CEILINGS = {
     "adapters": 60,
     "tests": 60,
 }
+# Names that do not say what they hold, and names such as of_files.
+VAGUE = re.compile(
+    r"_*(?:asked|beyond|each|given|held|here|how|kept|known|like|made|more|now|ones?|others|own|rest"
+    r"|seen|taken|told|wanted|what|where|whole|of_\w+)_*"
+)
+MOST_VAGUE = 3  # names per 1,000 lines
 _TRIPLE_QUOTED = re.compile(r'(^[ \t]*)?"""(.*?)"""', re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"(?:^[ \t]*|  )# (.*)$", re.MULTILINE)
 _CODE_OR_TABLE = re.compile(r"```.*?```|`[^`]*`|^\|[^\n]*$", re.DOTALL | re.MULTILINE)
@@ -80,3 +87,39 @@ x = 1  # where it is none
     found = [text for text in docstrings_and_comments(source) if PHRASES.search(text)]
     assert found == ["Says what the module is made of.", "where it is none"]
     assert not PHRASES.search("Resumes a run of one epoch, such as the first run.")
+
+
+def names_bound(source: str) -> list[str]:
+    """Returns the names of the variables, arguments, attributes and functions that code defines."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.append(node.name)
+        elif isinstance(node, ast.arg):
+            names.append(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.append(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.append(node.attr)
+    return names
+
+
+@pytest.mark.parametrize("folder", ("core", "adapters"))
+def test_names_say_what_they_hold(folder):
+    sources = {file: file.read_text() for file in sorted((ROOT / folder).rglob("*.py"))}
+    vague = [
+        f"{file.name}: {name}"
+        for file, source in sources.items()
+        for name in names_bound(source)
+        if VAGUE.fullmatch(name)
+    ]
+    lines = sum(source.count("\n") for source in sources.values())
+    assert 1000 * len(vague) < MOST_VAGUE * lines, vague
+
+
+def test_every_binding_is_measured():
+    source = (
+        "def kept(known, *, of_x):\n    for one in self: (here := 1)\n    self._own, x = 1, more\n"
+    )
+    found = [name for name in names_bound(source) if VAGUE.fullmatch(name)]
+    assert sorted(found) == ["_own", "here", "kept", "known", "of_x", "one"]
