@@ -91,7 +91,7 @@ class TFRecord(ByteRecords):
                 decoders[name] = functools.partial(_decoded, decode, fields[name].dtype or dtype)
         values = {name: _as_value(name, value, fields[name]) for name, value in defaults.items()}
         index_again = functools.partial(
-            index_records, wanted=wanted, kinds=fields, defaults=defaults
+            index_records, fields=feature_fields, kinds=fields, defaults=defaults
         )
         super().__init__(index, files, fields, decoders, identity, values, index_again=index_again)
 
