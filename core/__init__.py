@@ -1,7 +1,8 @@
-"""The package without any ecosystem: iterators over DALI pipelines, with positions and states.
+"""Iterators over DALI pipelines, with positions and states, independent of other libraries.
 
-Layers, from the bottom: `order`, `random` and placement are pure functions; `formats`
-reads files; `state` encodes positions; `pipeline` makes and runs DALI pipelines. `iterator`,
-`records`, `functions`, `sources` and `augment` are siblings that do not import one another. `tools`
-uses iterators as users do. Imports go down only. Nothing in here is public: users import `dalijax`.
+Layers, from the bottom: `order`, `random` and `placement` compute orders, random numbers and
+devices; `formats` reads files; `state` encodes positions; `pipeline` builds and runs DALI
+pipelines, and `sources` read records; `functions` and `augment` extend graphs; `feeding` and
+`iterator` are the engines and iterators; `api` composes them; `tools` use iterators as users do.
+Modules import only lower layers. Nothing here is public: users import `dalijax`.
 """
