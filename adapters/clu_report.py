@@ -75,22 +75,24 @@ class ReportInput(periodic_actions.PeriodicAction):
         return step != self._previous_step and super()._should_trigger(step, t)
 
     def _apply(self, step: int, t: float) -> None:
-        now = self._stats.copy()
+        current = self._stats.copy()
         if jax.process_index() == 0:
-            self._writer.write_scalars(step, scalars(now, self._before, t - self._previous_time))
-        self._before = now
+            self._writer.write_scalars(
+                step, scalars(current, self._before, t - self._previous_time)
+            )
+        self._before = current
 
 
-def scalars(now: InputStats, before: InputStats | None, seconds: float) -> dict[str, Any]:
+def scalars(current: InputStats, before: InputStats | None, seconds: float) -> dict[str, Any]:
     """Computes the metrics from the current and earlier counters, ``seconds`` apart."""
-    new = now.since(before or InputStats())
+    new = current.since(before or InputStats())
     rows = new.examples + new.padding
     return {
         "input/wait_fraction": min(1.0, new.wait_seconds / seconds) if seconds > 0 else 0.0,
         "input/wait_ms_per_batch": 1e3 * new.wait_seconds / max(1, new.batches),
         "input/examples_per_sec": new.examples / seconds if seconds > 0 else 0.0,
-        "input/epoch": now.epoch,
-        "input/step_in_epoch": now.step,
+        "input/epoch": current.epoch,
+        "input/step_in_epoch": current.step,
         "input/padding_fraction": new.padding / max(1, rows),
-        "input/errors": now.errors,
+        "input/errors": current.errors,
     }

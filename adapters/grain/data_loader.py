@@ -312,15 +312,15 @@ class DALIDataLoaderIterator(RecordIterator):
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         seed = draw_seed = None
-        saved, now = state["seed"], self._fingerprint(self._engine.snapshot())
+        saved, current = state["seed"], self._fingerprint(self._engine.snapshot())
         if saved != self._loader._seed:
             draw_seed = saved
             seed = shard_seed(saved, self._loader._shard)
         if self._loader._takes_seed and 0 <= saved < 1 << 63:
-            now["seed"] = str(saved)
-        now["operators"] = list(self._engine.own_operators())
-        fingerprint = {**{name: state[name] for name in now}, "seed": str(saved)}
-        differences.check(fingerprint, now, self._loader._allow_changes)
+            current["seed"] = str(saved)
+        current["operators"] = list(self._engine.own_operators())
+        fingerprint = {**{name: state[name] for name in current}, "seed": str(saved)}
+        differences.check(fingerprint, current, self._loader._allow_changes)
         restored = Restored("", tuple(state["operators"]), seed, draw_seed, state["random"])
         self._engine.check(restored)
         if state["step"] > self._loader.num_steps:

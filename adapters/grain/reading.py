@@ -91,7 +91,7 @@ class Reader:
         parent: An iterator over records, or over lists of records of a batch each.
         rows: Number of records in a batch.
         lists: Whether the parent yields `RecordLists`, which are joined and split.
-        whole: Whether to drop incomplete batches.
+        only_full: Whether to drop incomplete batches.
         pad: Whether to pad incomplete batches with their last record.
         longer: Whether batches of padding may follow the last record.
 
@@ -105,14 +105,14 @@ class Reader:
         parent: grain.DatasetIterator,
         rows: int,
         lists: bool,
-        whole: bool,
+        only_full: bool,
         pad: bool,
         longer: bool = False,
     ):
         self._parent = parent
         self._rows = rows
         self._lists = lists
-        self._whole = whole
+        self._only_full = only_full
         self._pad = pad
         self._longer = longer
         self._first: list[Any] = []  # the first record, if batches of padding may follow
@@ -145,11 +145,15 @@ class Reader:
 
         All batches but the last are full, unless the parent yields its own lists.
         """
-        whole = step * self._rows
+        num_records = step * self._rows
         if self._longer:
-            return 0 <= records <= whole
-        fewest = whole if self._whole else whole - self._rows + 1 if self._lists else step
-        most = records if self._whole and not self._lists else whole  # lists may be left out
+            return 0 <= records <= num_records
+        if self._only_full:
+            fewest = num_records
+        else:
+            fewest = num_records - self._rows + 1 if self._lists else step
+        # Records of incomplete lists, which are dropped, count as read.
+        most = records if self._only_full and not self._lists else num_records
         return max(fewest, 0) <= records <= most
 
     def padding(self) -> RecordBatch:
@@ -213,7 +217,7 @@ class Reader:
             while True:
                 records = self._next_batch()
                 count += len(records)
-                if not self._whole or len(records) >= self._rows:
+                if not self._only_full or len(records) >= self._rows:
                     break
                 self._gathered = []
         except (StopIteration, ReadError):

@@ -498,39 +498,41 @@ class _DecodedDataset(grain.IterDataset):
         return f"DALITransform(batch_size={self._transform.batch_size})"
 
 
-def _is_like(saved: Any, now: Any, depth: int = 0) -> bool:
+def _is_like(saved: Any, current: Any, depth: int = 0) -> bool:
     """Returns whether a parent's saved state has the keys and types of its current state.
 
     Parts that only one of them has, because the number of iterators differs, are left to the
     parent.
     """
-    if depth > _DEEPEST or (depth == 0 and type(saved) is not type(now)):
+    if depth > _DEEPEST or (depth == 0 and type(saved) is not type(current)):
         return False
-    if isinstance(saved, dict) and isinstance(now, dict):
-        return all(_is_like(saved[k], now[k], depth + 1) for k in {*saved} & {*now})
-    if isinstance(saved, (list, tuple)) and isinstance(now, (list, tuple)):
-        return all(_is_like(a, b, depth + 1) for a, b in zip(saved, now))
-    if isinstance(now, (bool, int, float, str)):
-        lower = type(saved) is int and isinstance(now, int) and saved < 0 <= now
-        return type(saved) is type(now) and not lower
+    if isinstance(saved, dict) and isinstance(current, dict):
+        return all(_is_like(saved[k], current[k], depth + 1) for k in {*saved} & {*current})
+    if isinstance(saved, (list, tuple)) and isinstance(current, (list, tuple)):
+        return all(_is_like(a, b, depth + 1) for a, b in zip(saved, current))
+    if isinstance(current, (bool, int, float, str)):
+        lower = type(saved) is int and isinstance(current, int) and saved < 0 <= current
+        return type(saved) is type(current) and not lower
     return True
 
 
-def _interleaved(saved: Any, now: Any) -> tuple[int, int] | None:
+def _interleaved(saved: Any, current: Any) -> tuple[int, int] | None:
     """Returns how many iterators the saved and current states interleave; None if equal.
 
     Grain does not compare them, and would continue with different records. The states of
     interleaved iterators may belong to any datasets, and are left to Grain.
     """
-    if isinstance(saved, (list, tuple)) and isinstance(now, (list, tuple)):
-        return next(filter(None, map(_interleaved, saved, now)), None)
-    if not (isinstance(saved, dict) and isinstance(now, dict)):
+    if isinstance(saved, (list, tuple)) and isinstance(current, (list, tuple)):
+        return next(filter(None, map(_interleaved, saved, current)), None)
+    if not (isinstance(saved, dict) and isinstance(current, dict)):
         return None
-    indices = [state.get(_INTERLEAVED, ()) for state in (saved, now)]
+    indices = [state.get(_INTERLEAVED, ()) for state in (saved, current)]
     before, after = (len(entry) if isinstance(entry, (list, tuple)) else 0 for entry in indices)
     if before or after:
         return None if before == after else (before, after)
-    return next(filter(None, (_interleaved(saved[k], now[k]) for k in saved if k in now)), None)
+    return next(
+        filter(None, (_interleaved(saved[k], current[k]) for k in saved if k in current)), None
+    )
 
 
 FORM = Form(
@@ -619,12 +621,12 @@ class DecodedIterator(RecordIterator):
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         snapshot = self._engine.snapshot()
-        saved, now, seed = state["seed"], self._fingerprint(snapshot), snapshot.restored.seed
+        saved, current, seed = state["seed"], self._fingerprint(snapshot), snapshot.restored.seed
         if saved != self._seed_at(snapshot) and self._takes_seed and 0 <= saved < 1 << 63:
-            seed, now["seed"] = saved, str(saved)
-        now["operators"] = list(self._engine.own_operators())
-        fingerprint = {**{name: state[name] for name in now}, "seed": str(saved)}
-        differences.check(fingerprint, now, self._transform._allow_changes)
+            seed, current["seed"] = saved, str(saved)
+        current["operators"] = list(self._engine.own_operators())
+        fingerprint = {**{name: state[name] for name in current}, "seed": str(saved)}
+        differences.check(fingerprint, current, self._transform._allow_changes)
         parent, after = state["parent"], self._position(state)
         restored = Restored(state["random"], tuple(state["operators"]), seed)
         self._engine.check(restored)
