@@ -122,6 +122,11 @@ class FedEngine(Engine[P]):
             Exception: The error, if the position stays before the batch.
         """
         self._stop()
+        if isinstance(error, SourceEnded):
+            raise RuntimeError(
+                f"{self._label(position)} can't be made: an external_source of the graph has ended "
+                "before the records. Pass cycle=True to it, or a source that does not end"
+            )
         if not isinstance(error, NoStandIn):
             raise error from None
         after = self._after(position, supply, run, None)
@@ -400,23 +405,25 @@ class FedEngine(Engine[P]):
 
     def _has_stand_in(self, supply: RowSupply[P], run: int, failure: Failure) -> bool:
         """Returns whether a record can replace the bad ones of a batch; remembers bad ones."""
-        for sample in supply.stand_ins(run):
-            if self._is_good(supply, sample):
+        for sample in filter(lambda sample: self._can_read(supply, sample), supply.stand_ins(run)):
+            if self._run_alone(supply, np.array([sample], np.int64)) is None:
                 return True
             supply.remember(sample, UnusableRecord(failure), True)
         return False
 
     def _is_good(self, supply: RowSupply[P], sample: int) -> bool:
         """Returns whether a sample can be read and processed."""
+        can_read = self._can_read(supply, sample)
+        return can_read and self._run_alone(supply, np.array([sample], np.int64)) is None
+
+    def _can_read(self, supply: RowSupply[P], sample: int) -> bool:
+        """Returns whether a sample can be read, and its record is not known to be bad."""
         try:
-            rows = supply.alone(np.array([sample], np.int64))
-            if rows.errors:
-                return False
+            return not supply.alone(np.array([sample], np.int64)).errors
         except Exception as error:
             if isinstance(error, WorkersEnded) or is_environment(error):
                 raise
             return False
-        return self._run_alone(supply, np.array([sample], np.int64)) is None
 
     def _run_alone(self, supply: RowSupply[P], samples: Indices) -> Failure | None:
         """Runs some samples in a separate pipeline; returns the failure, or None if it succeeds.

@@ -305,6 +305,14 @@ class RecordSupply:
 
     # Rows
 
+    def has(self, run: int) -> bool:
+        """Returns whether the stream has a batch for a run."""
+        try:
+            self._read(run - self._first)
+        except StopIteration:
+            return False
+        return True
+
     def rows(self, run: int, part: int) -> RecordRows:
         """Returns the rows of a pipeline in a run."""
         self.next_run = max(self.next_run, run + 1)

@@ -251,6 +251,10 @@ class SourceSupply:
         """Returns whether a run begins at a position."""
         return self.position(run) == position
 
+    def has(self, run: int) -> bool:
+        """Returns whether the stream has a batch for a run: it has no end."""
+        return True
+
     def rows(self, run: int, part: int) -> Rows:
         """Returns the rows of a pipeline in a run."""
         self.next_run = max(self.next_run, run + 1)

@@ -281,7 +281,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         run: int,
         error: BaseException,
     ) -> Outcome[RecordPosition]:
-        if isinstance(error, SourceEnded):
+        if isinstance(error, SourceEnded) and not supply.has(run):
             self._taken = run  # the run wasn't used
             return self._ended(position)
         if isinstance(error, ReadError):

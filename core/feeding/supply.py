@@ -70,6 +70,10 @@ class RowSupply(Protocol[P]):
         """Returns whether a run begins at a position."""
         ...
 
+    def has(self, run: int) -> bool:
+        """Returns whether the stream has a batch for a run."""
+        ...
+
     def rows(self, run: int, part: int) -> RowBatch:
         """Returns the rows of a pipeline in a run.
 

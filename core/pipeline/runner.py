@@ -88,6 +88,8 @@ class _PipelineQueue:
                 return self.pipeline.share_outputs()
             except UnicodeDecodeError as error:  # DALI's error names a file that is not UTF-8
                 raise RuntimeError(os.fsdecode(error.object)) from None
+            except (LookupError, ValueError, TypeError, ArithmeticError) as error:
+                raise RuntimeError(str(error)) from error  # of an operator, as most are
 
     def release(self, runs: int) -> None:
         """Returns the outputs to DALI, and schedules at most ``runs`` runs."""

@@ -48,6 +48,7 @@ FAULTS = {
     "math.add": (lambda x: x + np.float32([1, 2]), "Can't broadcast shapes"),
     "crop": (lambda x: fn.crop(x, crop=(900, 900)), "Slice can't be placed out of bounds"),
     "reshape": (lambda x: fn.reshape(x, shape=[7, 7]), "must occupy the same size"),
+    "reductions.mean": (lambda x: fn.reductions.mean(x, axes=[5]), "Axis index out of range"),
     "cat": (lambda x: fn.cat(x, x[:4, :5], axis=0), "can differ in size only in the"),
     "python_function": (lambda x: fn.python_function(x, function=raising), "KeyError: 'boom'"),
     "jax_function": (raising_in_jax, "KeyError: 'boom'"),
@@ -230,6 +231,44 @@ def test_a_source_in_the_graph_is_not_mistaken_for_bad_records():
     with pytest.raises(BatchError, match="operator reshape failed: ") as caught:
         next(make(batch_size=BATCH))
     assert caught.value.files == ()
+
+
+@pytest.mark.parametrize("kind", ["source", "MapDataset", "IterDataset"])
+def test_the_end_of_a_source_in_the_graph_is_an_error(kind):
+    def graph(x):
+        return x + 0, fn.external_source(iter([np.zeros((BATCH, 3), np.float32)] * 2), ndim=1)
+
+    rows = [{"x": k} for k in range(COUNT)]
+    if kind == "source":
+        source = sources.Records(rows)
+        iterator = data_iterator(graph, ["x", "y"], source=source)(batch_size=BATCH)
+    else:
+        ds = grain.MapDataset.source(rows)
+        ds = ds if kind == "MapDataset" else ds.to_iter_dataset()
+        transform = DALITransform(graph, batch_size=BATCH, output_map=["x", "y"], seed=0)
+        iterator = iter(ds.pipe(transform))
+    for _ in range(2):
+        next(iterator)
+    with pytest.raises(RuntimeError, match="an external_source of the graph has ended before"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("count", [BATCH, 3 * BATCH, 20 * BATCH])
+@pytest.mark.parametrize("kind", ["source", "Grain"])
+def test_a_data_set_of_bad_records_names_them(kind, count):
+    rows = [{"x": np.frombuffer(b"not an array", np.uint8)} for _ in range(count)]
+    if kind == "source":
+        options = {"mask": "mask", "on_error": "mask", "source": sources.Records(rows)}
+        iterator = data_iterator(lambda x: fn.decoders.numpy(x), ["x"], **options)(batch_size=BATCH)
+    else:
+        options = {"batch_size": BATCH, "output_map": ["x"], "pad": "mask", "on_error": "mask"}
+        transform = DALITransform(lambda x: fn.decoders.numpy(x), **options, seed=0)
+        iterator = iter(grain.MapDataset.source(rows).pipe(transform))
+    for _ in range(min(2, count // BATCH)):
+        text = "can't be decoded: Got bad magic string"
+        with pytest.raises((BatchError, RecordError), match=text) as caught:
+            next(iterator)
+        assert len(caught.value.files) == BATCH
 
 
 def test_an_error_of_dalis_reader_cannot_be_skipped(tmp_path):
