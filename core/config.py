@@ -285,6 +285,11 @@ def whole_number(
     return number
 
 
+def step_number(step: Any, unit: str = "batches") -> int:
+    """Converts the argument of ``seek_step`` to an int; it may be a float without a fraction."""
+    return whole_number("step", without_fraction(step), f"a whole number of {unit}, 0 or more", 0)
+
+
 def check_flags(**flags: Any) -> None:
     """Raises TypeError for values other than True, False and None."""
     for name, value in flags.items():

@@ -10,7 +10,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from ...core.config import whole_number
+from ...core.config import step_number
 from ...core.errors import StateError
 from ...core.feeding.records import Numbers, RecordBatch, RecordPosition, Restored
 from ...core.feeding.stream_part import StreamPart, describe
@@ -351,7 +351,7 @@ class DALIDataLoaderIterator(RecordIterator):
             ValueError: If the loader has fewer batches, or for ``on_error="skip"``, because the
                 number of skipped batches is unknown.
         """
-        step = whole_number("step", step, "a whole number of batches, 0 or more", 0)
+        step = step_number(step)
         if step > self._loader.num_steps:
             raise ValueError(
                 f"seek_step({step}): the loader has only {self._loader.num_steps} batches"

@@ -20,6 +20,7 @@ from ...core.config import (
     IteratorConfig,
     checked_arguments,
     own_arguments,
+    step_number,
     whole_number,
 )
 from ...core.errors import StateError
@@ -670,7 +671,7 @@ class DecodedIterator(RecordIterator):
         The record at which batch n of a Grain dataset begins is unknown, because transformations
         before this one may drop or repeat records. The loader knows it from its sampler.
         """
-        step = whole_number("step", step, "a whole number of batches, 0 or more", 0)
+        step = step_number(step)
         if step != self._engine.snapshot().step:
             raise ValueError(
                 f"batch {step} can't be reached without its state, which has the random state and "

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...core.config import whole_number
+from ...core.config import step_number
 from ...core.errors import BatchError, StateError
 from ...core.iterator.batch_stream import BatchStream, StreamMark
 from ...core.pipeline.batch import Batch
@@ -127,7 +127,7 @@ class ChainedStream:
         if not self.chain:
             self.stream.seek_step(step)
             return
-        step = whole_number("step", step, "a whole number of elements, 0 or more", 0)
+        step = step_number(step, "elements")
         with self._lock:
             self._settle()
             total = self._total()

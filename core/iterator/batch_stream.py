@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from ..config import whole_number
+from ..config import step_number, whole_number
 from ..errors import EpochError
 from ..pipeline.batch import Batch
 from ..pipeline.engine import COUNT, Mark
@@ -177,7 +177,7 @@ class BatchStream:
                 does not move then.
             RuntimeError: If every batch of an epoch fails, and the stream has no end.
         """
-        step = whole_number("step", step, "a whole number of batches, 0 or more", 0)
+        step = step_number(step)
         with self._iterator._opened(), self._moving():
             total = self._total()
             if total is not None and step > total:

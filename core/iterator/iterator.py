@@ -15,6 +15,7 @@ from ..config import (
     IteratorConfig,
     PipelineIteratorArguments,
     difference_names,
+    step_number,
     takes,
     whole_number,
     without_fraction,
@@ -529,9 +530,7 @@ class DALIGenericIterator:
                 seek_step() that runs through the batches; with ``on_error="skip"``, because the
                 number of skipped batches is unknown.
         """
-        step = whole_number(
-            "step", without_fraction(step), "a whole number of batches, 0 or more", 0
-        )
+        step = step_number(step)
         with self._opened(), self._engine.interruptible():
             place = self._engine.locate(step)
             if place is None:

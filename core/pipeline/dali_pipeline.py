@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import random
@@ -11,7 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType, MappingProxyType
+from types import FunctionType, MappingProxyType, MethodType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,6 +31,7 @@ _OF_ANOTHER = re.compile(
 )
 _UNMAPPABLE = re.compile("File mapping failed: (.*)")
 _LONGEST_WAIT = 0.1  # seconds
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 T = TypeVar("T")
 
@@ -102,14 +104,45 @@ def defined_without_random(define: Callable[[], T], function: Any, name: str) ->
 
 
 def _generators(function: Any) -> dict[str, Any]:
-    """Returns the generators that a function refers to by global and nonlocal variables."""
-    function = inspect.unwrap(function)
-    if not isinstance(function, FunctionType):
-        return {}
-    variables = inspect.getclosurevars(function)
-    kinds = (np.random.Generator, np.random.RandomState, random.Random)
-    named = {**variables.globals, **variables.nonlocals}
-    return {name: value for name, value in named.items() if isinstance(value, kinds)}
+    """Returns the generators that a function and the other functions of its module refer to.
+
+    They are global and nonlocal variables, defaults, arguments of a partial function, and
+    attributes of a method's object.
+    """
+    generators: dict[str, Any] = {}
+    seen: set[int] = set()
+    todo = [function]
+    while todo:
+        value = inspect.unwrap(todo.pop())
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        named: dict[str, Any] = {}
+        if isinstance(value, functools.partial):
+            named = {"the partial function": value.func, **value.keywords}
+            named |= {f"argument {k}": argument for k, argument in enumerate(value.args)}
+        elif isinstance(value, MethodType):
+            named = {value.__name__: value.__func__, **getattr(value.__self__, "__dict__", {})}
+        elif isinstance(value, FunctionType):
+            variables = inspect.getclosurevars(value)
+            named = {**variables.globals, **variables.nonlocals, **(value.__kwdefaults__ or {})}
+            names = value.__code__.co_varnames[: value.__code__.co_argcount]
+            named |= zip(reversed(names), reversed(value.__defaults__ or ()))
+        for name, part in named.items():
+            if isinstance(part, _GENERATORS):
+                generators.setdefault(name, part)
+            is_own = isinstance(part, FunctionType) and part.__module__ == _module(function)
+            if is_own or isinstance(part, (functools.partial, MethodType)):
+                todo.append(part)
+    return generators
+
+
+def _module(function: Any) -> str | None:
+    """Returns the module of a function, or of the function of a partial function."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    module: str | None = getattr(inspect.unwrap(function), "__module__", None)
+    return module
 
 
 def random_states(generators: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:

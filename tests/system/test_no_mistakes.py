@@ -1,5 +1,6 @@
 """Correct programs that resemble mistakes: no error, and the same data."""
 
+import functools
 import inspect
 import itertools
 import random
@@ -95,6 +96,44 @@ def test_a_generator_outside_the_function_is_found():
     own = random.Random(0)
     with pytest.raises(RuntimeError, match="draws from own while"):
         data_iterator(lambda x: x + own.randint(0, 9), ["x"])(source=NUMBERS, batch_size=BATCH)
+
+
+def with_helper(x):
+    return drawn_from_a_global(x) * 2
+
+
+def with_default(x, *, rng=np.random.default_rng(1)):
+    return x + np.int32(rng.integers(9))
+
+
+def with_argument(rng, x):
+    return x + np.int32(rng.integers(9))
+
+
+class Graph:
+    def __init__(self):
+        self.rng = np.random.RandomState(0)
+
+    def method(self, x):
+        return self.helper(x)
+
+    def helper(self, x):
+        return x + np.int32(self.rng.randint(9))
+
+
+@pytest.mark.parametrize(
+    ("graph", "name"),
+    [
+        (with_helper, "RNG"),
+        (with_default, "rng"),
+        (functools.partial(with_argument, np.random.default_rng(2)), "argument 0"),
+        (functools.partial(with_default, rng=np.random.default_rng(3)), "rng"),
+        (Graph().method, "rng"),
+    ],
+)
+def test_a_generator_is_found_in_helpers_defaults_and_objects(graph, name):
+    with pytest.raises(RuntimeError, match=f"draws from {name} while"):
+        data_iterator(graph, ["x"])(source=NUMBERS, batch_size=BATCH)
 
 
 def test_random_numbers_outside_the_graph_are_free():
