@@ -29,8 +29,12 @@ from .iterator.iterator import DALIGenericIterator
 from .messages import replacements
 from .pipeline.batch import choose_placement
 from .pipeline.engine import MakeEngine
-from .pipeline.pipeline_source import DEFAULT_NUM_THREADS, FunctionSource, default_device_id
-from .pipeline.shards import shard_pipelines
+from .pipeline.pipeline_source import (
+    DEFAULT_NUM_THREADS,
+    FunctionSource,
+    default_device_id,
+    shard_pipelines,
+)
 from .placement import DataShard
 from .random.seeds import DEFAULT_SEED, ShardSeed, shard_seed
 

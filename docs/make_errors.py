@@ -57,7 +57,6 @@ PAGES = {
     "core/random/draw": ("Randomness and augmentation", "randomness.md"),
     "core/placement": ("Meshes and processes", "sharding.md"),
     "core/formats/riff": ("Sources", "sources.md"),
-    "core/pipeline/shards": ("Meshes and processes", "sharding.md"),
     "core/feeding": ("Sources", "sources.md"),
     "core/feeding/record_": ("Grain", "grain.md"),
     "core/feeding/stream_": ("Grain", "grain.md"),

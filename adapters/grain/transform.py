@@ -28,8 +28,7 @@ from ...core.feeding.records import Numbers, RecordPosition, RecordReader, Resto
 from ...core.feeding.stream_engine import StreamEngine, check_record_graph
 from ...core.feeding.stream_part import StreamPart, describe
 from ...core.pipeline.batch import choose_placement, writable
-from ...core.pipeline.pipeline_source import default_device_id
-from ...core.pipeline.shards import shard_pipelines
+from ...core.pipeline.pipeline_source import default_device_id, shard_pipelines
 from ...core.placement import DataShard
 from ...core.random.seeds import ShardSeed
 from ...core.state import differences

@@ -225,6 +225,7 @@ class ReadRows:
         own_records: The number of the record of each row, including bad records.
         records: The number of the record in each row, stand-ins included.
         errors: The error of each row whose record can't be used.
+        inputs: The fields that DALI takes, as it takes them.
 
     Raises:
         NoStandIn: If no record can stand in for bad records, although records can be read.
@@ -258,7 +259,7 @@ class ReadRows:
                     self.errors.setdefault(row, error_before)
         if self.errors:
             self._replace(batch().tolist(), first)
-        self._inputs = {name: self._as_input(name) for name in wanted.taken}
+        self.inputs = {name: self._as_input(name) for name in wanted.taken}
         self._drawn = {name: self._draw(function) for name, function in list(wanted.draws.items())}
 
     def name(self, row: int) -> str:
@@ -274,10 +275,6 @@ class ReadRows:
         if name not in self._columns:
             self._columns[name] = self._joined([chunk.columns[name] for chunk in self._chunks])
         return self._columns[name]
-
-    def inputs(self, name: str) -> TensorListCPU:
-        """Returns a field of the records, as DALI takes it."""
-        return self._inputs[name]
 
     def draw_rows(self) -> DrawRows:
         """Returns what ``draw`` needs to draw the numbers of the rows."""

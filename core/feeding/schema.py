@@ -104,8 +104,13 @@ class Schema:
         for key in path:
             values = values_of(values, key, "/".join(path), first)
         for place, value in enumerate(values, first):
-            quick = type(value) is bytes and value
-            array = np.frombuffer(value, np.uint8) if quick else leaf(value)
+            kind = type(value)
+            if kind is np.ndarray and value.dtype == dtype and value.flags.c_contiguous:
+                array = value  # as `leaf` returns it, but faster
+            elif kind is bytes and value:
+                array = np.frombuffer(value, np.uint8)
+            else:
+                array = leaf(value)
             if array.dtype != dtype or array.ndim != ndim:
                 raise ValueError(
                     f"{'/'.join(path) or 'the record'} is {array.dtype} of {array.ndim} dimensions "

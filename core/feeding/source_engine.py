@@ -20,9 +20,9 @@ from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import queue_depth
 from ..pipeline.engine import EpochEngine, Outcome
 from ..pipeline.failure_errors import MOST_SKIPPED, can_skip
+from ..pipeline.pipeline_source import shard_pipelines
 from ..pipeline.processes import is_one_of_several
 from ..pipeline.runner import Runner
-from ..pipeline.shards import shard_pipelines
 from ..random.seeds import ShardSeed
 from ..sources import state as states
 from ..sources.identity import stated_identity

@@ -140,7 +140,7 @@ class Rows:
 
     def inputs(self, name: str) -> TensorListCPU:
         """Returns a field of the records, as DALI takes it."""
-        return self.read.inputs(name)
+        return self.read.inputs[name]
 
     def column(self, name: str) -> Values:
         """Returns a field of the records."""

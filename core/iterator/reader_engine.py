@@ -39,10 +39,9 @@ from ..state import dali_checkpoints, reader_state
 from ..state.agreement import Values, without_seeds
 from ..state.differences import check, differences, different_data_error, renamed
 from ..state.envelope import damaged
-from ..state.fingerprint import Fingerprint, fingerprint, split_line, unknown
+from ..state.fingerprint import Fingerprint, fingerprint, unknown
 from ..state.position import Checkpoints, Position
-from ..state.random_state import check_form, for_operators
-from ..state.reader_files import READERS, reader_of
+from ..state.random_state import for_operators
 from ..state.reader_state import ReaderState
 from ..stats import InputStats
 from .bad_files import name_files
@@ -54,9 +53,6 @@ _READER = re.compile(r"operator `[\w.]*readers\.")
 # a failed batch or Ctrl-C.
 _MOST_TO_DROP = 8
 _MOST_NAMED = 8  # failed batches whose files are named, because each needs new pipelines
-# Readers whose states are checked. States of video readers need a GPU, and are checked by DALI.
-_KNOWN_STATES = READERS - {"video", "video_resize"}
-_MOST_SAMPLES = 1 << 31  # bound for the samples in a reader's pass, if their number is unknown
 _COUNTS = "failed, and counts as delivered; the following call returns the next batch"
 _STOPPED = (
     "can't be produced: with exec_dynamic=False no batch runs after this batch, or a prefetched "
@@ -328,7 +324,7 @@ class ReaderEngine(EpochEngine[Position]):
     def _restore(self, saved: ReaderState, allow: Sequence[str], named: Sequence[str]) -> None:
         position, before = saved.position, self.position
         if self.batch_size or position.checkpoints is None:
-            check(saved.fingerprint, self.fingerprint(), allow, named)
+            self._check(saved.fingerprint, allow, named)
         if self.shards:
             self._check_reach(position)
         if position == before:
@@ -361,19 +357,25 @@ class ReaderEngine(EpochEngine[Position]):
         refusal = self._try_to_build(saved, checkpoints)
         if refusal is not None:
             self._build(Checkpoints())  # to report the differences instead of DALI's error
-        check(saved.fingerprint, self.fingerprint(), allow, named)
+        self._check(saved.fingerprint, allow, named)
         self._check_reach(saved.position)
-        names = renamed(saved.fingerprint, self.fingerprint())
-        if names is not None:
-            return self._build_renamed(saved.position, names)
+        if saved.fingerprint != self.fingerprint():
+            names = renamed(saved.fingerprint, self.fingerprint())
+            if names is not None:
+                return self._build_renamed(saved.position, names)
         if refusal is not None:  # no difference explains it
             raise _refusal(refusal)
         return saved.position
 
+    def _check(self, saved: Fingerprint, allow: Sequence[str], named: Sequence[str]) -> None:
+        """Raises StateError if a state belongs to other data."""
+        if named or saved != self.fingerprint():
+            check(saved, self.fingerprint(), allow, named)
+
     def _try_to_build(self, saved: ReaderState, checkpoints: Checkpoints) -> Exception | None:
         """Builds pipelines at checkpoints; returns the error if they are rejected."""
         try:
-            _check_forms(saved, self._config.reader_name)
+            reader_state.check_checkpoints(saved, self._config.reader_name)
             self._build(checkpoints)
         except (RuntimeError, StateError) as error:
             return error
@@ -826,35 +828,3 @@ def _refusal(error: Exception) -> Exception:
     refusal = StateError(f"DALI rejects its part of the state: {error}")
     refusal.__cause__ = error
     return refusal
-
-
-def _check_forms(saved: ReaderState, reader: str | None) -> None:
-    """Raises StateError if saved checkpoints do not have the form of DALI's.
-
-    Args:
-        saved: The state.
-        reader: Name of the reader whose epochs are in the fingerprint.
-    """
-    data, position = saved.fingerprint, saved.position
-    operators = [split_line(line) for line in data["operators"]]
-    names = {name for kind, name, _ in operators if reader_of(kind) in _KNOWN_STATES}
-    readers = dict.fromkeys(names, _MOST_SAMPLES)
-    if reader in readers and min(data["epoch_size"], data["num_shards"], data["batch_size"]) > 0:
-        # The samples of a pass over its shard, padded to full batches.
-        readers[reader] = data["epoch_size"] // data["num_shards"] + 1 + data["batch_size"]
-    pieces = [
-        checkpoints.data or ()
-        for checkpoints in (position.checkpoints, position.epoch_start)
-        if checkpoints
-    ]
-    forms = [[check_form(piece, readers) for piece in group] for group in pieces]
-    if len(forms) < 2 or not forms[1]:
-        return
-    # DALI reads the epoch's start only when the iterator is reset, when errors would be too late.
-    differ = len(forms[0]) != len(forms[1])
-    for current, start in zip(*forms):
-        states = [(current[name], start[name]) for name in current.keys() & start.keys()]
-        differ = differ or current.keys() != start.keys()
-        differ = differ or any(a != b and None not in (a, b) for a, b in states)
-    if differ:
-        raise StateError("DALI's parts of the state belong to different graphs")

@@ -22,12 +22,11 @@ from ..errors import BatchError, GraphError, ProcessError, RecordError
 from ..order.epochs import EpochPlan
 from ..placement import GlobalPlacement
 from ..state.agreement import Values
-from ..state.position import FailedBatch
+from ..state.position import FailedBatch, FailedBatches
 from ..stats import UNTRACED, InputStats
 from ..workers import WorkersEnded
 from .batch import Batch, BatchMaker, choose_placement
 from .calls import calls
-from .failed_batches import FailedBatches
 from .failure import RETRY_DELAYS, EnvironmentFailure, strip_tracebacks
 from .failure_errors import MOST_UNEXPLAINED, can_skip, every_batch_failed, graph_error
 from .processes import Agreement, agreement_of

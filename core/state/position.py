@@ -1,8 +1,13 @@
-"""Positions: the next batch to deliver, and the checkpoints that deliver it."""
+"""Positions: the next batch to deliver, its checkpoints, and the batches that failed before."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
+from collections.abc import Iterable, Iterator
+
+_MOST = 500  # number of first batches, and of last batches, in a list of failed batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,3 +64,32 @@ class FailedBatch:
     step: int
     message: str
     files: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(eq=False)
+class FailedBatches:
+    """The first and the last failed batches, and the total number.
+
+    Attributes:
+        total: Number of all failed batches.
+    """
+
+    total: int = 0
+    _first: list[FailedBatch] = dataclasses.field(default_factory=list)
+    _last: collections.deque[FailedBatch] = dataclasses.field(
+        default_factory=functools.partial(collections.deque, maxlen=_MOST)
+    )
+
+    def append(self, batch: FailedBatch) -> None:
+        """Adds a batch."""
+        self.total += 1
+        (self._first if len(self._first) < _MOST else self._last).append(batch)
+
+    def extend(self, batches: Iterable[FailedBatch]) -> None:
+        """Adds batches."""
+        for batch in batches:
+            self.append(batch)
+
+    def __iter__(self) -> Iterator[FailedBatch]:
+        yield from self._first
+        yield from self._last

@@ -8,11 +8,17 @@ from typing import Any
 
 import nvidia.dali
 
+from ..errors import StateError
 from . import envelope
-from .fingerprint import Fingerprint, unknown
+from .fingerprint import Fingerprint, split_line, unknown
 from .position import Checkpoints, Position
+from .random_state import check_form
+from .reader_files import READERS, reader_of
 
 _MOST_TO_DROP = 1 << 16  # batches; a restore compares it with the epochs
+_MOST_SAMPLES = 1 << 31  # bound for the samples in a reader's pass, if their number is unknown
+# Readers whose states are checked. States of video readers need a GPU, and are checked by DALI.
+_KNOWN_STATES = READERS - {"video", "video_resize"}
 _TO_DROP = range(_MOST_TO_DROP + 1)
 FORM = envelope.Form(
     kind="reader",
@@ -97,3 +103,35 @@ def _checkpoints(texts: Sequence[str], to_drop: int) -> Checkpoints:
         return Checkpoints(tuple(text.encode("latin-1") for text in texts) or None, to_drop)
     except ValueError as error:
         raise envelope.damaged(str(error)) from None
+
+
+def check_checkpoints(saved: ReaderState, reader: str | None) -> None:
+    """Raises StateError if saved checkpoints do not have the form of DALI's.
+
+    Args:
+        saved: The state.
+        reader: Name of the reader whose epochs are in the fingerprint.
+    """
+    data, position = saved.fingerprint, saved.position
+    operators = [split_line(line) for line in data["operators"]]
+    names = {name for kind, name, _ in operators if reader_of(kind) in _KNOWN_STATES}
+    readers = dict.fromkeys(names, _MOST_SAMPLES)
+    if reader in readers and min(data["epoch_size"], data["num_shards"], data["batch_size"]) > 0:
+        # The samples of a pass over its shard, padded to full batches.
+        readers[reader] = data["epoch_size"] // data["num_shards"] + 1 + data["batch_size"]
+    pieces = [
+        checkpoints.data or ()
+        for checkpoints in (position.checkpoints, position.epoch_start)
+        if checkpoints
+    ]
+    forms = [[check_form(piece, readers) for piece in group] for group in pieces]
+    if len(forms) < 2 or not forms[1]:
+        return
+    # DALI reads the epoch's start only when the iterator is reset, when errors would be too late.
+    differ = len(forms[0]) != len(forms[1])
+    for current, start in zip(*forms):
+        states = [(current[name], start[name]) for name in current.keys() & start.keys()]
+        differ = differ or current.keys() != start.keys()
+        differ = differ or any(a != b and None not in (a, b) for a, b in states)
+    if differ:
+        raise StateError("DALI's parts of the state belong to different graphs")

@@ -17,8 +17,8 @@ from shardings import rows_over
 from dalijax import FailedBatch, LastBatchPolicy, data_iterator, sources
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.tfdata import DALIDataset
-from dalijax.core.pipeline.failed_batches import FailedBatches
 from dalijax.core.pipeline.failure import is_environment
+from dalijax.core.state.position import FailedBatches
 from dalijax.errors import BatchError, EpochError, StateError
 
 MODES = ("raise", "skip", "mask")

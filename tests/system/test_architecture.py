@@ -172,9 +172,9 @@ def over_grain(folder):
 
 # The files of a call: to construct, next(), get_state() and set_state() of another position.
 ROUTES = {
-    over_reader: (12, 7, 8, 19),
-    over_source: (35, 13, 7, 11),
-    over_grain: (14, 15, 5, 15),
+    over_reader: (12, 7, 8, 18),
+    over_source: (34, 12, 7, 9),
+    over_grain: (13, 14, 5, 15),
 }
 
 
