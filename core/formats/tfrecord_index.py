@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import as_scalars, narrow, out_of_range
+from ..messages.printable import printable
 from . import example, index_checks
 from .byte_files import Window, open_file
 from .field import Field
@@ -214,7 +215,7 @@ def index_records(
             advance(file.size - reported)
             first.append(len(starts))
     if not len(starts):
-        raise ValueError(f"{', '.join(paths[:3])} has no records")
+        raise ValueError(f"{printable(', '.join(paths[:3]))} has no records")
     for feature, column in columns.items():
         if not column.kind:
             raise ValueError(

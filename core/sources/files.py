@@ -127,16 +127,16 @@ class Files(BaseSource):
                 is_folder, is_file = os.path.isdir(path), os.path.isfile(path)
             if is_file:
                 raise NotADirectoryError(
-                    f"{root} is a file, but Files takes a directory. Pass files as paths=[...], "
-                    "and archives to Tar or TFRecord"
+                    f"{printable(root)} is a file, but Files takes a directory. Pass files as "
+                    "paths=[...], and archives to Tar or TFRecord"
                 )
             if not is_folder and (is_pattern(root) or (is_remote(root) and "*" in root)):
                 raise FileNotFoundError(
-                    f"{root} does not exist. Files takes one directory; pass a pattern of files as "
-                    "paths="
+                    f"{printable(root)} does not exist. Files takes one directory; pass a pattern "
+                    "of files as paths="
                 )
             if not is_folder and is_remote(root):
-                raise FileNotFoundError(f"{root} is not a directory. Check the URL")
+                raise FileNotFoundError(f"{printable(root)} is not a directory. Check the URL")
             root = path
             self._root = os.path.join(os.fsencode(root), b"")
             self._list(_suffixes(extensions))
@@ -349,7 +349,7 @@ def _as_labels(labels: Any, count: int) -> NDArray[np.int32]:
 
 
 def _file_kinds(suffixes: tuple[bytes, ...]) -> str:
-    return f"files ending in {', '.join(map(os.fsdecode, suffixes))}" if suffixes else "files"
+    return f"files ending in {', '.join(map(printable, suffixes))}" if suffixes else "files"
 
 
 def _few(names: Sequence[bytes]) -> str:

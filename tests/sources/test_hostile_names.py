@@ -122,11 +122,29 @@ def test_errors_of_tars(name, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
+def test_errors_of_folders(name, tmp_path):
+    def refused(*arguments, **options):
+        with pytest.raises((ValueError, OSError)) as raised:
+            Files(*arguments, **options)
+        check(str(raised.value))
+
+    file = tmp_path / name
+    refused(file)
+    refused(tmp_path / f"*{name}")
+    file.write_bytes(b"")
+    refused(file)
+    (tmp_path / "folders" / name).mkdir(parents=True)
+    refused(tmp_path / "folders")
+    refused(tmp_path / "folders", extensions=[name])
+    refused(paths=[tmp_path / "missing" / name])
+
+
+@pytest.mark.parametrize("name", HOSTILE)
 def test_errors_of_tfrecords(name, tmp_path):
     path = tmp_path / name
     length = (3).to_bytes(8, "little")
     head = length + masked_crc(length).to_bytes(4, "little")
-    for content in (b"garbage of some length", head, head + b"\xff\xff\xff" + bytes(4)):
+    for content in (b"", b"garbage of some length", head, head + b"\xff\xff\xff" + bytes(4)):
         path.write_bytes(content)
         with pytest.raises(ValueError) as raised:
             TFRecord(path, {"x": "data"}, cache_dir=tmp_path / "c")
