@@ -73,7 +73,7 @@ def orientation_of(data: memoryview, codec: str) -> int:
         data: The encoded image.
         codec: Its codec.
 
-        data: The encoded image.
+    Raises:
         Unsupported: If DALI's decoders would crash, or decode the image to wrong pixels.
         EOFError, IndexError, struct.error: If the header is damaged or cut off.
     """

@@ -40,6 +40,7 @@ EXTENSIONS = (
     *("jpg", "jpeg", "png", "bmp", "tif", "tiff", "pnm", "ppm", "pgm", "pbm", "jp2", "webp"),
     *("flac", "ogg", "wav"),
 )
+_HIDDEN = (b".", b"__MACOSX")  # macOS's archives have metadata of each file in __MACOSX
 _MOST_CHECKED = 1000  # paths of a list whose existence is checked
 _MOST_SIZES = 100_000  # files whose sizes are part of the identity
 
@@ -51,8 +52,8 @@ class Files(BaseSource):
     scalar: the index of its class directory in sorted order. Labels and the order of records are
     as in ``fn.readers.file``. Files in nested directories belong to the class directory, as in
     torchvision's ``ImageFolder``; DALI's reader ignores them. A class directory without files keeps
-    its label, with a warning. Directories whose names begin with a dot are ignored. A record of a
-    flat directory, or of a list without labels, has only ``data``.
+    its label, with a warning. Directories whose names begin with a dot or ``__MACOSX`` are ignored.
+    A record of a flat directory, or of a list without labels, has only ``data``.
 
     Local files are read by DALI's threads (`dalijax.fn.read_file`): `read` returns their paths.
     URLs require fsspec, and `read` returns their contents.
@@ -296,7 +297,7 @@ class Files(BaseSource):
                 _few(sorted(special_files)),
             )
         files.sort()
-        return files, sorted(name for name in folders if not name.startswith(b"."))
+        return files, sorted(name for name in folders if not name.startswith(_HIDDEN))
 
     def _check_files(self) -> None:
         most = _MOST_CHECKED if self._system is None else 0  # checking remote files would be slow

@@ -111,6 +111,7 @@ def test_files_of_deeper_folders_are_of_their_class(classes):
 @pytest.mark.parametrize("remote", (False, True), ids=("local", "remote"))
 def test_hidden_folders_are_not_classes_and_empty_folders_are_named(remote, tmp_path, caplog):
     names = ("cat/1.jpg", "dog/1.jpg", ".ipynb_checkpoints/1.jpg", "cat/.ipynb_checkpoints/1.jpg")
+    names += ("__MACOSX/cat/._1.jpg", "dog/__MACOSX/._1.jpg")
     for name in (*names, "bird/note.txt", ".git/config", "cat/deep/2.jpg"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
