@@ -18,7 +18,13 @@ from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import check_outputs
 from ..pipeline.engine import CLOSED, Engine, Outcome
 from ..pipeline.failing_rows import failure_alone, find_bad
-from ..pipeline.failure import EnvironmentFailure, Failure, failure_of, is_environment
+from ..pipeline.failure import (
+    EnvironmentFailure,
+    Failure,
+    can_open_files,
+    failure_of,
+    is_environment,
+)
 from ..pipeline.failure_errors import describe, listed, with_printable
 from ..pipeline.pipeline_source import FunctionSource
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
@@ -346,7 +352,7 @@ class FedEngine(Engine[P]):
     ) -> Outcome[P] | None:
         """Finds the records that made a run fail; returns as `_run_at`."""
         failure = failure_of(error)
-        if failure.environment:
+        if failure.environment or (failure.is_read and not can_open_files()):
             raise EnvironmentFailure(failure.message) from error
         used = sample_numbers(self._all_rows(supply, run))
         samples = self._find_bad(supply, used, failure)
@@ -360,6 +366,8 @@ class FedEngine(Engine[P]):
             dali = f"\nDALI says: {text}"
             described = self._described(position, describe(failure, (), every) + dali, every)
             described.unexplained = True
+        elif failure.is_read and not samples and not unread:  # all files can be read now
+            raise EnvironmentFailure(failure.message) from error
         elif not samples and not unread:  # a file's error that occurs for no record alone
             described = self._described(position, f"{failure.message}\nDALI says: {text}")
         else:

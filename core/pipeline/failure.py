@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import os
 import re
 import time
 import traceback
@@ -78,6 +79,11 @@ class Failure:
         return self.operator == other.operator
 
     @property
+    def is_read(self) -> bool:
+        """Whether DALI failed to read a file, for a reason that it does not name."""
+        return _FILE_READS.match(self.operator) is not None
+
+    @property
     def subject(self) -> str:
         """The failed operator, in words."""
         return f"operator {self.operator}" if self.operator else "the graph"
@@ -117,6 +123,15 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def can_open_files() -> bool:
+    """Returns whether this process can open a further file."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def is_environment(error: BaseException) -> bool:

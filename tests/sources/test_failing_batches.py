@@ -4,6 +4,8 @@ import contextlib
 import errno
 import io
 import json
+import os
+import resource
 import threading
 import urllib.error
 
@@ -276,6 +278,35 @@ def test_an_environment_that_fails_loses_no_batch(number):
     assert iterator.get_state() == state and counts(iterator) == (0, 0, 0)
     source.bad = set()
     assert outcomes(iterator, 4) == [[2, 3], [4, 5], [6, 7], "stop"]
+
+
+@pytest.mark.parametrize("on_error", MODES)
+def test_exhausted_file_descriptors_lose_no_batch_of_files(on_error, tmp_path):
+    for number in range(12):
+        (tmp_path / f"{number:02d}.jpg").write_bytes(jpeg(number))
+    source = sources.Files(tmp_path)
+    decode = data_iterator(
+        lambda data: fn.decoders.image(data), ["x"], source=source, on_error=on_error, mask="m"
+    )
+    options = {"batch_size": 2, "shuffle": False, "as_numpy": True}
+    expected = [batch["x"].tolist() for batch in decode(**options)]
+    iterator = decode(**options)
+    batches, held = [next(iterator)["x"].tolist()], []
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, limits[0]), limits[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(2):  # meanwhile, DALI runs a batch whose images were checked before
+            with contextlib.suppress(RuntimeError, OSError):
+                batches.append(next(iterator)["x"].tolist())
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert [*batches, *(batch["x"].tolist() for batch in iterator)] == expected
+    assert counts(iterator) == (0, 0, 0)
 
 
 def test_an_environment_that_recovers_has_no_effect():
