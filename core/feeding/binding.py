@@ -55,23 +55,23 @@ def bind(
             "fields of the records. Pass settings by keyword, such as batch_size=128"
         )
     check_source(source)
-    taken = sorted({"batch_size"} & parameters - {*source.fields})
-    if taken:
+    hidden = sorted({"batch_size"} & parameters - {*source.fields})
+    if hidden:
         raise ValueError(
-            f"{name} has a parameter {taken[0]}, which hides the argument {taken[0]}= of the "
+            f"{name} has a parameter {hidden[0]}, which hides the argument {hidden[0]}= of the "
             "call. Rename the parameter"
         )
     settings = {k: v for k, v in call.items() if k in parameters}
-    of_readers = [
+    reader_arguments = [
         k for k in _OF_READERS if k in call or (k in parameters and k not in source.fields)
     ]
-    of_readers += [k for k in ("reader_name",) if config.reader_name is not None]
-    of_readers += [k for k in ("size",) if config.size != -1]
-    if of_readers:
+    reader_arguments += [k for k in ("reader_name",) if config.reader_name is not None]
+    reader_arguments += [k for k in ("size",) if config.size != -1]
+    if reader_arguments:
         raise ValueError(
-            f"{of_readers} of {name} can't be used with a source, since they belong to DALI's "
-            "readers. Omit them: a source has a size, and every pipeline makes its rows of the "
-            "global batch"
+            f"{reader_arguments} of {name} can't be used with a source, since they belong to "
+            "DALI's readers. Omit them: a source has a size, and every pipeline makes its rows of "
+            "the global batch"
         )
     pipeline_call = {k: v for k, v in call.items() if k not in parameters}
     pipeline_call = checked_arguments(function, pipeline_call, OF_DATA_ITERATOR)

@@ -85,13 +85,15 @@ class FedEngine(Engine[P]):
         """
         self._function, self._define = function, define
         self._call = dict(call)
-        self._each = [{**own, "part": part} for part, own in enumerate(differing)]
+        self._pipeline_arguments = [
+            {**arguments, "part": part} for part, arguments in enumerate(differing)
+        ]
         self._seed: Any = seed
         self._graph: FedGraph | None = None
         self._learned = False  # whether the first pipelines were inspected
         self._feed: RowSupply[P] | None = None
-        self._made: tuple[RowSupply[P], FunctionSource] | None = None
-        self._taken = 0  # the number of runs taken from the current pipelines
+        self._fed: tuple[RowSupply[P], FunctionSource] | None = None
+        self._runs_taken = 0  # the number of runs taken from the current pipelines
         # The operators of ``fn.random``, which are known once pipelines were built.
         self._random: list[str] = []
 
@@ -158,7 +160,7 @@ class FedEngine(Engine[P]):
         position = self._run_of(position)
         if self._runner is None or self._feed is None:
             return self._build(position)
-        if not self._feed.is_at(self._taken, position):
+        if not self._feed.is_at(self._runs_taken, position):
             self._go_back(self._runner, self._feed, position)
         return self._runner, self._feed
 
@@ -169,14 +171,14 @@ class FedEngine(Engine[P]):
             self._build(position)
             return
         runner.drain()
-        self._taken = supply.next_run
+        self._runs_taken = supply.next_run
         supply.seek(position)
 
     def _build(self, position: P) -> tuple[Runner, RowSupply[P]]:
         """Builds the pipelines at a position; returns them and their supply."""
         self.process = os.getpid()
         supply = self._feed = self._feed or self._open_supply()
-        supply.next_run = self._taken = 0
+        supply.next_run = self._runs_taken = 0
         try:
             supply.seek(position)
             runner = self._runner = self._started(supply, position)
@@ -193,9 +195,9 @@ class FedEngine(Engine[P]):
         self, supply: RowSupply[P], checkpoints: Sequence[bytes] | None = None
     ) -> Runner:
         """Builds pipelines over a supply, from DALI's checkpoints if there are any."""
-        if self._made is None or self._made[0] is not supply:
-            self._made = supply, self._pipelines(supply.rows, self._each)
-        source = self._made[1]
+        if self._fed is None or self._fed[0] is not supply:
+            self._fed = supply, self._pipelines(supply.rows, self._pipeline_arguments)
+        source = self._fed[1]
         source.set_seed(self._seed)
         return Runner(source.build(checkpoints), gradual=self._gradual)
 
@@ -230,7 +232,10 @@ class FedEngine(Engine[P]):
         runner, supply = self._fed_at(position)
         batch: Batch | None = None
         error: Exception | None = None
-        run, self._taken = self._taken, self._taken + 1  # a failed run counts as well
+        run, self._runs_taken = (
+            self._runs_taken,
+            self._runs_taken + 1,
+        )  # a failed run counts as well
         try:
             batch = runner.take(lambda outputs: self._batch(outputs, runner, supply, run))
         except (SourceError, SourceEnded) as failed:
@@ -257,7 +262,7 @@ class FedEngine(Engine[P]):
 
     def _all_rows(self, supply: RowSupply[P], run: int) -> list[RowBatch]:
         """Returns the rows of all pipelines for a run."""
-        return [supply.rows(run, part) for part in range(len(self._each))]
+        return [supply.rows(run, part) for part in range(len(self._pipeline_arguments))]
 
     def _batch(
         self, outputs: Sequence[Outputs], runner: Runner, supply: RowSupply[P], run: int
@@ -440,7 +445,7 @@ class FedEngine(Engine[P]):
             EnvironmentFailure: If the failure isn't caused by the samples.
         """
         rows = supply.alone(samples)
-        differing = {**self._each[0], "batch_size": len(samples)}
+        differing = {**self._pipeline_arguments[0], "batch_size": len(samples)}
         source = self._pipelines(lambda run, part: rows, [differing], prefetch_queue_depth=1)
         failure = failure_alone(Runner(source.build()))
         if failure is not None and failure.environment:

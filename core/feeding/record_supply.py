@@ -73,8 +73,8 @@ class RecordRows:
     def __init__(self, supply: RecordSupply, prepared: _Prepared, first: int, last: int):
         self._supply, self._prepared = supply, prepared
         self._first, self._last = first, last
-        whole = prepared.batch.valid
-        self.valid = np.ones(last - first, bool) if whole is None else whole[first:last]
+        valid = prepared.batch.valid
+        self.valid = np.ones(last - first, bool) if valid is None else valid[first:last]
         self.samples = prepared.samples[first:last]
 
     @property
@@ -90,25 +90,25 @@ class RecordRows:
         columns = self._prepared.columns
         if name not in columns:  # the operators of the graph could not be read
             columns[name] = self._supply.column(name, self._prepared.records)[0]
-        return self._own(columns[name])
+        return self._rows_of(columns[name])
 
     def column(self, name: str) -> list[Any]:
         """Returns values that bypass the graph."""
-        return values_of(self._own(self._prepared.records), name, "", self._first)
+        return values_of(self._rows_of(self._prepared.records), name, "", self._first)
 
     def draw_rows(self) -> DrawRows:
         """Returns what ``draw`` needs to draw the numbers of the rows."""
         numbers = self._prepared.numbers
-        own = None if numbers is None else self._own(numbers)
-        return DrawRows(fold(self._supply.seed, 0, own), self._sizes, self._refuse)
+        row_numbers = None if numbers is None else self._rows_of(numbers)
+        return DrawRows(fold(self._supply.seed, 0, row_numbers), self._sizes, self._refuse)
 
     def name(self, row: int) -> str:
         """Returns the name of a row's own record, with its values in short."""
         batch, row = self._prepared.batch, self._first + row
         return f"{batch.name(row)} ({described(batch.records[row])})"
 
-    def _own(self, values: Any) -> Any:
-        """Returns the values of these rows, without a copy if they are all."""
+    def _rows_of(self, values: Any) -> Any:
+        """Returns the values of these rows, without a copy if the batch has no other rows."""
         if self._last - self._first == len(values):
             return values
         return values[self._first : self._last]
@@ -125,12 +125,12 @@ class RecordRows:
         sizes = self._prepared.sizes
         if name not in sizes:
             sizes[name] = self._supply.column(name, self._prepared.records)[1]
-        own = self._own(sizes[name])
-        for row, size in enumerate(own):
+        row_sizes = self._rows_of(sizes[name])
+        for row, size in enumerate(row_sizes):
             if size is None:
-                text = "the size of the picture can't be read from its header"
+                text = "the size of the image can't be read from its header"
                 self._refuse(row, ValueError(text))
-        return np.array([size or (1, 1) for size in own], np.int32)
+        return np.array([size or (1, 1) for size in row_sizes], np.int32)
 
 
 class RecordSupply:
@@ -180,7 +180,7 @@ class RecordSupply:
         # Kept until its batch is due: all pipelines must get the error, but it is raised once.
         self._error: ReadError | None = None
         self.ended = False
-        self._known = BadSamples()
+        self._bad_samples = BadSamples()
         self._has_bad = False  # whether a bad sample or record was ever remembered
 
     # Positions
@@ -209,12 +209,16 @@ class RecordSupply:
         self._batches.clear()
         self._error = None
         self.ended = False
-        self._known.forget_samples()
+        self._bad_samples.forget_samples()
         self._position = position
 
     def _stands_at(self, position: RecordPosition) -> bool:
-        now = self._position
-        return now is not None and now.step == position.step and now.after is position.after
+        current = self._position
+        return (
+            current is not None
+            and current.step == position.step
+            and current.after is position.after
+        )
 
     def is_at(self, run: int, position: RecordPosition) -> bool:
         """Returns whether a run begins at a position."""
@@ -258,7 +262,7 @@ class RecordSupply:
             self.graph = graph
         return self.graph
 
-    def held(self, position: RecordPosition, count: int) -> int:
+    def read_batches(self, position: RecordPosition, count: int) -> int:
         """Reads some batches from a position on; returns the number of batches before their end.
 
         Raises:
@@ -348,12 +352,16 @@ class RecordSupply:
         samples = self._base() + place * self._rows_all + np.minimum(rows, last)
         columns, sizes, errors = self._columns_of(records)
         if self._has_bad:
-            whole = not errors
+            all_valid = not errors
             for row, sample in enumerate(samples.tolist()):
                 if row in errors:
                     continue
-                made = (columns, row) if whole else (self._columns_of(records[row : row + 1])[0], 0)
-                if reason := self._known_error(sample, *made):
+                row_columns = (
+                    (columns, row)
+                    if all_valid
+                    else (self._columns_of(records[row : row + 1])[0], 0)
+                )
+                if reason := self._known_error(sample, *row_columns):
                     errors[row] = reason
         if errors:
             chosen = choose(
@@ -362,13 +370,13 @@ class RecordSupply:
                 lambda sample: self._good_record(sample, place, errors),
             )
             if chosen is None:
-                own = RecordRows(
+                rows_of_batch = RecordRows(
                     self,
                     _Prepared(batch, records, samples, None, errors, {}, {}),
                     0,
                     len(records),
                 )
-                raise NoStandIn([(own.name(row), errors[row]) for row in sorted(errors)])
+                raise NoStandIn([(rows_of_batch.name(row), errors[row]) for row in sorted(errors)])
             for row, (sample, (record,)) in chosen.items():
                 records[row], samples[row] = record, sample
             columns, sizes, _ = self._columns_of(records)
@@ -385,14 +393,14 @@ class RecordSupply:
         """Returns the inputs that the graph uses, sizes of images, and errors of unfit rows."""
         names = sorted(self.graph.used) if self.graph is not None else []
         try:
-            made = {name: self.column(name, records) for name in names}
+            columns_and_sizes = {name: self.column(name, records) for name in names}
         except (ValueError, TypeError) as error:
             errors = dict(self._unfit(names, records))
             if not errors:
                 raise error
             return {}, {}, errors
-        columns = {name: column for name, (column, _) in made.items()}
-        return columns, {name: sizes for name, (_, sizes) in made.items() if sizes}, {}
+        columns = {name: column for name, (column, _) in columns_and_sizes.items()}
+        return columns, {name: sizes for name, (_, sizes) in columns_and_sizes.items() if sizes}, {}
 
     def _unfit(
         self, names: Sequence[str], records: Sequence[Any]
@@ -486,9 +494,9 @@ class RecordSupply:
         self, sample: int, columns: Mapping[str, Any], row: int
     ) -> UnusableRecord | None:
         """Returns the error of a sample, or of a record of equal values, that failed before."""
-        reason = self._known.sample_error(_SEED, sample)
-        if reason is None and self._known.knows_records():
-            reason = self._known.record_error(*self._digest(columns, row))
+        reason = self._bad_samples.sample_error(_SEED, sample)
+        if reason is None and self._bad_samples.knows_records():
+            reason = self._bad_samples.record_error(*self._digest(columns, row))
         return reason
 
     def _digest(self, columns: Mapping[str, Any], row: int) -> tuple[Hashable, Callable[[], bytes]]:
@@ -509,19 +517,19 @@ class RecordSupply:
             place, row = self._place_of(sample)
             record = self._read(place).batch.records[row]
             key, digest = self._digest(self._columns_of([record])[0], 0)
-            self._known.add_record(key, digest(), reason)
+            self._bad_samples.add_record(key, digest(), reason)
         if replace:
-            self._known.add_sample(_SEED, sample, reason)
+            self._bad_samples.add_sample(_SEED, sample, reason)
 
     def stand_ins(self, run: int) -> Iterator[int]:
         """Yields samples that may replace bad ones of a run, except samples known to be bad."""
         place = run - self._first
         first = self._base() + place * self._rows_all
-        others = self._candidates(place, 0, len(self.batch(run).records))
+        candidates = self._candidates(place, 0, len(self.batch(run).records))
         yield from (
             sample
-            for sample in itertools.chain([first], others)
-            if self._known.sample_error(_SEED, sample) is None
+            for sample in itertools.chain([first], candidates)
+            if self._bad_samples.sample_error(_SEED, sample) is None
         )
 
     def probes(self, run: int) -> Iterator[int]:

@@ -76,7 +76,7 @@ class ReuseCheck:
 
 def _arrays(records: Indices, values: Values) -> Iterator[tuple[int, NDArray[Any]]]:
     """Yields the writable arrays with their record; of a whole column, the first."""
-    whole: Sequence[object] = [values] if isinstance(values, np.ndarray) else values
-    for record, value in zip(records.tolist(), whole):
+    rows: Sequence[object] = [values] if isinstance(values, np.ndarray) else values
+    for record, value in zip(records.tolist(), rows):
         if isinstance(value, np.ndarray) and value.size and value.flags.writeable:
             yield record, value

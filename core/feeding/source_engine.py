@@ -347,7 +347,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             return feed.rows(run, part)
 
         try:
-            source = self._pipelines(rows_of, self._each)
+            source = self._pipelines(rows_of, self._pipeline_arguments)
             pipelines = [define(None) for define in source.definitions()]
             lead = max(map(queue_depth, pipelines))
             yield pipelines, f"source {type(self._source).__name__}"

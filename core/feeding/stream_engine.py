@@ -132,7 +132,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         )
         options = {k: v for k, v in call.items() if k not in parameters}
         self.feed_by(pipeline_fn, _unknown_graph, options, each, None)
-        self._main = self._pipelines(self._supply.rows, self._each)
+        self._main = self._pipelines(self._supply.rows, self._pipeline_arguments)
         if part is not None:
             self.compare_processes(getattr(pipeline_fn, "__name__", "the graph"), part.values)
             self._reader.agreement = self._agreement
@@ -179,7 +179,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         """
         read = 0
         if self._part.batches is None:
-            read = self._supply.held(self.position, _HELD)
+            read = self._supply.read_batches(self.position, _HELD)
         return self._reader.batches(read)
 
     def _shared_values(self) -> Values:
@@ -282,7 +282,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         error: BaseException,
     ) -> Outcome[RecordPosition]:
         if isinstance(error, SourceEnded) and not supply.has(run):
-            self._taken = run  # the run wasn't used
+            self._runs_taken = run  # the run wasn't used
             return self._ended(position)
         if isinstance(error, ReadError):
             self._stop()
@@ -332,7 +332,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         """Continues after the reader had no batch, if it may have a batch now."""
         if self._runner is not None and self._supply.ended:
             self._runner.restart()  # DALI numbers the runs from 0 again
-            self._taken = self._supply.next_run = 0
+            self._runs_taken = self._supply.next_run = 0
             self._supply.seek(self.position)
 
     def drop(self) -> None:
@@ -344,8 +344,8 @@ class StreamEngine(FedEngine[RecordPosition]):
     def _started(self, supply: RowSupply[RecordPosition], position: RecordPosition) -> Runner:
         if self._graph is None:
             self._graph = self._define = self._supply.learn()
-            self._main = self._pipelines(self._supply.rows, self._each)
-            self._made = self._supply, self._main
+            self._main = self._pipelines(self._supply.rows, self._pipeline_arguments)
+            self._fed = self._supply, self._main
         restored = position.restored
         self._seed = restored.seed
         drawn = restored.seed if restored.draw_seed is None else restored.draw_seed
@@ -434,7 +434,9 @@ class StreamEngine(FedEngine[RecordPosition]):
             StateError: If the runs don't change the operators' states by equal steps.
             RuntimeError: If the rows don't run.
         """
-        runner = Runner(self._pipelines(lambda run, part: rows[part], self._each).build())
+        runner = Runner(
+            self._pipelines(lambda run, part: rows[part], self._pipeline_arguments).build()
+        )
         try:
             pieces = [runner.checkpoints() or ()]
             for _ in range(2):

@@ -76,12 +76,12 @@ class PartReader:
             return Batches(self._part.batches, True)
         return Batches(read, False) if self._end is None else Batches(min(read, self._end), True)
 
-    def agree(self, step: int, own: Batches) -> None:
+    def agree(self, step: int, local: Batches) -> None:
         """Exchanges the numbers of batches between the processes.
 
         Args:
             step: The number of the next batch to deliver.
-            own: The number of batches of this process.
+            local: The number of batches of this process.
 
         Raises:
             ProcessError: If a process has no batch but others have some, or as `Agreement`.
@@ -90,8 +90,8 @@ class PartReader:
         if agreement is None:
             return
         values = {"position": f"step {step}"}
-        answers = agreement.settle(values, "the number of batches", own)
-        every = {process: batches or own for process, batches in answers.items()}
+        answers = agreement.settle(values, "the number of batches", local)
+        every = {process: batches or local for process, batches in answers.items()}
         counts = {process: batches.certain for process, batches in every.items()}
         empty = [p for p, batches in every.items() if batches == Batches(0, True)]
         if empty and any(counts.values()):
