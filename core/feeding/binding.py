@@ -106,7 +106,7 @@ def check_source(source: Source) -> None:
         if not isinstance(field, Field):
             dtype = field if isinstance(field, str) else "uint8"
             raise TypeError(
-                f"fields of {name} must hold dalijax.sources.Field, and {key!r} is {field!r}. "
+                f"fields of {name} must be of type dalijax.sources.Field, not {key!r}: {field!r}. "
                 f"Write Field(np.{dtype}, ndim), with ndim=0 for a number and 1 for a vector"
             )
     for method, call in _METHODS.items():

@@ -70,11 +70,6 @@ class FedGraph:
         """The names of the values to read of each record."""
         return [*self._inputs, *self.passed]
 
-    @property
-    def taken(self) -> list[str]:
-        """The names of the inputs."""
-        return [*self._inputs]
-
     def learn(self, operators: Iterable[Operator]) -> None:
         """Finds the inputs that the operators of a built pipeline use, and its pictures."""
         operators = list(operators)
@@ -157,9 +152,9 @@ def field_graph(
             f"have: the fields of the source are {sorted(fields)}, and 'draw' has random "
             "numbers. Pass other arguments by keyword in the call"
         )
-    taken = {k: f for k, f in fields.items() if k in parameters and k not in settings}
+    inputs = {k: f for k, f in fields.items() if k in parameters and k not in settings}
     takes_draw = DRAW in parameters and DRAW not in settings
-    for field in taken:
+    for field in inputs:
         if fields[field].dtype is None:
             raise TypeError(
                 f"{name}() takes the field {field!r}, for which DALI has no type: it is text, "
@@ -167,7 +162,7 @@ def field_graph(
                 "batch. Remove the parameter, or return arrays of numbers or bytes, such as "
                 "path.encode(), from the source"
             )
-    if not taken and not takes_draw:
+    if not inputs and not takes_draw:
         raise TypeError(
             f"{name}() takes no field of the source. Name its parameters after the fields, "
             f"{sorted(fields)}"
@@ -179,7 +174,7 @@ def field_graph(
         drawn = {DRAW: draw} if takes_draw else {}
         return function(**nodes, **drawn, **settings)
 
-    return FedGraph(function, taken, passed, call, True, schema.of_fields, no_copy=True)
+    return FedGraph(function, inputs, passed, call, True, schema.batched_field, no_copy=True)
 
 
 def record_graph(

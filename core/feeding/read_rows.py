@@ -27,7 +27,7 @@ CHUNK = 64  # the number of records that a task reads
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class ReadSettings:
     """The settings for reading and preparing records, which the reading threads share.
 
     Attributes:
@@ -36,8 +36,8 @@ class Wanted:
         order: Returns the record numbers and the epochs of some samples of the stream.
         pictures: The fields that the graph's decoders decode, once it is built.
         reuse: Detects reused buffers; None if the source returns new arrays.
-        whole: The records whose images have a complete header, by field; they are checked once.
-        known: The samples and records that DALI could not process before.
+        checked_headers: By field, the records whose images were found to have a complete header.
+        bad_samples: The samples and records that DALI could not process before.
         seed, num_samples: The seed, and the number of samples of an epoch.
         sized: The fields of images whose sizes the graph has asked for.
         draws: The functions of the graph's draws, by name.
@@ -47,16 +47,16 @@ class Wanted:
     names: tuple[str, ...]
     seed: int
     num_samples: int
-    known: BadSamples
+    bad_samples: BadSamples
     order: Callable[[Indices], tuple[Indices, Indices]]
     reuse: ReuseCheck | None
     pictures: Mapping[str, Picture]
-    whole: dict[str, RecordTable] = dataclasses.field(default_factory=dict)
+    checked_headers: dict[str, RecordTable] = dataclasses.field(default_factory=dict)
     sized: set[str] = dataclasses.field(default_factory=set)
     draws: dict[str, DrawFunction] = dataclasses.field(default_factory=dict)
 
     @property
-    def taken(self) -> list[str]:
+    def graph_fields(self) -> list[str]:
         """Returns the fields that DALI takes."""
         return [name for name in self.names if self.source.fields[name].dtype is not None]
 
@@ -114,13 +114,13 @@ def _cut_off(source: Source, columns: Mapping[str, Values]) -> dict[int, Excepti
     return errors
 
 
-def _no_pictures(wanted: Wanted, records: Indices, chunk: Chunk) -> dict[int, Exception]:
+def _no_pictures(settings: ReadSettings, records: Indices, chunk: Chunk) -> dict[int, Exception]:
     """Returns an error for each record without an image in a field that the graph decodes."""
     errors: dict[int, Exception] = {}
-    for name, picture in list(wanted.pictures.items()):
-        table = wanted.whole.get(name)
+    for name, picture in list(settings.pictures.items()):
+        table = settings.checked_headers.get(name)
         if table is None:
-            table = wanted.whole.setdefault(name, RecordTable(len(wanted.source), 0))
+            table = settings.checked_headers.setdefault(name, RecordTable(len(settings.source), 0))
         has_header, _ = table.get(records)
         good: list[int] = []
         for place in np.flatnonzero(~has_header).tolist():
@@ -139,11 +139,13 @@ def _no_pictures(wanted: Wanted, records: Indices, chunk: Chunk) -> dict[int, Ex
     return errors
 
 
-def _sizes_of(wanted: Wanted, records: Indices, name: str, values: Values) -> NDArray[np.int32]:
+def _sizes_of(
+    settings: ReadSettings, records: Indices, name: str, values: Values
+) -> NDArray[np.int32]:
     """Returns `Source.sizes`, also if the graph reads the paths in a field itself."""
-    if wanted.pictures.get(name, Picture()).is_path and not wanted.source.fields[name].is_path:
+    if settings.pictures.get(name, Picture()).is_path and not settings.source.fields[name].is_path:
         return picture_sizes(values, are_paths=True)
-    return wanted.source.sizes(records, name, values)
+    return settings.source.sizes(records, name, values)
 
 
 def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
@@ -173,26 +175,26 @@ def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
     return Chunk({**values}, errors)
 
 
-def _read_checked(wanted: Wanted, records: Indices) -> Chunk:
+def _read_checked(settings: ReadSettings, records: Indices) -> Chunk:
     """Reads records, with an error for each that can't be read or processed."""
-    chunk = _read(wanted.source, records, wanted.names)
-    chunk.errors.update(_no_pictures(wanted, records, chunk))
-    if wanted.known.knows_records():
+    chunk = _read(settings.source, records, settings.names)
+    chunk.errors.update(_no_pictures(settings, records, chunk))
+    if settings.bad_samples.knows_records():
         for place, record in enumerate(records.tolist()):
             if place not in chunk.errors:
-                digest = functools.partial(digest_of, wanted.source.fields, chunk.columns, place)
-                known = wanted.known.record_error(record, digest)
-                if known is not None:
-                    chunk.errors[place] = known
+                digest = functools.partial(digest_of, settings.source.fields, chunk.columns, place)
+                error = settings.bad_samples.record_error(record, digest)
+                if error is not None:
+                    chunk.errors[place] = error
     return chunk
 
 
-def read_chunk(wanted: Wanted, records: Indices) -> Chunk:
+def read_chunk(settings: ReadSettings, records: Indices) -> Chunk:
     """Reads records, and prepares them for DALI."""
-    source, names, sized = wanted.source, wanted.names, list(wanted.sized)
-    chunk = _read_checked(wanted, records)
-    if wanted.reuse is not None and not chunk.errors:
-        wanted.reuse.check(records, chunk.columns)
+    source, names, sized = settings.source, settings.names, list(settings.sized)
+    chunk = _read_checked(settings, records)
+    if settings.reuse is not None and not chunk.errors:
+        settings.reuse.check(records, chunk.columns)
     if not chunk.errors:
         chunk.inputs = {
             name: [TensorCPU(np.asarray(value, order="C")) for value in chunk.columns[name]]
@@ -201,7 +203,7 @@ def read_chunk(wanted: Wanted, records: Indices) -> Chunk:
             and not isinstance(chunk.columns[name], np.ndarray)
         }
         chunk.sizes = {
-            name: _sizes_of(wanted, records, name, chunk.columns[name]) for name in sized
+            name: _sizes_of(settings, records, name, chunk.columns[name]) for name in sized
         }
     return chunk
 
@@ -212,7 +214,7 @@ class ReadRows:
     A reading thread creates it, so that the training loop does not wait.
 
     Args:
-        wanted: The settings.
+        settings: The settings.
         samples: The sample of the stream in each row.
         records, epochs: The records of the samples, and their epochs.
         order: The rows in the order in which they are read.
@@ -234,7 +236,7 @@ class ReadRows:
 
     def __init__(
         self,
-        wanted: Wanted,
+        settings: ReadSettings,
         samples: Indices,
         records: Indices,
         epochs: Indices,
@@ -245,28 +247,30 @@ class ReadRows:
     ):
         self.samples, self.records, self.own_records = samples, records, records
         self.errors: dict[int, Exception] = {}
-        self._wanted, self._order = wanted, order
-        self._hashes = fold(wanted.seed, epochs, records)
+        self._settings, self._order = settings, order
+        self._hashes = fold(settings.seed, epochs, records)
         self._chunks = chunks
         self._columns: dict[str, Values] = {}
         for number, chunk in enumerate(self._chunks):
             for place, error in chunk.errors.items():
                 self.errors[int(order[number * CHUNK + place])] = error
-        if wanted.known.knows_samples():
+        if settings.bad_samples.knows_samples():
             for row, sample in enumerate(samples.tolist()):
-                error_before = wanted.known.sample_error(wanted.seed, sample)
+                error_before = settings.bad_samples.sample_error(settings.seed, sample)
                 if error_before is not None:
                     self.errors.setdefault(row, error_before)
         if self.errors:
             self._replace(batch().tolist(), first)
-        self.inputs = {name: self._as_input(name) for name in wanted.taken}
-        self._drawn = {name: self._draw(function) for name, function in list(wanted.draws.items())}
+        self.inputs = {name: self._as_input(name) for name in settings.graph_fields}
+        self._drawn = {
+            name: self._draw(function) for name, function in list(settings.draws.items())
+        }
 
     def name(self, row: int) -> str:
         """Returns the name of a row's own record; its number if the source can't name it."""
         record = int(self.own_records[row])
         try:
-            return self._wanted.source.name(record)
+            return self._settings.source.name(record)
         except Exception:
             return f"record {record}"
 
@@ -284,7 +288,7 @@ class ReadRows:
         """Returns the values of a draw; from now on threads call its function."""
         if name not in self._drawn:
             self._drawn[name] = self._draw(function)
-        self._wanted.draws[name] = function  # which the first call has checked
+        self._settings.draws[name] = function  # which the first call has checked
         return self._drawn[name]
 
     def _draw(self, function: DrawFunction) -> list[TensorListCPU]:
@@ -300,15 +304,15 @@ class ReadRows:
 
         A record whose image header can't be read is refused, with the size 1 x 1.
         """
-        self._wanted.sized.add(name)  # from now on the reading threads find them
+        self._settings.sized.add(name)  # from now on the reading threads find them
         if not self.errors and all(name in chunk.sizes for chunk in self._chunks):
             sizes = np.asarray(self._joined([chunk.sizes[name] for chunk in self._chunks]))
         else:
-            image_sizes = _sizes_of(self._wanted, self.records, name, self.column(name))
+            image_sizes = _sizes_of(self._settings, self.records, name, self.column(name))
             sizes = np.array(image_sizes, np.int32)
         for row in np.flatnonzero((sizes < 1).any(axis=1)).tolist():
             sizes[row] = 1
-            self._refuse(row, ValueError("the size of the picture can't be read from its header"))
+            self._refuse(row, ValueError("the size of the image can't be read from its header"))
         return sizes
 
     def _as_input(self, name: str) -> TensorListCPU:
@@ -342,27 +346,27 @@ class ReadRows:
         Rows of other pipelines and processes are read here, too, so that the stand-ins do not
         depend on the layout.
         """
-        wanted = self._wanted
-        own = {int(sample): row for row, sample in enumerate(self.samples)}
+        settings = self._settings
+        row_of = {int(sample): row for row, sample in enumerate(self.samples)}
         read: dict[int, Chunk] = {}  # of other rows
 
         def values_of(sample: int) -> tuple[Mapping[str, Values], int] | None:
             """Returns the columns with a sample's record and its place; None for a bad record."""
-            row = own.get(sample)
+            row = row_of.get(sample)
             if row is not None:
                 return None if row in self.errors else (columns, row)
-            if wanted.known.sample_error(wanted.seed, sample) is not None:
+            if settings.bad_samples.sample_error(settings.seed, sample) is not None:
                 return None
             if sample not in read:
-                records, _ = wanted.order(np.array([sample], np.int64))
-                read[sample] = _read_checked(wanted, records)
+                records, _ = settings.order(np.array([sample], np.int64))
+                read[sample] = _read_checked(settings, records)
             return None if read[sample].errors else (read[sample].columns, 0)
 
-        columns = {name: list(self.column(name)) for name in wanted.names}
+        columns = {name: list(self.column(name)) for name in settings.names}
         samples = self.samples.copy()
         chosen = choose(
             sorted(self.errors),
-            lambda row: stand_ins(batch, first + row, wanted.num_samples),
+            lambda row: stand_ins(batch, first + row, settings.num_samples),
             values_of,
         )
         if chosen is None:
@@ -372,9 +376,9 @@ class ReadRows:
             raise errors[0]
         for row, (sample, (values, place)) in chosen.items():
             samples[row] = sample
-            for name in wanted.names:
+            for name in settings.names:
                 columns[name][row] = values[name][place]
         self._columns.update(columns)
         self.samples = samples
-        self.records, epochs = wanted.order(samples)
-        self._hashes = fold(wanted.seed, epochs, self.records)
+        self.records, epochs = settings.order(samples)
+        self._hashes = fold(settings.seed, epochs, self.records)

@@ -428,7 +428,7 @@ class RecordSupply:
         """
         schema, graph = self._schema, self.graph
         if schema is None or graph is None:
-            raise ValueError("no record was seen that would say what the graph takes")
+            raise ValueError("the inputs of the graph are unknown, because no record was read")
         number = self._column_numbers[name]
         try:
             values = schema.column(number, records, first)

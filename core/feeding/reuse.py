@@ -67,9 +67,9 @@ class ReuseCheck:
         )
         if not np.array_equal(first_value, second_value):
             raise ValueError(
-                f"{type(self._source).__name__}.read() gave {name!r} of records {first} and "
+                f"{type(self._source).__name__}.read() returned {name!r} of records {first} and "
                 f"{second} in the same memory, while the first was in use: batches would have the "
-                "wrong data. Return new arrays from each call, by .copy() say"
+                "wrong data. Return new arrays from each call, e.g. by .copy()"
             )
         self._equal += 1
 

@@ -49,13 +49,13 @@ class Schema:
 
     Attributes:
         columns: The inputs in order.
-        taken: The record's keys that the graph takes as arguments; None if it takes the whole
-            record as its only argument.
+        argument_keys: The record's keys that the graph takes as arguments; None if its only
+            argument is the whole record.
         passed: The record's other keys.
     """
 
     columns: tuple[Column, ...]
-    taken: tuple[str, ...] | None
+    argument_keys: tuple[str, ...] | None
     passed: tuple[str, ...]
 
     def arguments(self, nodes: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -68,7 +68,7 @@ class Schema:
             for key in column.path[:-1]:
                 at = at.setdefault(key, {})
             at[column.path[-1]] = node
-        return ([tree], {}) if self.taken is None else ([], tree)
+        return ([tree], {}) if self.argument_keys is None else ([], tree)
 
     @property
     def names(self) -> list[str]:
@@ -78,7 +78,7 @@ class Schema:
     @property
     def nested(self) -> bool:
         """Returns whether the graph's function gets dicts, of which it need not use every value."""
-        return any(len(column.path) > (self.taken is not None) for column in self.columns)
+        return any(len(column.path) > (self.argument_keys is not None) for column in self.columns)
 
     def column(
         self, index: int, records: Sequence[Any], first: int = 0
@@ -115,15 +115,15 @@ class Schema:
                 raise ValueError(
                     f"{'/'.join(path) or 'the record'} is {array.dtype} of {array.ndim} dimensions "
                     f"in record {place} of the batch, not {dtype} of {ndim} as the first record, "
-                    "or element_spec, had it: make the records alike"
+                    "or element_spec, has it. Make the records alike"
                     if dtype is not None
                     else f"{'/'.join(path)} is {array.dtype} of {array.ndim} dimensions in record "
                     f"{place} of the batch, but its value in the first record is not supported by "
                     "DALI: describe the key by element_spec"
                 )
             if may_be_file and (fault := cut_off(array)):
-                where = "/".join(path) or "the record"
-                raise ValueError(f"{where} in record {place} of the batch: {fault}")
+                label = "/".join(path) or "the record"
+                raise ValueError(f"{label} in record {place} of the batch: {fault}")
             arrays.append(array)
         return arrays if ndim or not arrays else np.stack(arrays)
 
@@ -153,7 +153,7 @@ def values_of(records: Sequence[Any], key: str, label: str = "", first: int = 0)
             raise
         raise ValueError(
             f"record {first + place} of the batch has no {(label or key)!r}, which the first "
-            f"record had: it is {records[place]!r:.80}"
+            f"record has: it is {records[place]!r:.80}"
         ) from None
 
 
@@ -178,43 +178,45 @@ def learn(
     signature = inspect.signature(pipeline_fn).parameters.items()
     parameters = {k: p for k, p in signature if p.kind not in several}
     open_ = [k for k in parameters if k not in arguments]
-    like = record if spec is None else spec
-    taken: tuple[str, ...] | None = None
+    example = record if spec is None else spec
+    argument_keys: tuple[str, ...] | None = None
     passed: tuple[str, ...] = ()
     needed = [k for k in open_ if parameters[k].default is inspect.Parameter.empty]
-    if isinstance(like, Mapping):
-        both = sorted(k for k in like if k in arguments and k in parameters)
+    if isinstance(example, Mapping):
+        both = sorted(k for k in example if k in arguments and k in parameters)
         if both:
-            raise TypeError(f"{name}() is given {both}, and the records have such keys, too")
-        taken = tuple(k for k in like if k in open_)
-        missing = [k for k in needed if k not in taken]
-        if not taken and len(needed) == 1:
-            taken, missing = None, []
-        if missing or taken == ():
+            raise TypeError(
+                f"{name}() gets {both} as arguments, but the records have these keys, too"
+            )
+        argument_keys = tuple(k for k in example if k in open_)
+        missing = [k for k in needed if k not in argument_keys]
+        if not argument_keys and len(needed) == 1:
+            argument_keys, missing = None, []
+        if missing or argument_keys == ():
             raise TypeError(
                 f"{name}() needs {missing or 'at least one'} of the record's keys, which are "
-                f"{sorted(like)}: name its parameters like them, or give it one parameter for "
+                f"{sorted(example)}. Name its parameters after keys, or use a single parameter for "
                 "the whole record"
             )
-        if taken is not None:
-            passed = tuple(k for k in like if k not in taken)
+        if argument_keys is not None:
+            passed = tuple(k for k in example if k not in argument_keys)
     elif _has_parts(record):
         raise TypeError(
-            f"records are {type(record).__name__}s, whose parts have no keys that {name}() could "
-            f"name: make them dicts, by ds.map({_as_dict(record)})"
+            f"records are {type(record).__name__}s, whose parts have no keys for the parameters of "
+            f"{name}(). Convert them to dicts by ds.map({_as_dict(record)})"
         )
     elif len(needed or open_) != 1:
         raise TypeError(
-            f"{name}() must have one parameter for records that are no dicts, but its open ones "
-            f"are {open_}"
+            f"{name}() must have a single parameter for records that are not dicts, but has the "
+            f"parameters {open_} without an argument"
         )
     columns = [
-        _column(path, value, spec is not None, len(path) > (taken is not None))
-        # Whichever way the keys came: the order of what a graph is fed is part of its state.
-        for path, value in sorted(_leaves(like, ()), key=operator.itemgetter(0))
-        if taken is None or path[0] in taken
+        _column(path, value, spec is not None, len(path) > (argument_keys is not None))
+        # Sorted, because the order of the inputs is part of the state.
+        for path, value in sorted(_leaves(example, ()), key=operator.itemgetter(0))
+        if argument_keys is None or path[0] in argument_keys
     ]
-    return Schema(tuple(columns), taken, passed)
+    return Schema(tuple(columns), argument_keys, passed)
 
 
 def _has_parts(record: Any) -> bool:
@@ -245,7 +247,7 @@ def _column(path: tuple[str, ...], value: Any, described: bool, may_lack: bool) 
     return Column(path, array.dtype, array.ndim)
 
 
-def of_fields(values: Sequence[Any], name: str) -> Any:
+def batched_field(values: Sequence[Any], name: str) -> Any:
     """Batches the values of a source's field: NumPy's arrays and numbers are stacked.
 
     Other values, such as text, are unchanged in an object array of shape [batch].
@@ -281,23 +283,23 @@ def stacked(values: Sequence[Any], name: str) -> Any:
     nested = [isinstance(value, (Mapping, tuple, list)) for value in values]
     if any(nested) and not nested[0]:
         raise ValueError(
-            f"{name!r} of record {nested.index(True)} of the batch has parts, and the first one is "
-            f"{first!r:.60}: make them alike"
+            f"{name!r} of record {nested.index(True)} of the batch is a dict or a list, "
+            f"but the first record has {first!r:.60}. Make the records alike"
         )
     if isinstance(first, Mapping):
         for place, value in enumerate(values):
             if not isinstance(value, Mapping) or set(value) != set(first):
                 raise ValueError(
-                    f"{name!r} of record {place} of the batch is {value!r:.60}, and has not the "
-                    f"keys {sorted(first)} of the first one: make them alike"
+                    f"{name!r} of record {place} of the batch is {value!r:.60}, without the "
+                    f"keys {sorted(first)} of the first record. Make the records alike"
                 )
         return {k: stacked([v[k] for v in values], f"{name}/{k}") for k in first}
     if isinstance(first, (tuple, list)):
         lengths = {len(value) if isinstance(value, type(first)) else -1 for value in values}
         if len(lengths) > 1:
             raise ValueError(
-                f"{name!r} passes the graph by and has several lengths or types in a batch: make "
-                "them alike"
+                f"{name!r} bypasses the graph, and has different lengths or types in a batch. Make "
+                "the records alike"
             )
         parts = zip(*values, strict=True)
         batched = [stacked(part, f"{name}/{i}") for i, part in enumerate(parts)]
@@ -308,15 +310,16 @@ def stacked(values: Sequence[Any], name: str) -> Any:
         return _objects(values)
     if len(shapes := {array.shape for array in arrays}) > 1:
         raise ValueError(
-            f"{name!r} passes the graph by and has several shapes, {sorted(shapes)[:4]}: make them "
-            "alike, leave the key out of the records, or have the graph take it"
+            f"{name!r} bypasses the graph, and has different shapes in a batch, "
+            f"{sorted(shapes)[:4]}. Make them equal, remove the key from the records, or use it in "
+            "the graph"
         )
     result = np.stack(arrays)
     if result.dtype.kind == "f" and all(array.dtype.kind in "iu" for array in arrays):
         kinds = sorted({str(array.dtype) for array in arrays})
         raise ValueError(
-            f"{name!r} passes the graph by and has whole numbers of {kinds}, which no dtype holds: "
-            "make them alike"
+            f"{name!r} bypasses the graph, and has integers of the dtypes {kinds}, which have no "
+            "common integer dtype. Convert them to the same dtype"
         )
     return result
 
@@ -332,7 +335,7 @@ def described(record: Any) -> str:
             parts.append(f"{label or 'bytes'} of {len(value)} bytes, first {bytes(value[:12])!r}")
         elif isinstance(value, (str, int, float, np.generic)):
             text = repr(value)
-            if len(text) > _LONGEST_TEXT:  # the end of a path says most
+            if len(text) > _LONGEST_TEXT:  # the end of a path is most informative
                 text = f"{text[:20]}...{text[23 - _LONGEST_TEXT :]}"
             parts.append(f"{label or 'value'} {text}")
         elif isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1:

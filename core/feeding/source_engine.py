@@ -95,9 +95,9 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         config.check_skip(config.on_error)
         if hosts[1] == 1 and not config.over_processes and is_one_of_several():
             warn_user(
-                "several processes and no sharding over them: each gets all rows of the source. "
-                "Pass a sharding of a mesh over all devices, jax.sharding.Mesh(...), for global "
-                "batches of which each process makes its rows"
+                "several processes, but no sharding over them, so that each process reads all "
+                "rows of the source. For global batches, pass a sharding of a mesh over all "
+                "devices, jax.sharding.Mesh(...)"
             )
         shards = self._data_shards
         differing = shard_pipelines(shards, call["batch_size"], call)
@@ -111,8 +111,8 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         else:
             if hosts[1] > 1 and config.last_batch_policy is LastBatchPolicy.PARTIAL:
                 raise ValueError(
-                    f"LastBatchPolicy.PARTIAL over {hosts[1]} shards of the batch, of which some "
-                    "would have no sample: use FILL and a mask (pad='mask'), or DROP"
+                    f"LastBatchPolicy.PARTIAL over {hosts[1]} shards of the batch: some shards "
+                    "could be empty. Use FILL and a mask (pad='mask'), or DROP"
                 )
             parts = [RowRange(hosts[0] * rows, (hosts[0] + 1) * rows)]
             batch_size = rows * hosts[1]
@@ -132,14 +132,14 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self._parts = parts
         self._seeded = not seed.is_default
         numbers = [shard.shard_id for shard in shards] or [hosts[0]]
-        of_pipelines = [
-            {**own, "seed": ShardSeed.of(seed, number)}
-            for own, number in zip(differing, numbers, strict=True)
+        pipeline_arguments = [
+            {**arguments, "seed": ShardSeed.of(seed, number)}
+            for arguments, number in zip(differing, numbers, strict=True)
         ]
-        self.feed_by(graph.function, graph, call, of_pipelines, seed.seed)
+        self.feed_by(graph.function, graph, call, pipeline_arguments, seed.seed)
         self._graph = graph
         self._num_failed = 0  # the number of batches that failed or have masked records
-        self._known = BadSamples()
+        self._bad_samples = BadSamples()
         self._operators: tuple[str, ...] = ()
         # A first state is the same before and after the pipelines are built.
         self._graph_in_state = False
@@ -310,8 +310,8 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         """Moves to the position of `checkpoints`; see `Engine`."""
         if len(pieces) != 1:
             raise StateError(
-                f"{len(pieces)} checkpoints, where an iterator over a source has one: pass what "
-                "checkpoints() of one gave"
+                f"{len(pieces)} checkpoints, but an iterator over a source has a single one: pass "
+                "the result of checkpoints()"
             )
         self.set_state(pieces[0], allow, ())
 
@@ -396,7 +396,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             self._config.shuffle,
             _READ_AHEAD,
             graph.pictures,
-            self._known,
+            self._bad_samples,
         )
 
     def _is_end(self, position: SamplePosition) -> bool:

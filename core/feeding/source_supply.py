@@ -19,7 +19,7 @@ from ..pipeline.calls import calls
 from ..random.draw import DrawRows
 from ..sources.source import Source, Values, order_of
 from ..workers import Result, Workers, WorkersEnded
-from .read_rows import CHUNK, Chunk, ReadRows, Wanted, read_chunk
+from .read_rows import CHUNK, Chunk, ReadRows, ReadSettings, read_chunk
 from .reuse import ReuseCheck
 from .stand_ins import BadSamples, UnusableRecord, across_epoch, digest_of, stand_ins
 
@@ -78,7 +78,7 @@ class Rows:
 
     def _submit_chunks(self) -> None:
         supply = self._feed
-        records, epochs = supply.wanted.order(self._samples)
+        records, epochs = supply.settings.order(self._samples)
         # In the order of record numbers, so that a task reads few files or parts of a mixture.
         order = np.argsort(records, kind="stable")
         starts = range(0, len(records), CHUNK)
@@ -88,14 +88,14 @@ class Rows:
         def read(number: int, start: int) -> None:
             """Reads a chunk; the thread that finishes last makes the rows, so no thread waits."""
             try:
-                chunks[number] = read_chunk(supply.wanted, records[order[start : start + CHUNK]])
+                chunks[number] = read_chunk(supply.settings, records[order[start : start + CHUNK]])
             except BaseException as error:
                 chunks[number] = error
             if next(ends) < len(chunks):
                 return
             try:
                 rows = ReadRows(
-                    supply.wanted,
+                    supply.settings,
                     self._samples,
                     records,
                     epochs,
@@ -180,7 +180,7 @@ class SourceSupply:
 
     Attributes:
         next_run: The run that DALI asks for next.
-        wanted: The settings of the reading threads.
+        settings: The settings of the reading threads.
         ended: The error of threads that wait for rows when the supply is closed.
     """
 
@@ -194,16 +194,16 @@ class SourceSupply:
         shuffle: bool,
         depth: int,
         pictures: Mapping[str, Picture] = MappingProxyType({}),
-        known: BadSamples | None = None,
+        bad_samples: BadSamples | None = None,
     ):
         reuse = None if getattr(source, "_gives_new_arrays", False) else ReuseCheck(source)
         order = order_of(source, seed, shuffle)
-        self.wanted = Wanted(
+        self.settings = ReadSettings(
             source,
             tuple(names),
             seed,
             plan.num_samples,
-            known or BadSamples(),
+            bad_samples or BadSamples(),
             order,
             reuse,
             pictures,
@@ -280,8 +280,10 @@ class SourceSupply:
 
         It is called after a batch was created, since the reading threads contend for the GIL.
         """
-        taken = [self._rows.pop(key) for key in list(self._rows) if key[0] <= run]
-        self.submit(taken.clear)  # in a thread, since freeing hundreds of buffers takes nearly 1 ms
+        dropped = [self._rows.pop(key) for key in list(self._rows) if key[0] <= run]
+        self.submit(
+            dropped.clear
+        )  # in a thread, since freeing hundreds of buffers takes nearly 1 ms
         self.position(run + 1)
         for old in [old for old in self._positions if old <= run]:
             del self._positions[old]
@@ -293,21 +295,21 @@ class SourceSupply:
 
     def remember(self, sample: int, reason: UnusableRecord, replace: bool) -> None:
         """Remembers a sample that fails, and its record if it will fail in each epoch."""
-        wanted = self.wanted
+        settings = self.settings
         if reason.failure.reads_file:
             rows = self.alone(np.array([sample], np.int64)).read
-            columns = {name: rows.column(name) for name in wanted.taken}
-            digest = digest_of(wanted.source.fields, columns, 0)
-            wanted.known.add_record(int(rows.own_records[0]), digest, reason)
+            columns = {name: rows.column(name) for name in settings.graph_fields}
+            digest = digest_of(settings.source.fields, columns, 0)
+            settings.bad_samples.add_record(int(rows.own_records[0]), digest, reason)
         if replace:  # last: from now on another sample stands in for it
-            wanted.known.add_sample(wanted.seed, sample, reason)
+            settings.bad_samples.add_sample(settings.seed, sample, reason)
 
     def stand_ins(self, run: int) -> Iterator[int]:
         """Yields samples that may stand in for bad ones of a run, except known bad ones."""
         rows = self._plan.rows(self.position(run)).samples.tolist()
         samples = stand_ins(rows, self._parts[0].first, self._plan.num_samples)
         for sample in dict.fromkeys(samples):
-            if self.wanted.known.sample_error(self.wanted.seed, sample) is None:
+            if self.settings.bad_samples.sample_error(self.settings.seed, sample) is None:
                 yield sample
 
     def probes(self, run: int) -> Iterator[int]:

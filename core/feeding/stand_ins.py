@@ -42,7 +42,7 @@ class NoStandIn(Exception):
     """
 
     def __init__(self, errors: Sequence[tuple[str, Exception]]):
-        super().__init__(f"no record can stand in for {len(errors)} bad ones")
+        super().__init__(f"no record can replace {len(errors)} bad records")
         self.errors = errors
 
 

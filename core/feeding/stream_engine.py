@@ -48,21 +48,24 @@ def check_record_graph(
         )
     if isinstance(getattr(pipeline_fn, "_config", None), IteratorConfig):
         raise TypeError(
-            f"{pipeline_fn!r} is an iterator function of dalijax.data_iterator, which reads by "
-            "itself: pass the plain function, undecorated, whose parameters are the records' keys"
+            f"{pipeline_fn!r} is an iterator function of dalijax.data_iterator, which "
+            "reads data itself. Pass the undecorated function, whose parameters are the records' "
+            "keys"
         )
     if not callable(pipeline_fn):
         raise TypeError(f"pipeline_fn must be a function of a DALI graph, not {pipeline_fn!r}")
     if on_error not in ON_ERROR:
         raise ValueError(f"on_error must be one of {ON_ERROR}, not {on_error!r}")
     if on_error == "mask" and config.mask is None:
-        raise ValueError("on_error='mask' needs a mask to say which records are bad: pad='mask'")
+        raise ValueError(
+            "on_error='mask' requires a mask, which marks bad records: pass pad='mask'"
+        )
     config.check_skip(on_error)
 
 
 def _unknown_graph(rows_of: RowsOf, part: int = 0) -> Any:
     """Takes the place of the graph until the first record is read."""
-    raise ValueError("no record was seen that would say what the graph takes")
+    raise ValueError("the inputs of the graph are unknown, because no record was read")
 
 
 class StreamEngine(FedEngine[RecordPosition]):
@@ -72,7 +75,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         pipeline_fn: The graph's function; see `dalijax.core.feeding.schema.learn`.
         config: The iterator's arguments; ``mask`` adds an output that marks valid rows.
         call: Arguments of the function and of ``nvidia.dali.pipeline_def``.
-        each: The arguments that differ between the pipelines (device_id, seed).
+        differing: The arguments that differ between the pipelines (device_id, seed).
         rows: The number of rows of each pipeline's batch.
         reader: Reads the records. It must not refer to the engine.
         numbers: Returns the numbers of the rows of a step, for ``draw``; see `RecordSupply`.
@@ -97,7 +100,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         pipeline_fn: Callable[..., Any],
         config: IteratorConfig,
         call: Mapping[str, Any],
-        each: Sequence[Mapping[str, Any]],
+        differing: Sequence[Mapping[str, Any]],
         rows: int,
         reader: RecordReader,
         numbers: Numbers | None,
@@ -124,14 +127,14 @@ class StreamEngine(FedEngine[RecordPosition]):
         settings = {k: v for k, v in call.items() if k in parameters}
         self._supply = RecordSupply(
             self._reader,
-            len(each),
+            len(differing),
             rows,
             numbers,
             draw_seed,
             lambda record: record_graph(pipeline_fn, record, spec, settings),
         )
         options = {k: v for k, v in call.items() if k not in parameters}
-        self.feed_by(pipeline_fn, _unknown_graph, options, each, None)
+        self.feed_by(pipeline_fn, _unknown_graph, options, differing, None)
         self._main = self._pipelines(self._supply.rows, self._pipeline_arguments)
         if part is not None:
             self.compare_processes(getattr(pipeline_fn, "__name__", "the graph"), part.values)
@@ -247,8 +250,8 @@ class StreamEngine(FedEngine[RecordPosition]):
         graph = self._graph
         if graph is not None and not graph.used and not graph.draws:
             raise ValueError(
-                "the graph uses none of the records' arrays, so that nothing feeds it: have its "
-                "outputs depend on one of its inputs"
+                "the graph does not use any array of the records, so that it can't be fed. Make "
+                "its outputs depend on an input"
             )
         self._operators = lines
         self._keeps_checkpoints = bool(self._random) and not self._by_step
@@ -403,7 +406,9 @@ class StreamEngine(FedEngine[RecordPosition]):
                     self._supply.remember(sample, UnusableRecord(failure), True)
                 if not bad or not self._has_stand_in(self._supply, 0, failure):
                     break
-        raise StateError(f"no record after step {steps} can be decoded: nothing goes on there")
+        raise StateError(
+            f"no record after step {steps} can be decoded, so that the run can't be resumed there"
+        )
 
     def _after_failure(self, position: RecordPosition) -> tuple[bytes, ...] | None:
         """Returns the checkpoints after a batch that fails in every run.
@@ -445,8 +450,8 @@ class StreamEngine(FedEngine[RecordPosition]):
         finally:
             runner.close()
         return tuple(
-            random_state.after_runs(runs, zero, one, two, base)
-            for (zero, one, two), base in zip(zip(*pieces), start or pieces[0], strict=True)
+            random_state.after_runs(runs, first, second, third, base)
+            for (first, second, third), base in zip(zip(*pieces), start or pieces[0], strict=True)
         )
 
     # States

@@ -97,8 +97,8 @@ class PartReader:
         if empty and any(counts.values()):
             needs = "a record to pad with" if part.pads else "a whole batch"
             raise ProcessError(
-                f"processes {empty} have no batch of records, and each needs {needs}: give every "
-                "process some records, or use fewer processes"
+                f"processes {empty} have no batch of records, but each process needs {needs}. "
+                "Distribute the records to every process, or use fewer processes"
             )
         ends = [count for process, count in counts.items() if every[process].ended]
         if part.pads:
@@ -139,10 +139,10 @@ class PartReader:
         """Raises a ProcessError if this process lacks a batch that others deliver."""
         if self.total is not None and step < self.total:
             raise ProcessError(
-                f"this process has {step} batches, and {self.total} were expected of every "
-                "process: its dataset gives fewer records than its length says, as a map() that "
-                "returns None does. Filter the records by filter(), use pad='mask', or repeat() "
-                "them"
+                f"this process has {step} batches, but {self.total} were expected in every "
+                "process: its dataset yields fewer records than its length, e.g. because of a "
+                "map() that returns None. Filter the records by filter(), use pad='mask', or "
+                "repeat() them"
             )
 
     def seek(self, position: RecordPosition) -> None:

@@ -181,7 +181,7 @@ class BatchStream:
         with self._iterator._opened(), self._moving():
             total = self._total()
             if total is not None and step > total:
-                raise self._beyond(step, total)
+                raise self._end_error(step, total)
             if not self._iterator._seeks:
                 self._run_to(step)
             elif step == total:  # the end of the last epoch, instead of the start of another epoch
@@ -201,7 +201,7 @@ class BatchStream:
             self._before_peek = before
             raise
 
-    def _beyond(self, step: int, total: int) -> ValueError:
+    def _end_error(self, step: int, total: int) -> ValueError:
         return ValueError(
             f"seek_step({step}): with num_epochs={self._num_epochs} the stream has only {total} "
             "batches. Omit num_epochs for an endless stream"
@@ -221,7 +221,7 @@ class BatchStream:
             self._iterator._restart()
             at = 0
         if (moved := self._skip_at_most(step - at)) < step - at:
-            raise self._beyond(step, at + moved)
+            raise self._end_error(step, at + moved)
 
     def _remaining(self) -> int | None:
         """Returns the number of remaining batches of a finite stream over a reader, if known."""

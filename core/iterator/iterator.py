@@ -453,16 +453,16 @@ class DALIGenericIterator:
         with self._opened(), self._engine.interruptible():
             length, step = self._length() if count else None, self.step
             if length is not None and step + count > length:
-                raise self._beyond(count, length - step)
+                raise self._end_error(count, length - step)
             skipped = self._skip(count)
             if skipped < count:  # the length was unknown, or failed batches were skipped
                 self._engine.roll_back()
-                raise self._beyond(count, skipped, moved=self.step != step)
+                raise self._end_error(count, skipped, moved=self.step != step)
             self._engine.moved()  # even for 0, because other processes may skip some
             self._engine.stays = self._engine.stays and count < 1
             return count
 
-    def _beyond(self, count: int, remaining: int, moved: bool = False) -> ValueError:
+    def _end_error(self, count: int, remaining: int, moved: bool = False) -> ValueError:
         """Creates the error of a skip beyond the end of the epoch."""
         batches = f"{remaining} batch is" if remaining == 1 else f"{remaining} batches are"
         return ValueError(

@@ -579,8 +579,8 @@ class ReaderEngine(EpochEngine[Position]):
             return None
         if self._epoch_length[0] != epoch:
             delivered = self.plan.delivered(epoch, self.shards[0])
-            whole = min(self.plan.num_full(epoch, shard_id) for shard_id in self.shards)
-            self._epoch_length = epoch, delivered, whole
+            num_full = min(self.plan.num_full(epoch, shard_id) for shard_id in self.shards)
+            self._epoch_length = epoch, delivered, num_full
         return self._epoch_length[1]
 
     def following_epoch(self) -> int:

@@ -139,7 +139,7 @@ def test_a_map_that_removes_records(seen):
     (padded, _), (fewer, error) = seen["holes"]
     assert len(padded) == len(fewer) == 6
     assert counted(fewer) == UNKNOWN["filtered"](1, 2)
-    assert "this process has 3 batches, and 5 were expected of every process" in error
+    assert "this process has 3 batches, but 5 were expected in every process" in error
     assert "Filter the records by filter()" in error
 
 
@@ -152,8 +152,9 @@ def test_repeated_iter_datasets_continue(seen):
 
 def test_a_process_without_records(seen):
     padded, dropped = zip(*seen["iter_nothing"])
-    assert "processes [1] have no batch of records, and each needs a record to pad with" in (
-        same_error(padded)
+    assert (
+        "processes [1] have no batch of records, but each process needs a record to pad with"
+        in (same_error(padded))
     )
     assert "each needs a whole batch" in same_error(dropped)
 
@@ -170,7 +171,10 @@ def test_a_record_that_is_not_read_raises_in_its_process_alone(seen):
         ("lacks_a_record", "of 21 records, process 1 has"),
         ("another_order", "ShuffleMap seed"),
         ("another_seed", "seed: process 0 has 0, process 1 has 1"),
-        ("nothing_to_pad", "processes [1] have no batch of records, and each needs a record"),
+        (
+            "nothing_to_pad",
+            "processes [1] have no batch of records, but each process needs a record",
+        ),
     ],
 )
 def test_other_differences_raise_in_every_process(seen, name, text):

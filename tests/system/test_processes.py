@@ -158,5 +158,5 @@ def test_a_source_that_raises_stop_iteration(tmp_path, jpegs_many):
         absent = "process 1 has not reached the number of batches of <lambda> within 2 s"
         assert ("is not sliced" if process else absent) in report["part"]
         assert [text[:45] for text in report["warned"]] == [
-            "several processes and no sharding over them: "
+            "several processes, but no sharding over them,"
         ]
