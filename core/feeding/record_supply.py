@@ -187,7 +187,7 @@ class RecordSupply:
 
     def seek(self, position: RecordPosition) -> None:
         """Begins the next run at a position."""
-        if not self._stands_at(position):
+        if not self._begins_at(position):
             self._clear(None)
             self._reader.seek(position)
             self._position = position
@@ -212,7 +212,7 @@ class RecordSupply:
         self._bad_samples.forget_samples()
         self._position = position
 
-    def _stands_at(self, position: RecordPosition) -> bool:
+    def _begins_at(self, position: RecordPosition) -> bool:
         current = self._position
         return (
             current is not None
@@ -222,7 +222,7 @@ class RecordSupply:
 
     def is_at(self, run: int, position: RecordPosition) -> bool:
         """Returns whether a run begins at a position."""
-        return run == self._first and self._stands_at(position)
+        return run == self._first and self._begins_at(position)
 
     def forget(self, run: int) -> None:
         """Drops the batch of a run and those before it."""

@@ -315,8 +315,8 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             )
         self.set_state(pieces[0], allow, ())
 
-    def keep_seed(self, other: SourceEngine) -> None:
-        """Takes the seed of a state that another engine restored; no pipeline is built yet."""
+    def adopt_seed(self, other: SourceEngine) -> None:
+        """Adopts the restored seed of another engine, without building pipelines."""
         self._seed = other._seed
 
     def _stream(self) -> states.Stream:

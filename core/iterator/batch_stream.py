@@ -376,7 +376,7 @@ class BatchStream:
         with before._opened():
             fresh = self._make()  # lazy: if the call is interrupted, the old iterator stays
             fresh._stats = before._stats
-            fresh._engine.keep_seed(before._engine)
+            fresh._engine.adopt_seed(before._engine)
             if self._first_epoch:
                 fresh._begin_with(self._first_epoch)
             self._iterator, self._before_peek = fresh, None

@@ -152,7 +152,7 @@ class DALIGenericIterator:
         if checkpoints is not None:
             self._restore_checkpoints(checkpoints)
         engine.start()
-        if checkpoints is None and engine.stands_restored():
+        if checkpoints is None and engine.adopt_restored():
             self._engine.stays = True
         if config.prepare_first_batch:
             self.start_prefetch()
@@ -327,7 +327,7 @@ class DALIGenericIterator:
 
     @property
     def _following_epoch(self) -> int:
-        """Number of the next epoch that has its own batch."""
+        """Number of the next epoch that has a batch; other epochs are empty."""
         with self._opened():
             self._engine.prepare()
             return self._engine.following_epoch()

@@ -240,7 +240,7 @@ class ReaderEngine(EpochEngine[Position]):
         self.checkpoint()
         self.restore(reader_state.decode(state), allow, named)
 
-    def keep_seed(self, other: ReaderEngine) -> None:
+    def adopt_seed(self, other: ReaderEngine) -> None:
         """Adopts the restored seed of another engine, without building pipelines."""
         self._seed = other._seed
         self._source.set_seed(self._seed)
@@ -264,7 +264,7 @@ class ReaderEngine(EpochEngine[Position]):
         position = dali_checkpoints.plugin_position(pieces, self.plan, self.shards)
         return ReaderState(position, self.fingerprint())
 
-    def stands_restored(self) -> bool:
+    def adopt_restored(self) -> bool:
         """Adopts the checkpoint passed to the pipelines, if any; returns whether there was one.
 
         Raises:
@@ -304,7 +304,7 @@ class ReaderEngine(EpochEngine[Position]):
     def _with_seed_of(self, saved: Fingerprint) -> Iterator[None]:
         """Uses the state's seed if the caller gave none, unless the block raises."""
         seed, own_fingerprint = saved["seed"], self._fingerprint
-        if not 0 <= seed < 1 << 63 or not self._source.takes_seed():
+        if not 0 <= seed < 1 << 63 or not self._source.has_default_seed():
             yield
             return
         self._seed, before = seed, self._seed
@@ -559,7 +559,7 @@ class ReaderEngine(EpochEngine[Position]):
         """Returns the fingerprint before the first build."""
         return unknown() | {"outputs": list(self._config.output_map)}
 
-    def _can_stand_at(self, position: Position) -> bool:
+    def _can_build_at(self, position: Position) -> bool:
         checkpoints = position.checkpoints
         exact = checkpoints is None or checkpoints.data is not None
         return exact and self._source.rebuildable and not self._source.unresumable
@@ -584,7 +584,7 @@ class ReaderEngine(EpochEngine[Position]):
         return self._epoch_length[1]
 
     def following_epoch(self) -> int:
-        """Returns the number of the next epoch that has its own batch."""
+        """Returns the number of the next epoch that has a batch; other epochs are empty."""
         return self.epoch + 1 if self.plan is None else self.plan.next_epoch(self.epoch)
 
     def _is_end(self, position: Position) -> bool:
@@ -655,7 +655,7 @@ class ReaderEngine(EpochEngine[Position]):
         except _NoBatch:
             raise
         except SourceError as failed:
-            self._stand_again_at(position)
+            self._rebuild_at(position)
             raise (failed.__cause__ or failed) from None
         except RuntimeError as failed:
             if self._can_run_again(failed, position):
@@ -682,16 +682,16 @@ class ReaderEngine(EpochEngine[Position]):
                 pipelines stopped.
         """
         failure = failure_of(failed)
-        if failure.environment and self._stand_again_at(position):
+        if failure.environment and self._rebuild_at(position):
             raise EnvironmentFailure(failure.message) from failed
         if _reads(failed):
             # DALI's readers can't continue after an error: new ones are built at the position.
-            stands = self._stand_again_at(position)
+            stands = self._rebuild_at(position)
             if is_unmappable(failed) and stands and self._source.unmap():
                 return True  # now an empty file fails alone, without the batches before it
             raise self._unread(failed, position) from failed
         if self.runner().stopped:  # after this batch, or a prefetched later batch, failed
-            self._stand_again_at(position)
+            self._rebuild_at(position)
             raise _described(failed, position, _STOPPED, RuntimeError) from failed
         return False
 

@@ -335,7 +335,7 @@ class Engine(abc.ABC, Generic[P]):
 
     def _can_return_to(self, mark: Mark) -> bool:
         """Returns whether new pipelines can be built at a mark."""
-        return self._can_stand_at(mark["position"])
+        return self._can_build_at(mark["position"])
 
     def _return_to(self, mark: Mark) -> None:
         self.drop()
@@ -409,13 +409,13 @@ class Engine(abc.ABC, Generic[P]):
         if runner is not None:
             runner.close()
 
-    def _can_stand_at(self, position: P) -> bool:
+    def _can_build_at(self, position: P) -> bool:
         """Returns whether new pipelines can be built at a position."""
         return True
 
-    def _stand_again_at(self, position: P) -> bool:
-        """Frees the pipelines if new ones can be built at a position; returns whether they can."""
-        is_possible = self._can_stand_at(position)
+    def _rebuild_at(self, position: P) -> bool:
+        """Frees the pipelines, to be rebuilt at a position; returns False if that is impossible."""
+        is_possible = self._can_build_at(position)
         if is_possible:
             self._stop()
         return is_possible
@@ -477,7 +477,7 @@ class Engine(abc.ABC, Generic[P]):
                     return self._after_skipped(outcome, skipped, from_start=False)
                 position = outcome.after
         except BaseException:
-            if position is not start and self._can_stand_at(start):
+            if position is not start and self._can_build_at(start):
                 self.drop()  # so that the next call repeats the skipped batches
             raise
 
@@ -602,7 +602,7 @@ class EpochEngine(Engine[P]):
 
     @abc.abstractmethod
     def following_epoch(self) -> int:
-        """Returns the number of the next epoch that has its own batch."""
+        """Returns the number of the next epoch that has a batch; other epochs are empty."""
 
     @abc.abstractmethod
     def at_end(self) -> bool:
@@ -688,7 +688,7 @@ class EpochEngine(Engine[P]):
     def checkpoint(self) -> None:
         """Saves what a state of the position needs, before peeking advances the pipelines."""
 
-    def stands_restored(self) -> bool:
+    def adopt_restored(self) -> bool:
         """Adopts the checkpoint passed to the pipelines, if any; returns whether there was one."""
         return False
 
@@ -705,7 +705,7 @@ class EpochEngine(Engine[P]):
         """Moves to the position of `checkpoints`; raises the errors of `set_state`."""
 
     @abc.abstractmethod
-    def keep_seed(self, other: Any) -> None:
+    def adopt_seed(self, other: Any) -> None:
         """Adopts the restored seed of another engine of the same kind."""
 
     # Pipelines

@@ -118,7 +118,7 @@ class PipelineSource(abc.ABC):
         """The common seed of the shards; None if each shard has its own seed."""
         return None
 
-    def takes_seed(self) -> bool:
+    def has_default_seed(self) -> bool:
         """Returns whether the seed is the default, which a state's seed may replace."""
         return False
 
@@ -222,7 +222,7 @@ class FunctionSource(PipelineSource):
         seed = self._first_call.get("seed")
         return seed.seed if isinstance(seed, ShardSeed) else None
 
-    def takes_seed(self) -> bool:  # noqa: D102
+    def has_default_seed(self) -> bool:  # noqa: D102
         seed = self._first_call.get("seed")
         if self._own_seed or seed is not None:
             return isinstance(seed, ShardSeed) and seed.is_default
