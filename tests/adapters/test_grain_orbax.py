@@ -191,8 +191,14 @@ def weights(state):
     return np.asarray(state["w"].addressable_data(0)).tobytes().hex()
 
 
+def of_each_kind(job):
+    """Returns a job that does the same for the iterators of each kind."""
+    return lambda folder, kinds: {kind: job(pathlib.Path(folder, kind), kind) for kind in kinds}
+
+
 def walk(folder, kind):
     """Runs elastically and saves in each way."""
+    folder.mkdir(exist_ok=True)
     iterator = elastic(kind)
     state, first = train(start(jax.devices()), iterator, SAVED)
     for api in APIS:
@@ -224,7 +230,7 @@ def finish(folder, files):
     return report
 
 
-JOBS = {"walk": walk, "go_on": go_on, "finish": finish}
+JOBS = {"walk": of_each_kind(walk), "go_on": of_each_kind(go_on), "finish": finish}
 
 
 def run(tmp_path, job, *arguments, processes=1, devices=1):
@@ -259,13 +265,24 @@ def check_records(batches, want):
         assert [mask for _, mask, _ in rows] == [True] * len(own) + [False] * (BATCH - len(own))
 
 
-@pytest.mark.parametrize("kind", ("loader", "source"))
-@pytest.mark.parametrize("before,after", (((2, 2), (1, 4)), in_full((1, 4), (2, 2))))
-def test_another_number_of_processes_resumes(tmp_path, kind, before, after):
-    whole = run(tmp_path, "walk", str(tmp_path), kind, processes=before[0], devices=before[1])
+KINDS = ("loader", "source")
+
+
+@pytest.fixture(scope="module", params=(((2, 2), (1, 4)), in_full(((1, 4), (2, 2)))))
+def before_and_after(request, tmp_path_factory):
+    """Returns the reports of runs of all kinds, with other numbers of processes and devices."""
+    folder = tmp_path_factory.mktemp("elastic")
+    return [
+        run(folder, job, str(folder), KINDS, processes=processes, devices=devices)
+        for job, (processes, devices) in zip(("walk", "go_on"), request.param)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_number_of_processes_resumes(before_and_after, kind):
+    whole, reports = ([report[kind] for report in made] for made in before_and_after)
     want = together(whole)
     check_records(want, batches_of(kind))
-    reports = run(tmp_path, "go_on", str(tmp_path), kind, processes=after[0], devices=after[1])
     for api in APIS:
         got = together([report[api] for report in reports])
         assert got == want[SAVED:]  # pixels, too

@@ -25,6 +25,7 @@ from shardings import rows_over
 
 from dalijax import LastBatchPolicy, data_iterator
 from dalijax.adapters.grain import DALIIterDataset
+from full import in_full
 from oracle import Case
 
 N, BATCH = 11, 4
@@ -345,7 +346,7 @@ def test_checkpoints_under_multithread_prefetch(jpegs_many):
         toolbox.multithread_prefetch(placed, 2, 1)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [in_full(1), 2])
 def test_checkpoints_under_worker_processes(jpegs_many, workers):
     flags.FLAGS.mark_as_parsed()  # the workers copy Grain's flags
     seen: list[Any] = []

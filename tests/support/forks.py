@@ -1,8 +1,7 @@
 """Runs programs in forks of a process that has imported the libraries.
 
 A new process imports JAX and DALI for two seconds, and TensorFlow for five more. A fork begins
-before any device, thread or pipeline exists, and exits like a program. It shares the addresses and
-the hash seed of other forks: tests that compare processes start new ones.
+before any device, thread or pipeline exists, and exits like a program.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ OPTIONS = {"jax_platforms": str, "jax_num_cpu_devices": int}
 
 
 @functools.cache
-def _server() -> subprocess.Popen[str]:
-    """Starts the process that imports the libraries."""
+def _server(number: int) -> subprocess.Popen[str]:
+    """Starts a process that imports the libraries."""
     server = subprocess.Popen(
         [sys.executable, "-W", "ignore", __file__],  # JAX and Python warn of forks
         stdin=subprocess.PIPE,
@@ -44,16 +43,8 @@ def _end(server: subprocess.Popen[str]) -> None:
     server.communicate()  # closes its input
 
 
-def run_fork(
-    program: Any,
-    *arguments: Any,
-    modules: Sequence[str] = (),
-    env: dict[str, str] | None = None,
-    cwd: Any = None,
-    code: int = 0,
-    timeout: float = 300,
-) -> types.SimpleNamespace:
-    """Runs a program until it exits, like `programs.run_python`.
+class Fork:
+    """A program in a fork.
 
     Args:
         program: Path of the program.
@@ -61,40 +52,67 @@ def run_fork(
         modules: Modules that are imported before the fork, besides `MODULES`.
         env: Its environment variables.
         cwd: Its folder.
-        code: Its exit code.
-        timeout: Maximum time in seconds.
+        number: Forks of different numbers have different addresses and hash seeds.
     """
-    server = _server()
-    assert server.stdin is not None and server.stdout is not None
-    with tempfile.TemporaryDirectory() as folder:
-        files = [pathlib.Path(folder, name) for name in ("out", "err")]
-        request = {
-            "program": str(program),
-            "arguments": list(map(str, arguments)),
-            "modules": [*MODULES, *modules],
-            "env": dict(os.environ if env is None else env),
-            "cwd": str(cwd or os.getcwd()),
-            "files": list(map(str, files)),
-            "timeout": timeout,
-        }
+
+    def __init__(
+        self,
+        program: Any,
+        *arguments: Any,
+        modules: Sequence[str] = (),
+        env: dict[str, str] | None = None,
+        cwd: Any = None,
+        number: int = 0,
+    ) -> None:
+        self._number = number
+        self._folder = tempfile.TemporaryDirectory()
+        self._files = [pathlib.Path(self._folder.name, name) for name in ("out", "err")]
+        self._pid = self._ask(
+            program=str(program),
+            arguments=list(map(str, arguments)),
+            modules=[*MODULES, *modules],
+            env=dict(os.environ if env is None else env),
+            cwd=str(cwd or os.getcwd()),
+            files=list(map(str, self._files)),
+        )
+
+    def result(self, timeout: float) -> tuple[int | None, str, str]:
+        """Returns the exit code (None if it ran longer and was killed), stdout and stderr."""
+        code = self._ask(pid=self._pid, timeout=timeout)
+        texts = [file.read_text(errors="replace") for file in self._files]
+        self._folder.cleanup()
+        return code, *texts
+
+    def _ask(self, **request: Any) -> Any:
+        server = _server(self._number)
+        assert server.stdin is not None and server.stdout is not None
         server.stdin.write(json.dumps(request) + "\n")
         server.stdin.flush()
-        exit_code = json.loads(server.stdout.readline())
-        out, err = (file.read_text(errors="replace") for file in files)
-    assert exit_code == code, f"{exit_code}: " + out[-2000:] + err[-4000:]
+        return json.loads(server.stdout.readline())
+
+
+def run_fork(
+    program: Any, *arguments: Any, code: int = 0, timeout: float = 300, **options: Any
+) -> types.SimpleNamespace:
+    """Runs a program until it exits, like `programs.run_python`."""
+    got, out, err = Fork(program, *arguments, **options).result(timeout)
+    assert got == code, f"{got}: " + out[-2000:] + err[-4000:]
     return types.SimpleNamespace(stdout=out, stderr=err)
 
 
 def _serve() -> dict[str, Any] | None:
-    """Forks for each request; returns the request in the fork, and None at the end."""
+    """Answers requests; returns the request of a fork in the fork, and None at the end."""
     for line in sys.stdin:
         request = json.loads(line)
-        for name in request["modules"]:
-            importlib.import_module(name)
-        pid = os.fork()
-        if pid == 0:
-            return request
-        sys.stdout.write(json.dumps(_exit_code(pid, request["timeout"])) + "\n")
+        if "pid" in request:
+            answer = _exit_code(request["pid"], request["timeout"])
+        else:
+            for name in request["modules"]:
+                importlib.import_module(name)
+            answer = os.fork()
+            if answer == 0:
+                return request
+        sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
     return None
 

@@ -8,8 +8,10 @@ import subprocess
 import sys
 
 import jax
+from forks import Fork
 
 PROCESSES = 2
+MODULES = ("grain", "orbax.checkpoint", "jax.experimental.multihost_utils")
 SUPPORT = str(pathlib.Path(__file__).parent)
 
 
@@ -20,42 +22,50 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def launched(worker, tmp_path, options, processes=PROCESSES):
-    """Starts the processes of a worker, each with a file for its report."""
+def commands(tmp_path, options, processes):
+    """Returns the argument of each process, and the environment variables of all."""
     port = free_port()
     path = os.pathsep.join(filter(None, (SUPPORT, os.environ.get("PYTHONPATH"))))
-    running = []
-    for process in range(processes):
-        own = {
+    arguments = [
+        options
+        | {
             "port": port,
             "processes": processes,
             "process": process,
             "report": str(tmp_path / f"report{process}.json"),
         }
-        running.append(
-            subprocess.Popen(
-                [sys.executable, worker, json.dumps(options | own)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={**os.environ, "PYTHONPATH": path},
-            )
-        )
-    return running
+        for process in range(processes)
+    ]
+    return list(map(json.dumps, arguments)), {**os.environ, "PYTHONPATH": path}
+
+
+def launched(worker, tmp_path, options, processes=PROCESSES):
+    """Starts the processes of a worker, each with a file for its report."""
+    arguments, env = commands(tmp_path, options, processes)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return [
+        subprocess.Popen([sys.executable, worker, argument], text=True, env=env, **pipes)
+        for argument in arguments
+    ]
 
 
 def started(worker, tmp_path, options, processes=PROCESSES, timeout=300):
-    """Runs a worker in several processes and returns their reports."""
-    running = launched(worker, tmp_path, options, processes)
-    for process in running:
-        try:
-            output, _ = process.communicate(timeout=timeout)
-        finally:
-            for other in running:
-                if process.poll() != 0:
-                    other.kill()
-        told = [line for line in output.splitlines() if "[Gloo]" not in line]
-        assert process.returncode == 0, "\n".join(told[-40:])
+    """Runs a worker in several processes and returns their reports.
+
+    The processes are forks of two processes, so that addresses and hash seeds differ.
+    """
+    arguments, env = commands(tmp_path, options, processes)
+    running = [
+        Fork(worker, argument, modules=MODULES, env=env, number=process % 2)
+        for process, argument in enumerate(arguments)
+    ]
+    results = []
+    for fork in running:  # if one fails, the others do not come to an end
+        failed = any(code != 0 for code, *_ in results)
+        results.append(fork.result(1 if failed else timeout))
+    for code, out, err in results:
+        told = [line for line in (out + err).splitlines() if "[Gloo]" not in line]
+        assert code == 0, "\n".join([f"exit code {code}", *told[-40:]])
     return [json.loads((tmp_path / f"report{p}.json").read_text()) for p in range(processes)]
 
 

@@ -7,6 +7,7 @@ import re
 
 import pytest
 import tensorflow as tf
+from forks import run_fork
 from pictures import make_pictures
 from PIL import Image
 
@@ -14,6 +15,8 @@ from full import FULL
 from programs import run_python
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+LIBRARIES = ("flax.nnx", "optax", "orbax.checkpoint", "grain")  # imported once for all examples
+TENSORFLOW = ("tensorflow", "clu.metric_writers", "clu.periodic_actions")
 
 
 def test_getting_started(tmp_path):
@@ -31,15 +34,15 @@ def test_getting_started(tmp_path):
     assert "NamedSharding" in done.stdout and "images/s" in done.stdout
 
 
-def run(name, folder, *options):
+def run(name, *options, modules=()):
     """Runs an example on a CPU and returns its output."""
-    command = [EXAMPLES / name, "--cache", folder / "cache", *options]
-    return run_python(*command, env={**os.environ, "JAX_PLATFORMS": "cpu"}).stdout
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    return run_fork(EXAMPLES / name, *options, modules=(*LIBRARIES, *modules), env=env).stdout
 
 
 @pytest.mark.parametrize("count", ("1", "4", "6"))
 def test_video_takes_any_number_of_clips(tmp_path, count):
-    said = run_python(EXAMPLES / "video.py", "--count", count, "--out", tmp_path).stdout
+    said = run("video.py", "--count", count, "--out", tmp_path)
     assert "has the same clips: True" in said
 
 
@@ -53,7 +56,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help(name):
-    said = run_python(EXAMPLES / name, "--help", env={**os.environ, "JAX_PLATFORMS": "cpu"}).stdout
+    said = run(name, "--help", modules=TENSORFLOW)
     assert said.startswith("usage: ") and "--out" in said
 
 
@@ -61,15 +64,17 @@ def test_quickstart_trains_on_a_users_folder(tmp_path):
     """The accuracy on these images is unknown."""
     own = make_pictures(tmp_path / "own", count=60)
     out = tmp_path / "batch.png"
-    said = run("quickstart.py", tmp_path, "--data", own, "--epochs", "1", "--out", out)
+    cache = ("--cache", tmp_path / "cache")
+    said = run("quickstart.py", *cache, "--data", own, "--epochs", "1", "--out", out)
     assert re.search(r"each of 12 images once\nAccuracy on held-out images: [\d.]+%", said)
     assert Image.open(out).convert("L").getextrema()[1] > 100
 
 
 def clu_train(folder, steps, out):
     run(
-        *("clu_train.py", folder, "--count", "120", "--batch-size", "16", "--save-every", "6"),
-        *("--report-every", "3", "--steps", str(steps), "--out", folder / out),
+        *("clu_train.py", "--cache", folder / "cache", "--count", "120", "--batch-size", "16"),
+        *("--save-every", "6", "--report-every", "3", "--steps", steps, "--out", folder / out),
+        modules=TENSORFLOW,
     )
     lines = (folder / out / "losses.jsonl").read_text().splitlines()
     return {one["step"]: one["loss"] for one in map(json.loads, lines)}
@@ -89,7 +94,7 @@ def test_clu_train_resumes_and_reports_its_input(tmp_path):
 
 
 def test_functions_draw_a_picture_each_and_resume(tmp_path):
-    told = run("functions.py", tmp_path, "--count", "60", "--out", tmp_path)
+    told = run("functions.py", "--cache", tmp_path / "cache", "--count", "60", "--out", tmp_path)
     assert "restores the state and returns the same batch: True" in told
     for name in ("mixup", "cutmix", "swirl", "solarized"):
         low, high = Image.open(tmp_path / f"{name}.png").convert("L").getextrema()
@@ -98,7 +103,7 @@ def test_functions_draw_a_picture_each_and_resume(tmp_path):
 
 @pytest.mark.skipif(not FULL, reason="40 s: make test-full")
 def test_elastic_ends_with_the_losses_of_an_unbroken_run(tmp_path):
-    said = run("elastic.py", tmp_path, "--smoke", "--out", tmp_path / "out")
+    said = run("elastic.py", "--cache", tmp_path / "cache", "--smoke", "--out", tmp_path / "out")
     for line in (
         "uninterrupted: 1 processes x 1 devices, steps 1 to 15",
         "interrupted: 2 processes x 2 devices, steps 1 to 6",
@@ -113,7 +118,7 @@ def test_elastic_ends_with_the_losses_of_an_unbroken_run(tmp_path):
 @pytest.mark.skipif(not FULL, reason="30 s: make test-full")
 def test_input_bound_names_an_operator_and_draws_both_loops(tmp_path):
     options = ("--steps", "20", "--seconds", "3", "--out", tmp_path)
-    said = run("input_bound.py", tmp_path, *options)
+    said = run("input_bound.py", "--cache", tmp_path / "cache", *options)
     assert re.search(r"{'num_threads': 1}\ninput-bound: .*; input: fn\.[a-z.]+ takes", said)
     assert said.count("input-bound: next() takes") == 2 and "iterator = train(" in said
     low, high = Image.open(tmp_path / "input_bound.png").convert("L").getextrema()
