@@ -20,6 +20,8 @@ if os.environ.get("DALIJAX_TEST_GPU") != "1":  # see tests/gpu
     use_fake_devices()
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
+os.environ.setdefault("NUMBA_OPT", "0")  # Numba compiles each function for seconds
+
 # Tests compile the same programs many times. xdist's workers and the programs that tests start
 # share a cache of compiled programs; the first process creates and removes it.
 CACHE = None

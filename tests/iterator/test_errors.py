@@ -493,6 +493,7 @@ for adapter, package in json.loads(sys.argv[1]):
         importlib.import_module(f"dalijax.adapters.{adapter}")
     except ImportError as error:
         errors[adapter] = str(error)
+    del sys.modules[package]
 print(json.dumps(errors))
 """
 

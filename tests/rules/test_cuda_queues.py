@@ -36,16 +36,29 @@ def test_an_invalid_setting_is_refused():
         should_set({KEEP: "8"})
 
 
+IMPORT = """
+import os
+{first}
+for settings in {settings!r}:
+    if os.fork() == 0:
+        os.environ.update(settings)
+        import dalijax
+        print(os.environ.get({variable!r}, ""), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
 @pytest.mark.parametrize(
     "first",
     ("", "import jax", "import nvidia.dali.fn", "import jax; jax.devices()"),
 )
-@pytest.mark.parametrize("said,queues", (({}, "32"), ({VARIABLE: "8"}, "8"), ({KEEP: "keep"}, "")))
-def test_importing_the_package_sets_it(first, said, queues):
+def test_importing_the_package_sets_it(first):
     # No test starts CUDA, whatever was imported before.
-    env = {k: v for k, v in os.environ.items() if k not in (VARIABLE, KEEP)} | said
-    code = f"{first}\nimport dalijax, os; print(os.environ.get({VARIABLE!r}, ''))"
-    assert run_python("-c", code, env=env).stdout.strip() == queues
+    queues = {"32": {}, "8": {VARIABLE: "8"}, "": {KEEP: "keep"}}
+    env = {k: v for k, v in os.environ.items() if k not in (VARIABLE, KEEP)}
+    code = IMPORT.format(first=first, settings=list(queues.values()), variable=VARIABLE)
+    assert run_python("-c", code, env=env).stdout.splitlines() == list(queues)
 
 
 def test_a_setting_that_comes_too_late_warns_once(monkeypatch):

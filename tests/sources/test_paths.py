@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dalijax.core.formats.paths import braces, path_list
 from dalijax.sources import Files, Tar, TFRecord
+from full import FULL
 from tars import FIELDS, samples, write_tar
 
 
@@ -36,7 +37,7 @@ PIECE = st.one_of(
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=200 if FULL else 8, deadline=None)
 @given(st.lists(st.lists(PIECE, min_size=1, max_size=4).map("".join), min_size=20, max_size=20))
 def test_braces_expand_like_in_a_shell(texts):
     assert [list(braces("x" + text)) for text in texts] == by_shell(texts)

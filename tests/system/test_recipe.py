@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from flax import linen
+from forks import run_fork
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from PIL import Image
 
@@ -26,6 +27,8 @@ from programs import kill_python, run_python, start_python
 from tars import write_tar
 
 TRAIN = pathlib.Path(__file__).parents[2] / "examples" / "imagenet" / "train.py"
+LIBRARIES = ("flax.linen", "optax", "orbax.checkpoint", "tensorflow", "clu.metric_writers")
+train = functools.partial(run_fork, modules=LIBRARIES)
 HELD_OUT = 120  # of 610 drawn images, a fifth of each of six classes
 
 
@@ -46,7 +49,7 @@ def lines(folder, name, kind="training"):
 
 
 def test_the_smoke_run_learns_and_evaluates_each_picture_once(tmp_path):
-    run_python(*command(tmp_path, "out", "--steps", 75), env=environment(2))
+    train(*command(tmp_path, "out", "--steps", 75), env=environment(2))
     evaluated = lines(tmp_path, "out", "evaluation")
     assert len(evaluated) == 5  # one after each epoch
     assert {row["pictures"] for row in evaluated.values()} == {HELD_OUT}
@@ -64,13 +67,13 @@ def test_the_smoke_run_learns_and_evaluates_each_picture_once(tmp_path):
 
 def test_a_run_killed_before_an_evaluation_repeats_it_and_a_complete_run_is_reported(tmp_path):
     options = ("--steps", 3, "--save-every", 2, "--evaluate-every", 2, "--batch", 8)
-    run_python(*command(tmp_path, "out", *options), env=environment(1))
+    train(*command(tmp_path, "out", *options), env=environment(1))
     evaluated = lines(tmp_path, "out", "evaluation")
     assert sorted(evaluated) == [2, 3]
     # As if the run had been killed after its last checkpoint, before the evaluation.
     for name in ("losses.jsonl", "losses.png"):
         (tmp_path / "out" / name).unlink()
-    said = run_python(*command(tmp_path, "out", *options), env=environment(1)).stdout
+    said = train(*command(tmp_path, "out", *options), env=environment(1)).stdout
     assert "The run of 3 steps is already complete" in said
     again = lines(tmp_path, "out", "evaluation")
     assert sorted(again) == [3]
@@ -342,7 +345,7 @@ def test_a_configuration_is_refused_before_anything_is_removed(recipe, tmp_path,
     ((name, value),) = change.items()
     (tmp_path / "old").touch()
     options = ("--config", "resnet50", f"--{name}", value, "--fresh", "--out", tmp_path)
-    said = run_python(TRAIN, *options, env=environment(1), code=1)
+    said = train(TRAIN, *options, env=environment(1), code=1)
     assert f"--config resnet50: {message}" in said.stderr
     assert (tmp_path / "old").exists()
 
