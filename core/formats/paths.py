@@ -154,8 +154,11 @@ def braces(text: str) -> Iterator[str]:
 
 def _parts(text: str, start: int) -> tuple[list[str], int] | None:
     """Returns the alternatives of a brace and its end; None for braces of other kinds."""
-    depth, commas = 0, [start]
+    depth, commas, dots = 0, [start], False
     for place in range(start, len(text)):
+        dots |= depth == 1 and text.startswith("..", place) and text[place + 2 : place + 3] != "}"
+        if text[place] == "}" and depth == 1 and len(commas) == 1 and not dots:
+            continue  # a shell ends no brace before its first comma or dots: {}a,b} is }a and b
         depth += (text[place] == "{") - (text[place] == "}")
         if text[place] == "," and depth == 1:
             commas.append(place)
