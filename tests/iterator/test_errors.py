@@ -462,7 +462,7 @@ def test_invalid_graphs_of_grains_records(jpegs):
         lambda: transform(train),
         TypeError,
         "data_iterator of .*graph> is an iterator function",
-        "plain function",
+        "undecorated function",
     )
     refused(lambda: transform(decode, batch_sise=3), TypeError, "did you mean")
 
