@@ -417,7 +417,7 @@ class FedEngine(Engine[P]):
         return self._works
 
     def _has_stand_in(self, supply: RowSupply[P], run: int, failure: Failure) -> bool:
-        """Returns whether a record can replace the bad ones of a batch; remembers bad ones."""
+        """Returns whether a record can replace a batch's bad records; remembers bad samples."""
         for sample in filter(lambda sample: self._can_read(supply, sample), supply.stand_ins(run)):
             if self._run_alone(supply, np.array([sample], np.int64)) is None:
                 return True

@@ -13,11 +13,11 @@ from nvidia.dali.pipeline import do_not_convert
 from ..config import function_parameters, name_of
 from ..dtypes import dali_type
 from ..formats.field import Field
-from ..formats.picture_size import Picture
+from ..formats.picture_size import ImageInput
 from ..messages.replacements import suggest_name
 from ..random.draw import DRAW, Draw, described_draws, draw_inputs
 from ..state.fingerprint import fingerprint, operator_line
-from ..state.operators import FIELD, Operator, picture_inputs
+from ..state.operators import FIELD, Operator, image_inputs
 from . import schema
 from .schema import Schema
 from .supply import RowBatch
@@ -40,7 +40,7 @@ class FedGraph:
 
     Attributes:
         function, passed, draws, stacked: The arguments.
-        pictures: The inputs that decoders of the graph take. Empty until `learn` is called.
+        image_inputs: The inputs that decoders of the graph take. Empty until `learn` is called.
         used: The inputs that operators of the graph take. Empty until `learn` is called.
     """
 
@@ -58,7 +58,7 @@ class FedGraph:
         self.passed = list(passed)
         self.draws = draws
         self.stacked = stacked
-        self.pictures: dict[str, Picture] = {}
+        self.image_inputs: dict[str, ImageInput] = {}
         self.used: set[str] = set()
         self._inputs = inputs
         self._call = call
@@ -71,13 +71,13 @@ class FedGraph:
         return [*self._inputs, *self.passed]
 
     def learn(self, operators: Iterable[Operator]) -> None:
-        """Finds the inputs that the operators of a built pipeline use, and its pictures."""
+        """Finds the inputs that the operators of a built pipeline use, and its images."""
         operators = list(operators)
-        nodes, built = picture_inputs(operators), {name for _, name, _ in operators}
+        nodes, built = image_inputs(operators), {name for _, name, _ in operators}
         for name in self._inputs:
             node = f"{FIELD}{name}"
             if node in nodes:
-                self.pictures[name] = nodes[node]
+                self.image_inputs[name] = nodes[node]
             if node in built:
                 self.used.add(name)
 
@@ -112,7 +112,7 @@ class FedGraph:
             draw = Draw(lambda run, _: rows_of(run, part).draw_rows(), names, sized)
         outputs = self._call(nodes, draw)
         for name, are_paths in sized.items():
-            self.pictures.setdefault(name, Picture(is_path=are_paths))
+            self.image_inputs.setdefault(name, ImageInput(is_path=are_paths))
         return outputs
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
-from ..formats.picture_size import Picture, look_at_input, special_file
+from ..formats.picture_size import ImageInput, look_at_input, special_file
 from ..formats.riff import cut_off, file_cut_off
 from ..order.shuffle import Indices
 from ..pipeline.failure import is_environment, with_retries
@@ -34,7 +34,7 @@ class ReadSettings:
         source: The source.
         names: The fields.
         order: Returns the record numbers and the epochs of some samples of the stream.
-        pictures: The fields that the graph's decoders decode, once it is built.
+        image_inputs: The fields that the graph's decoders decode, once it is built.
         reuse: Detects reused buffers; None if the source returns new arrays.
         checked_headers: By field, the records whose images were found to have a complete header.
         bad_samples: The samples and records that DALI could not process before.
@@ -50,7 +50,7 @@ class ReadSettings:
     bad_samples: BadSamples
     order: Callable[[Indices], tuple[Indices, Indices]]
     reuse: ReuseCheck | None
-    pictures: Mapping[str, Picture]
+    image_inputs: Mapping[str, ImageInput]
     checked_headers: dict[str, RecordTable] = dataclasses.field(default_factory=dict)
     sized: set[str] = dataclasses.field(default_factory=set)
     draws: dict[str, DrawFunction] = dataclasses.field(default_factory=dict)
@@ -117,7 +117,7 @@ def _cut_off(source: Source, columns: Mapping[str, Values]) -> dict[int, Excepti
 def _no_pictures(settings: ReadSettings, records: Indices, chunk: Chunk) -> dict[int, Exception]:
     """Returns an error for each record without an image in a field that the graph decodes."""
     errors: dict[int, Exception] = {}
-    for name, picture in list(settings.pictures.items()):
+    for name, image_input in list(settings.image_inputs.items()):
         table = settings.checked_headers.get(name)
         if table is None:
             table = settings.checked_headers.setdefault(name, RecordTable(len(settings.source), 0))
@@ -127,9 +127,9 @@ def _no_pictures(settings: ReadSettings, records: Indices, chunk: Chunk) -> dict
             if place in chunk.errors:
                 continue
             value = np.asarray(chunk.columns[name][place], order="C")
-            fault = special_file(value) if picture.is_path else ""
+            fault = special_file(value) if image_input.is_path else ""
             if not fault:
-                _, fault = look_at_input(value, picture)
+                _, fault = look_at_input(value, image_input)
             if fault:
                 errors.setdefault(place, ValueError(f"{name}: {fault}"))
             else:
@@ -143,7 +143,10 @@ def _sizes_of(
     settings: ReadSettings, records: Indices, name: str, values: Values
 ) -> NDArray[np.int32]:
     """Returns `Source.sizes`, also if the graph reads the paths in a field itself."""
-    if settings.pictures.get(name, Picture()).is_path and not settings.source.fields[name].is_path:
+    if (
+        settings.image_inputs.get(name, ImageInput()).is_path
+        and not settings.source.fields[name].is_path
+    ):
         return picture_sizes(values, are_paths=True)
     return settings.source.sizes(records, name, values)
 

@@ -31,7 +31,7 @@ Bind = Callable[[Any], tuple[FedGraph, Schema]]
 
 @dataclasses.dataclass
 class _Prepared:
-    """A batch's records with replacements for bad ones, and the inputs of the graph.
+    """A batch's records, with replacements for bad records, and the inputs of the graph.
 
     Attributes:
         batch: The batch as it was read.
@@ -344,7 +344,7 @@ class RecordSupply:
         """Returns the rows of a batch for each pipeline.
 
         Raises:
-            NoStandIn: If no record can stand in for bad ones.
+            NoStandIn: If no record can replace the bad records.
         """
         records = list(batch.records)
         rows = np.arange(len(records), dtype=np.int64)
@@ -434,11 +434,11 @@ class RecordSupply:
             values = schema.column(number, records, first)
         except StopIteration as error:  # which DALI would take for the end
             raise RuntimeError(f"a record raised StopIteration: {error}") from error
-        if name not in graph.pictures:
+        if name not in graph.image_inputs:
             return values, []
         sizes = []
         for place, value in enumerate(values, first):
-            size, fault = look_at_input(np.ascontiguousarray(value), graph.pictures[name])
+            size, fault = look_at_input(np.ascontiguousarray(value), graph.image_inputs[name])
             if fault:
                 label = "/".join(schema.columns[number].path) or "the record"
                 raise ValueError(f"{label} in record {place} of the batch: {fault}")
@@ -503,9 +503,11 @@ class RecordSupply:
         """Returns a key of a record's values that is fast to compute, and their digest."""
         key = tuple(int(values[row].nbytes) for values in columns.values())
         graph = self.graph
-        pictures = {} if graph is None else graph.pictures
+        image_inputs = {} if graph is None else graph.image_inputs
         fields = {
-            name: Field(np.dtype(np.uint8), is_path=name in pictures and pictures[name].is_path)
+            name: Field(
+                np.dtype(np.uint8), is_path=name in image_inputs and image_inputs[name].is_path
+            )
             for name in columns
         }
         return key, lambda: digest_of(fields, columns, row)
@@ -522,7 +524,7 @@ class RecordSupply:
             self._bad_samples.add_sample(_SEED, sample, reason)
 
     def stand_ins(self, run: int) -> Iterator[int]:
-        """Yields samples that may replace bad ones of a run, except samples known to be bad."""
+        """Yields samples that may replace bad samples of a run, except samples known to be bad."""
         place = run - self._first
         first = self._base() + place * self._rows_all
         candidates = self._candidates(place, 0, len(self.batch(run).records))

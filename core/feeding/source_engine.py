@@ -395,7 +395,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             self._seed,
             self._config.shuffle,
             _READ_AHEAD,
-            graph.pictures,
+            graph.image_inputs,
             self._bad_samples,
         )
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali.tensors import TensorListCPU
 
-from ..formats.picture_size import Picture
+from ..formats.picture_size import ImageInput
 from ..order.samples import SamplePlan, SamplePosition
 from ..order.shuffle import Indices
 from ..pipeline.calls import calls
@@ -175,7 +175,7 @@ class SourceSupply:
         seed: The seed.
         shuffle: Whether each epoch has its own order.
         depth: Number of runs that are read before DALI asks for them.
-        pictures: The fields that the graph's decoders decode, once it is built.
+        image_inputs: The fields that the graph's decoders decode, once it is built.
         known: The samples and records that DALI could not process before.
 
     Attributes:
@@ -193,7 +193,7 @@ class SourceSupply:
         seed: int,
         shuffle: bool,
         depth: int,
-        pictures: Mapping[str, Picture] = MappingProxyType({}),
+        image_inputs: Mapping[str, ImageInput] = MappingProxyType({}),
         bad_samples: BadSamples | None = None,
     ):
         reuse = None if getattr(source, "_gives_new_arrays", False) else ReuseCheck(source)
@@ -206,7 +206,7 @@ class SourceSupply:
             bad_samples or BadSamples(),
             order,
             reuse,
-            pictures,
+            image_inputs,
         )
         # The only reference, so that the threads end with the supply.
         self._workers = Workers(source.read_threads, "dalijax-read")
@@ -305,7 +305,7 @@ class SourceSupply:
             settings.bad_samples.add_sample(settings.seed, sample, reason)
 
     def stand_ins(self, run: int) -> Iterator[int]:
-        """Yields samples that may stand in for bad ones of a run, except known bad ones."""
+        """Yields samples that may replace bad samples of a run, except samples known to be bad."""
         rows = self._plan.rows(self.position(run)).samples.tolist()
         samples = stand_ins(rows, self._parts[0].first, self._plan.num_samples)
         for sample in dict.fromkeys(samples):

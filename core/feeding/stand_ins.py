@@ -1,4 +1,4 @@
-"""Replaces bad records by good ones, and remembers the records that DALI could not process."""
+"""Replaces bad records by good records, and remembers the records that DALI could not process."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class RowSupply(Protocol[P]):
         ...
 
     def stand_ins(self, run: int) -> Iterator[int]:
-        """Yields samples that may replace bad ones of a run, except samples known to be bad."""
+        """Yields samples that may replace bad samples of a run, except samples known to be bad."""
         ...
 
     def probes(self, run: int) -> Iterator[int]:

@@ -38,15 +38,15 @@ _ANY = "output_type=types.ANY_DATA"
 Size = tuple[int, int]
 
 
-class Picture(NamedTuple):
-    """An input of a graph that its decoders decode.
+class ImageInput(NamedTuple):
+    """The use of a graph's input by operators that decode images or read files.
 
     Attributes:
-        is_path: Whether it is the path of a file.
-        any_on_cpu: Whether a decoder on the CPU keeps its channels (``types.ANY_DATA``).
-        any_turned: Whether a decoder keeps its channels and applies its EXIF orientation.
+        is_path: Whether the input is the path of a file.
+        any_on_cpu: Whether a decoder on the CPU keeps the image's channels (``types.ANY_DATA``).
+        any_turned: Whether a decoder keeps the channels and applies the EXIF orientation.
         windows: Windows that decoders cut out, if they are constants.
-        is_image: Whether it is an image; False for the path of another file.
+        is_image: Whether the input is decoded as an image; False if only the file is read.
     """
 
     is_path: bool = False
@@ -56,7 +56,7 @@ class Picture(NamedTuple):
     is_image: bool = True
 
 
-_RGB = Picture()  # decoded to RGB
+_RGB = ImageInput()  # decoded to RGB
 
 
 def picture_size(data: Any) -> Size | None:
@@ -79,16 +79,16 @@ def path_size(path: Any) -> Size | None:
     return look_at_file(path)[0]
 
 
-def look_at_input(value: Any, picture: Picture) -> tuple[Size | None, str]:
+def look_at_input(value: Any, image_input: ImageInput) -> tuple[Size | None, str]:
     """Returns `look_at` of an image, or `look_at_file` of its path; (None, "") for other files.
 
     Args:
         value: The encoded image or the path, with the buffer protocol.
-        picture: The input of the graph that it is fed to.
+        image_input: The graph's use of the input that it is fed to.
     """
-    if not picture.is_image:
+    if not image_input.is_image:
         return None, special_file(value)
-    return (look_at_file if picture.is_path else look_at)(value, picture)
+    return (look_at_file if image_input.is_path else look_at)(value, image_input)
 
 
 def special_file(path: Any) -> str:
@@ -105,12 +105,12 @@ def special_file(path: Any) -> str:
     return "" if is_file else "it is a FIFO, a socket or a device, and not a file"
 
 
-def look_at(data: Any, picture: Picture = _RGB) -> tuple[Size | None, str]:
+def look_at(data: Any, image_input: ImageInput = _RGB) -> tuple[Size | None, str]:
     """Returns the `picture_size` of an image, and the reason if DALI can't decode it, else "".
 
     Args:
         data: The encoded image, with the buffer protocol.
-        picture: The input of the graph that it is fed to.
+        image_input: The graph's use of the input that it is fed to.
     """
     view = memoryview(data).cast("B")
     if not view:
@@ -124,7 +124,7 @@ def look_at(data: Any, picture: Picture = _RGB) -> tuple[Size | None, str]:
         cure = ". It is text: if it is a path, read the file by dalijax.fn.read_file(path)" * text
         return None, f"it isn't an image that DALI decodes: it begins with {start!r}{cure}"
     try:
-        return _size(view, codec, picture), ""
+        return _size(view, codec, image_input), ""
     except Unsupported as error:
         return None, f"not supported by DALI's decoders: {error}"
     except OutsideImage as error:
@@ -133,12 +133,12 @@ def look_at(data: Any, picture: Picture = _RGB) -> tuple[Size | None, str]:
         return None, f"its header is damaged or cut off, and it has {len(view)} bytes"
 
 
-def look_at_file(path: Any, picture: Picture = _RGB) -> tuple[Size | None, str]:
+def look_at_file(path: Any, image_input: ImageInput = _RGB) -> tuple[Size | None, str]:
     """Returns `look_at` of a file; (None, "") if it can't be read: DALI then raises the cause.
 
     Args:
         path: The bytes of its path, up to the first zero, with the buffer protocol.
-        picture: The input of the graph that it is fed to.
+        image_input: The graph's use of the input that it is fed to.
     """
     try:
         # Opening a FIFO waits for a writer otherwise.
@@ -150,9 +150,9 @@ def look_at_file(path: Any, picture: Picture = _RGB) -> tuple[Size | None, str]:
         if not stat.S_ISREG(status.st_mode):
             return None, "it isn't a regular file"
         head = os.pread(file, min(_HEAD, status.st_size), 0)
-        size, fault = look_at(head, picture)
+        size, fault = look_at(head, image_input)
         if len(head) < status.st_size and (fault or not head.startswith(_HEAD_FIRST)):
-            size, fault = look_at(os.pread(file, status.st_size, 0), picture)
+            size, fault = look_at(os.pread(file, status.st_size, 0), image_input)
     except OSError:
         return None, ""
     finally:
@@ -160,7 +160,7 @@ def look_at_file(path: Any, picture: Picture = _RGB) -> tuple[Size | None, str]:
     return size, fault
 
 
-def _size(view: memoryview, codec: str, picture: Picture) -> Size:
+def _size(view: memoryview, codec: str, image_input: ImageInput) -> Size:
     """Returns the size of an image.
 
     Raises:
@@ -172,7 +172,7 @@ def _size(view: memoryview, codec: str, picture: Picture) -> Size:
     try:
         height, width = stream.height, stream.width
         samples = str(stream.dtype) if codec in _SAMPLES else ""
-        channels = stream.num_channels if picture.any_on_cpu or picture.any_turned else 0
+        channels = stream.num_channels if image_input.any_on_cpu or image_input.any_turned else 0
     except (RuntimeError, TypeError):  # the parser refuses it, or the samples have no NumPy type
         if kind := kind_of(view, codec):
             raise Unsupported(kind) from None
@@ -183,15 +183,20 @@ def _size(view: memoryview, codec: str, picture: Picture) -> Size:
         raise EOFError
     if height * width > _MOST_PIXELS:
         raise Unsupported(f"image of {height} x {width} pixels")
-    if channels == 1 and codec == "jpeg" and picture.any_on_cpu:  # writes past its memory
+    if channels == 1 and codec == "jpeg" and image_input.any_on_cpu:  # writes past its memory
         raise Unsupported(f"gray JPEG on a CPU with {_ANY}; use types.RGB or types.GRAY")
-    if channels == 4 and codec in ("png", "webp") and picture.any_turned and 1 < orientation < 9:
+    if (
+        channels == 4
+        and codec in ("png", "webp")
+        and image_input.any_turned
+        and 1 < orientation < 9
+    ):
         raise Unsupported(  # its decoder doesn't turn it
             f"{_NAMES[codec]} with alpha and an EXIF orientation, with {_ANY}; use types.RGB or "
             "adjust_orientation=False"
         )
     swaps = orientation in TURNED
-    for window in picture.windows:
+    for window in image_input.windows:
         if fault := window.fault((height, width), swaps):
             raise OutsideImage(fault)
     return (width, height) if swaps else (height, width)

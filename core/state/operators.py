@@ -12,7 +12,7 @@ from nvidia.dali import Pipeline
 
 from ..formats import protobuf
 from ..formats.decoder_windows import Window, window_of
-from ..formats.picture_size import Picture
+from ..formats.picture_size import ImageInput
 from . import reader_files
 
 # Kinds of operators, by nvidia.dali.fn and nvidia.dali.ops.
@@ -66,7 +66,7 @@ def operator_inputs(operator: Any) -> list[Any]:
     ]
 
 
-def picture_inputs(operators: Sequence[Operator]) -> dict[str, Picture]:
+def image_inputs(operators: Sequence[Operator]) -> dict[str, ImageInput]:
     """Returns the images of a graph's inputs, and paths of files, by the names of their operators.
 
     Args:
@@ -76,7 +76,7 @@ def picture_inputs(operators: Sequence[Operator]) -> dict[str, Picture]:
         name: next(iter(arguments.get("inputs", ())), [""])[0] for _, name, arguments in operators
     }
     kinds = {name: kind for kind, name, _ in operators}
-    pictures: dict[str, Picture] = {}
+    inputs: dict[str, ImageInput] = {}
     for kind, name, arguments in operators:
         if _PICTURES.search(kind):
             is_path = kinds.get(first_inputs[name]) in _READ
@@ -87,14 +87,14 @@ def picture_inputs(operators: Sequence[Operator]) -> dict[str, Picture]:
             turned = keeps and str(arguments.get("adjust_orientation")) != "False"
             window = window_of(kind, arguments)
             windows: tuple[Window, ...] = (window,) if window else ()
-            if previous := pictures.get(source):
+            if previous := inputs.get(source):
                 on_cpu, turned = on_cpu or previous.any_on_cpu, turned or previous.any_turned
                 windows += previous.windows
-            pictures[source] = Picture(is_path, on_cpu, turned, windows)
+            inputs[source] = ImageInput(is_path, on_cpu, turned, windows)
     for kind, name, _ in operators:
         if kind in _READ:
-            pictures.setdefault(first_inputs[name], Picture(is_path=True, is_image=False))
-    return pictures
+            inputs.setdefault(first_inputs[name], ImageInput(is_path=True, is_image=False))
+    return inputs
 
 
 def graph_outputs(pipeline: Pipeline, serialized: bytes = b"") -> list[str]:

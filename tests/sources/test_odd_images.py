@@ -15,13 +15,13 @@ from PIL import Image, ImageOps
 
 from dalijax import augment, data_iterator, sources
 from dalijax.adapters.grain import DALITransform
-from dalijax.core.formats.picture_size import Picture, look_at, picture_size
+from dalijax.core.formats.picture_size import ImageInput, look_at, picture_size
 from dalijax.fn import read_file
 from programs import run_python
 
 # Pillow decodes them differently: it converts colors in another way, clips 16 bits, ignores
 # EXIF numbers of one byte, or the header of a file was changed without its pixels.
-KEPT = Picture(any_on_cpu=True, any_turned=True)  # passed to a decoder with types.ANY_DATA
+KEPT = ImageInput(any_on_cpu=True, any_turned=True)  # passed to a decoder with types.ANY_DATA
 UNSURE = re.compile("YCbCr|LAB|Lab|YCC|16 orient|orient.* 16$|Adobe|BYTE|2000.* bits|without a pal")
 
 # Pillow decodes alpha in TIFF, CMYK and more than four channels differently.
