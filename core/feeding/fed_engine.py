@@ -115,7 +115,7 @@ class FedEngine(Engine[P]):
         """Returns the position of the next run at or after a position."""
         return position
 
-    def _not_made(self, position: P, failed: EnvironmentFailure) -> RuntimeError:
+    def _exhausted_retries(self, position: P, failed: EnvironmentFailure) -> RuntimeError:
         return RuntimeError(
             f"{self._label(position)} can't be made, but not because of its records. The next call "
             f"tries it again: {failed}"

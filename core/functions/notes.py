@@ -8,7 +8,7 @@ from typing import Any
 from ..pipeline.dali_pipeline import changed_states, random_states
 from ..pipeline.function_notes import FunctionNote, add
 from .checks import name_of
-from .purity import changes, memory
+from .purity import changes, reachable_values
 
 
 def note(
@@ -34,7 +34,7 @@ def note(
         if stateful is not None:
             return "declared by stateful=True" if stateful else ""
         generators = dict.fromkeys(set[str]().union(*drawn), "drawn")
-        return changes(before, memory(function) | generators)
+        return changes(before, reachable_values(function) | generators)
 
     def watched(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
@@ -49,6 +49,6 @@ def note(
         run.__qualname__ = name_of(call)
         return run if stateful is None else call
 
-    before = memory(function) if stateful is None else {}
+    before = reachable_values(function) if stateful is None else {}
     add(FunctionNote(name_of(function), before, kept_state))
     return watched

@@ -40,15 +40,15 @@ _ITERATOR = "an iterator"
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Describes the differences between two memories of a function; "" if there are none."""
+    """Describes the values that differ between two results of `reachable_values`; "" if none do."""
     if iterators := [name for name, value in after.items() if value == _ITERATOR]:
         return f"it has {iterators[0]}, {_ITERATOR}"
     names = [name for name in {**after, **before} if before.get(name) != after.get(name)]
     return f"{', '.join(names[:3])} changed" if names else ""
 
 
-def memory(function: Any) -> dict[str, Any]:
-    """Digests of the values that a function can reach, by the paths to them."""
+def reachable_values(function: Any) -> dict[str, Any]:
+    """Returns digests of the values that a function can reach, by paths such as "self.weights"."""
     home, names = _home(inspect.unwrap(function)), set[str]()  # names in the code of functions
     while True:
         num_names, digests, seen = len(names), dict[str, Any](), dict[int, Any]()

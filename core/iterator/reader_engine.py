@@ -709,7 +709,7 @@ class ReaderEngine(EpochEngine[Position]):
             )
         return _described(failed, position, problem, RuntimeError)
 
-    def _not_made(self, position: Position, failed: EnvironmentFailure) -> RuntimeError:
+    def _exhausted_retries(self, position: Position, failed: EnvironmentFailure) -> RuntimeError:
         error = failed.__cause__
         if not isinstance(error, RuntimeError):
             return RuntimeError(str(failed))

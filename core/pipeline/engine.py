@@ -443,7 +443,7 @@ class Engine(abc.ABC, Generic[P]):
         """Returns the epoch and the step of the batch at a position."""
 
     @abc.abstractmethod
-    def _not_made(self, position: P, failed: EnvironmentFailure) -> RuntimeError:
+    def _exhausted_retries(self, position: P, failed: EnvironmentFailure) -> RuntimeError:
         """Returns the error of a batch for which all retries failed."""
 
     def _label(self, position: P) -> str:
@@ -501,7 +501,7 @@ class Engine(abc.ABC, Generic[P]):
                 self._stop()
                 delay = next(delays, None)
                 if delay is None:
-                    raise self._not_made(position, failed) from failed.__cause__
+                    raise self._exhausted_retries(position, failed) from failed.__cause__
                 time.sleep(delay)
                 continue
             if outcome is not None:

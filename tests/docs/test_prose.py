@@ -35,8 +35,8 @@ CEILINGS = {
     "pages": 40,
     "examples": 60,
     "benchmarks": 60,
-    "core": 60,
-    "adapters": 60,
+    "core": 50,
+    "adapters": 50,
     "tests": 60,
 }
 # Names that do not say what they hold, and names such as of_files.
@@ -44,7 +44,7 @@ VAGUE = re.compile(
     r"_*(?:asked|beyond|each|given|held|here|how|kept|known|like|made|more|now|ones?|others|own|rest"
     r"|seen|taken|told|wanted|what|where|whole|of_\w+)_*"
 )
-MOST_VAGUE = 3  # names per 1,000 lines
+MOST_VAGUE = 2  # names per 1,000 lines
 _TRIPLE_QUOTED = re.compile(r'(^[ \t]*)?"""(.*?)"""', re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"(?:^[ \t]*|  )# (.*)$", re.MULTILINE)
 _CODE_OR_TABLE = re.compile(r"```.*?```|`[^`]*`|^\|[^\n]*$", re.DOTALL | re.MULTILINE)

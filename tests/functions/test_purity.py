@@ -17,7 +17,7 @@ import pytest
 from nvidia.dali import fn as dali_fn
 
 from dalijax import data_iterator, fn
-from dalijax.core.functions.purity import changes, memory
+from dalijax.core.functions.purity import changes, reachable_values
 
 COUNT = [0]
 GENERATOR = np.random.default_rng(0)
@@ -296,11 +296,11 @@ PURE = {
 
 
 def changed_by_calls(function):
-    before = memory(function)
+    before = reachable_values(function)
     for shape in ((3,), (2, 3)):
         with contextlib.suppress(Exception):  # some take other arguments
             function(np.ones(shape, np.float32))
-    return changes(before, memory(function))
+    return changes(before, reachable_values(function))
 
 
 @pytest.mark.parametrize("name", IMPURE)
@@ -315,7 +315,9 @@ def test_pure_functions_pass(name):
 
 def test_iterators_are_state():
     function = functools.partial(lambda it, x: x, iter([1]))
-    assert changes(memory(function), memory(function)) == "it has 0, an iterator"
+    assert (
+        changes(reachable_values(function), reachable_values(function)) == "it has 0, an iterator"
+    )
 
 
 class Model:
@@ -352,25 +354,25 @@ getattr_of = functools.partial(lambda owner, name: vars(owner).get(name, 0))
 def test_attributes_that_code_does_not_name_are_ignored():
     model = Model()
     functions = (model.scales, model.reads_a_slot, model.reads_a_key)
-    before = [memory(function) for function in functions]
+    before = [reachable_values(function) for function in functions]
     model.step += 1  # by a training loop
-    assert before == [memory(function) for function in functions]
+    assert before == [reachable_values(function) for function in functions]
     model.table[-1] = 1  # an array of 16 MiB, of which some elements are compared
     model.slot = 1
     model.mask = jax.random.key(1)
-    seen = [changes(old, memory(function)) for old, function in zip(before, functions)]
+    seen = [changes(old, reachable_values(function)) for old, function in zip(before, functions)]
     assert seen == ["self.table changed", "self.slot changed", "self.mask changed"]
     model.table[-1] = 0
-    assert memory(model.scales) == before[0]
+    assert reachable_values(model.scales) == before[0]
     model.weights = jnp.ones(3)
-    assert changes(before[0], memory(model.scales)) == "self.weights changed"
+    assert changes(before[0], reachable_values(model.scales)) == "self.weights changed"
 
 
 def test_properties_are_read():
     model = Model()
-    before = memory(model.reads_a_property)
+    before = reachable_values(model.reads_a_property)
     model.reads_a_property(1)
-    assert "calls changed" in changes(before, memory(model.reads_a_property))
+    assert "calls changed" in changes(before, reachable_values(model.reads_a_property))
 
 
 # In graphs
