@@ -9,7 +9,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from ...core.feeding.records import RecordBatch, RecordPosition
+from ...core.feeding.record_reader import RecordBatch, RecordPosition
 from ...core.feeding.stream_engine import StreamEngine
 from ...core.random.seeds import DEFAULT_SEED
 from .transform import DALITransform

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...core.config import step_number
 from ...core.errors import StateError
-from ...core.feeding.records import Numbers, RecordBatch, RecordPosition, Restored
+from ...core.feeding.record_reader import Numbers, RecordBatch, RecordPosition, Restored
 from ...core.feeding.stream_part import StreamPart, describe
 from ...core.placement import over_current_mesh
 from ...core.random.seeds import DEFAULT_SEED, shard_seed

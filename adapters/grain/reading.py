@@ -12,7 +12,7 @@ import numpy as np
 from grain import experimental
 from grain._src.python.dataset.transformations import prefetch
 
-from ...core.feeding.records import ReadError, RecordBatch, RecordPosition
+from ...core.feeding.record_reader import ReadError, RecordBatch, RecordPosition
 from .packed_records import PackedRecords
 from .packing import unpacked
 

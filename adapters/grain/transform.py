@@ -24,7 +24,7 @@ from ...core.config import (
     whole_number,
 )
 from ...core.errors import StateError
-from ...core.feeding.records import Numbers, RecordPosition, RecordReader, Restored
+from ...core.feeding.record_reader import Numbers, RecordPosition, RecordReader, Restored
 from ...core.feeding.stream_engine import StreamEngine, check_record_graph
 from ...core.feeding.stream_part import StreamPart, describe
 from ...core.pipeline.batch import choose_placement, writable

@@ -19,7 +19,7 @@ from ..pipeline.calls import calls
 from ..random.draw import DrawRows
 from ..random.hashing import fold
 from .graph import FedGraph
-from .records import Numbers, ReadError, RecordBatch, RecordPosition, RecordReader
+from .record_reader import Numbers, ReadError, RecordBatch, RecordPosition, RecordReader
 from .schema import Schema, described, values_of
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, nearest
 

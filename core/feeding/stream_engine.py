@@ -20,8 +20,8 @@ from ..state.agreement import Batches, Values
 from ..stats import InputStats
 from .fed_engine import FedEngine, sample_numbers
 from .graph import RowsOf, record_graph
+from .record_reader import Numbers, ReadError, RecordBatch, RecordPosition, RecordReader, Restored
 from .record_supply import RecordRows, RecordSupply
-from .records import Numbers, ReadError, RecordBatch, RecordPosition, RecordReader, Restored
 from .stand_ins import NoStandIn, UnusableRecord
 from .stream_part import PartReader, StreamPart
 from .supply import RowSupply

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import ProcessError
 from ..pipeline.processes import Agreement
 from ..state.agreement import Batches, Values
-from .records import RecordBatch, RecordPosition, RecordReader
+from .record_reader import RecordBatch, RecordPosition, RecordReader
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Records of a stream: batches, positions and readers."""
+"""`RecordReader`: the protocol of streams of records, with their batches and positions."""
 
 from __future__ import annotations
 
