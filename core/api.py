@@ -29,9 +29,9 @@ from .iterator.iterator import DALIGenericIterator
 from .messages import replacements
 from .pipeline.batch import choose_placement
 from .pipeline.engine import MakeEngine
-from .pipeline.pipeline_source import (
+from .pipeline.pipeline_factory import (
     DEFAULT_NUM_THREADS,
-    FunctionSource,
+    GraphPipelineFactory,
     default_device_id,
     shard_pipelines,
 )
@@ -145,7 +145,7 @@ class IteratorFunction:
         }
         call = {k: v for k, v in named.items() if not isinstance(v, _LeftOut)} | pipeline_args
         source, config = self._prepared(args, call)
-        return self._iterator._from_source(source, config, checkpoints=checkpoints)
+        return self._iterator._from_factory(source, config, checkpoints=checkpoints)
 
     def stream(self, num_epochs: int | None = None, *args: Any, **kwargs: Any) -> BatchStream:
         """Creates a stream of batches across epochs, for loops that count steps.
@@ -169,7 +169,7 @@ class IteratorFunction:
             source, config = self._prepared(args, dict(kwargs))
             # The stream starts the next epoch itself.
             config = dataclasses.replace(config, auto_reset=False, epochs=num_epochs)
-            return DALIGenericIterator._from_source(source, config, lazy=True)
+            return DALIGenericIterator._from_factory(source, config, lazy=True)
 
         return BatchStream(make, num_epochs)
 
@@ -272,7 +272,7 @@ class IteratorFunction:
 
     def _prepared(
         self, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[FunctionSource | MakeEngine, IteratorConfig]:
+    ) -> tuple[GraphPipelineFactory | MakeEngine, IteratorConfig]:
         """Returns the factory of a call's pipelines or engine, and the iterator's config."""
         parameters = function_parameters(self.pipeline_fn)
         named = {k: kwargs.pop(k) for k in CONFIG_NAMES - parameters if k in kwargs}
@@ -294,7 +294,7 @@ class IteratorFunction:
                 f"shuffle=False of {self.__name__}() requires a source of dalijax.sources. A "
                 "reader of DALI shuffles only if it has random_shuffle=True. Omit shuffle"
             )
-        return FunctionSource(
+        return GraphPipelineFactory(
             self.pipeline_fn, args, kwargs, shard_arguments, config.on_host
         ), config
 

@@ -28,7 +28,7 @@ from ...core.feeding.record_reader import Numbers, RecordPosition, RecordReader,
 from ...core.feeding.stream_engine import StreamEngine, check_record_graph
 from ...core.feeding.stream_part import StreamPart, describe
 from ...core.pipeline.batch import choose_placement, writable
-from ...core.pipeline.pipeline_source import default_device_id, shard_pipelines
+from ...core.pipeline.pipeline_factory import default_device_id, shard_pipelines
 from ...core.placement import DataShard
 from ...core.random.seeds import ShardSeed
 from ...core.state import differences

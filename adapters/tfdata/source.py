@@ -13,7 +13,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from ...core.api import IteratorFunction
 from ...core.config import EpochRules, IteratorConfig
 from ...core.pipeline.engine import MakeEngine
-from ...core.pipeline.pipeline_source import FunctionSource
+from ...core.pipeline.pipeline_factory import GraphPipelineFactory
 from .iterator import tf
 from .passes import PassCounter, PassStream
 from .stepped_stream import stream_length
@@ -54,7 +54,7 @@ class Source:
     def __reduce__(self) -> Any:
         return Source, (self.iterator_fn, self.call, self.reshuffles)  # pipelines aren't pickled
 
-    def prepared(self) -> tuple[FunctionSource | MakeEngine, IteratorConfig]:
+    def prepared(self) -> tuple[GraphPipelineFactory | MakeEngine, IteratorConfig]:
         """Returns the factory of the pipelines, and the iterator's arguments."""
         return self.iterator_fn._prepared((), dict(self.call))
 

@@ -15,7 +15,7 @@ from ...core.config import IteratorConfig
 from ...core.environment.extras import extra
 from ...core.order.epochs import EpochPlan
 from ...core.pipeline.calls import calls
-from ...core.pipeline.pipeline_source import FunctionSource
+from ...core.pipeline.pipeline_factory import GraphPipelineFactory
 from ...core.workers import busy
 from .source import Source
 from .steps import UNKNOWN, Repeat, Skip, Step, Take
@@ -150,7 +150,7 @@ def _is_regular(plan: EpochPlan, config: IteratorConfig) -> bool:
 def _pipeline(source: Source, plugin: Any) -> Pipeline | None:
     """Returns the pipeline, if it is on the CPU and does not call Python."""
     pipelines = source.prepared()[0]
-    if not isinstance(pipelines, FunctionSource):  # fed by Python
+    if not isinstance(pipelines, GraphPipelineFactory):  # fed by Python
         return None
     pipeline = pipelines.define()
     if pipeline.device_id is not None or plugin._has_external_source(pipeline):

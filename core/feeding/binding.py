@@ -15,7 +15,7 @@ from ..config import (
     whole_number,
 )
 from ..formats.field import Field
-from ..pipeline.pipeline_source import default_device_id
+from ..pipeline.pipeline_factory import default_device_id
 from ..sources.source import Source
 from .graph import field_graph
 from .source_engine import SourceEngine

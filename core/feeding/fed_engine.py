@@ -26,7 +26,7 @@ from ..pipeline.failure import (
     is_environment,
 )
 from ..pipeline.failure_errors import describe, listed, with_printable
-from ..pipeline.pipeline_source import FunctionSource
+from ..pipeline.pipeline_factory import GraphPipelineFactory
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..state import random_state
 from ..state.operators import operators_of
@@ -92,7 +92,7 @@ class FedEngine(Engine[P]):
         self._graph: FedGraph | None = None
         self._learned = False  # whether the first pipelines were inspected
         self._feed: RowSupply[P] | None = None
-        self._fed: tuple[RowSupply[P], FunctionSource] | None = None
+        self._fed: tuple[RowSupply[P], GraphPipelineFactory] | None = None
         self._runs_taken = 0  # the number of runs taken from the current pipelines
         # The operators of ``fn.random``, which are known once pipelines were built.
         self._random: list[str] = []
@@ -197,9 +197,9 @@ class FedEngine(Engine[P]):
         """Builds pipelines over a supply, from DALI's checkpoints if there are any."""
         if self._fed is None or self._fed[0] is not supply:
             self._fed = supply, self._pipelines(supply.rows, self._pipeline_arguments)
-        source = self._fed[1]
-        source.set_seed(self._seed)
-        return Runner(source.build(checkpoints), gradual=self._gradual)
+        factory = self._fed[1]
+        factory.set_seed(self._seed)
+        return Runner(factory.build(checkpoints), gradual=self._gradual)
 
     def _first_look(self, runner: Runner) -> Runner:
         """Inspects the first pipelines before their first run; returns the pipelines."""
@@ -217,14 +217,16 @@ class FedEngine(Engine[P]):
 
     def _pipelines(
         self, rows_of: RowsOf, differing: Sequence[Mapping[str, Any]], **options: Any
-    ) -> FunctionSource:
-        """Returns a source of pipelines that are fed with the given rows."""
+    ) -> GraphPipelineFactory:
+        """Returns a factory of pipelines that are fed with the given rows."""
         graph: Any = functools.partial(self._define, rows_of)
         graph.__name__ = getattr(self._function, "__name__", repr(self._function))  # for errors
         call = {**self._call, **options}
-        source = FunctionSource(graph, (), call, differing, self._config.on_host, self._function)
-        source.set_seed(self._seed)
-        return source
+        factory = GraphPipelineFactory(
+            graph, (), call, differing, self._config.on_host, self._function
+        )
+        factory.set_seed(self._seed)
+        return factory
 
     # Batches
 
@@ -446,8 +448,8 @@ class FedEngine(Engine[P]):
         """
         rows = supply.alone(samples)
         differing = {**self._pipeline_arguments[0], "batch_size": len(samples)}
-        source = self._pipelines(lambda run, part: rows, [differing], prefetch_queue_depth=1)
-        failure = failure_alone(Runner(source.build()))
+        factory = self._pipelines(lambda run, part: rows, [differing], prefetch_queue_depth=1)
+        failure = failure_alone(Runner(factory.build()))
         if failure is not None and failure.environment:
             raise EnvironmentFailure(failure.message)
         return failure

@@ -20,7 +20,7 @@ from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import queue_depth
 from ..pipeline.engine import EpochEngine, Outcome
 from ..pipeline.failure_errors import MOST_SKIPPED, can_skip
-from ..pipeline.pipeline_source import shard_pipelines
+from ..pipeline.pipeline_factory import shard_pipelines
 from ..pipeline.processes import is_one_of_several
 from ..pipeline.runner import Runner
 from ..random.seeds import ShardSeed

@@ -13,7 +13,7 @@ from ..pipeline.batch import Batch
 from ..pipeline.engine import Engine, Outcome
 from ..pipeline.failure import failure_of
 from ..pipeline.failure_errors import MOST_SKIPPED
-from ..pipeline.pipeline_source import check_resumable
+from ..pipeline.pipeline_factory import check_resumable
 from ..pipeline.runner import Runner, SourceEnded, SourceError, discard
 from ..state import differences, random_state
 from ..state.agreement import Batches, Values

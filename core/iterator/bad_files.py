@@ -17,7 +17,7 @@ from ..messages.printable import printable
 from ..pipeline.calls import calls
 from ..pipeline.dali_pipeline import operators
 from ..pipeline.failing_rows import failing_rows, runs_alone
-from ..pipeline.pipeline_source import Define, PipelineSource
+from ..pipeline.pipeline_factory import Define, PipelineFactory
 from ..pipeline.runner import Outputs, Runner
 from ..state.random_state import for_operators
 
@@ -44,7 +44,7 @@ class Sample:
 
 def name_files(
     error: BatchError,
-    source: PipelineSource,
+    factory: PipelineFactory,
     reader: str | None,
     data: Sequence[bytes],
     to_drop: int,
@@ -55,7 +55,7 @@ def name_files(
 
     Args:
         error: The error.
-        source: The factory of the pipelines.
+        factory: The factory of the pipelines.
         reader: Name of the reader; None: the only reader.
         data: A checkpoint of each pipeline, before the batch.
         to_drop: Number of batches between the checkpoint and the batch.
@@ -63,7 +63,7 @@ def name_files(
     try:
         with calls, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            pairs = zip(source.definitions(), data)
+            pairs = zip(factory.definitions(), data)
             read = [read_alone(define, reader, checkpoint, to_drop) for define, checkpoint in pairs]
             samples = [sample for samples_read in read for sample in samples_read if sample.file]
             bad = _undecodable(samples) if _DECODES_IMAGES.search(str(error)) else []

@@ -24,8 +24,8 @@ from ..messages import replacements
 from ..order.epochs import EpochPlan
 from ..pipeline.batch import Batch
 from ..pipeline.engine import CLOSED, COUNT, EpochEngine, MakeEngine, Mark
-from ..pipeline.handmade_source import HandmadeSource
-from ..pipeline.pipeline_source import PipelineSource
+from ..pipeline.handmade_pipelines import HandmadePipelineFactory
+from ..pipeline.pipeline_factory import PipelineFactory
 from ..state.position import FailedBatch
 from ..stats import InputStats
 from .reader_engine import ReaderEngine
@@ -106,12 +106,12 @@ class DALIGenericIterator:
             output_map,  # type: ignore[arg-type] # it becomes a tuple
             **arguments,
         ).placed()
-        self._open(ReaderEngine(HandmadeSource(pipelines), config), config)
+        self._open(ReaderEngine(HandmadePipelineFactory(pipelines), config), config)
 
     @classmethod
-    def _from_source(
+    def _from_factory(
         cls,
-        source: PipelineSource | MakeEngine,
+        factory: PipelineFactory | MakeEngine,
         config: IteratorConfig,
         lazy: bool = False,
         checkpoints: Sequence[bytes] | None = None,
@@ -126,10 +126,10 @@ class DALIGenericIterator:
         """
         iterator = cls.__new__(cls)
         engine: EpochEngine[Any]
-        if isinstance(source, PipelineSource):
-            engine = ReaderEngine(source, config)
+        if isinstance(factory, PipelineFactory):
+            engine = ReaderEngine(factory, config)
         else:
-            engine = source(config)
+            engine = factory(config)
         iterator._open(engine, config, lazy, checkpoints)
         return iterator
 

@@ -26,7 +26,7 @@ from ..pipeline.dali_pipeline import (
 from ..pipeline.engine import CLOSED, EpochEngine, Mark, NoReplica, Outcome
 from ..pipeline.failure import EnvironmentFailure, failure_of
 from ..pipeline.failure_errors import MOST_SKIPPED, describe
-from ..pipeline.pipeline_source import PipelineSource, check_resumable
+from ..pipeline.pipeline_factory import PipelineFactory, check_resumable
 from ..pipeline.reader import check_epochs, check_shards, epochs_of
 from ..pipeline.runner import (
     Outputs,
@@ -69,13 +69,13 @@ class ReaderEngine(EpochEngine[Position]):
     """Pipelines that read data themselves, at the consumer's position; see `Engine`.
 
     Args:
-        source: The factory of the pipelines.
+        factory: The factory of the pipelines.
         config: Arguments of the iterator.
     """
 
     _marked = (*EpochEngine._marked, "_seed", "_fingerprint")
 
-    def __init__(self, source: PipelineSource, config: IteratorConfig):
+    def __init__(self, factory: PipelineFactory, config: IteratorConfig):
         if config.on_error == "mask":
             raise ValueError(
                 "on_error='mask' requires a source, whose records are known. A reader's batch "
@@ -83,8 +83,8 @@ class ReaderEngine(EpochEngine[Position]):
             )
         config.check_skip(config.on_error)
         super().__init__(Position(), config)
-        self.name = source.name
-        self._source = source
+        self.name = factory.name
+        self._factory = factory
         self._fingerprint: Fingerprint | None = None
         self._seed: int | None = None  # the seed of a restored state
         self._start = Checkpoints()  # checkpoints of the first batch, once pipelines were built
@@ -94,13 +94,13 @@ class ReaderEngine(EpochEngine[Position]):
         self._discards = False  # whether batches are only skipped
         self._most_to_drop = _MOST_TO_DROP
         self._failures_to_name = _MOST_NAMED
-        self.compare_processes(source.name, self._outline())
+        self.compare_processes(factory.name, self._outline())
 
     def _outline(self) -> dict[str, Any]:
         """Describes what processes must have in common, as far as known without pipelines."""
         config = self._config
         return {
-            "function": self._source.name,
+            "function": self._factory.name,
             "outputs": ", ".join(config.output_map),
             "reader": str(config.reader_name),
             "size": config.size,
@@ -207,9 +207,9 @@ class ReaderEngine(EpochEngine[Position]):
         if position.step == 0:
             return
         start = position.epoch_start or Checkpoints()
-        exact = start.data is not None and not self._source.unresumable
-        if not self._source.rebuildable or not (exact or position.epoch == 0):
-            reason = self._source.unresumable or "the pipelines can't be rebuilt"
+        exact = start.data is not None and not self._factory.unresumable
+        if not self._factory.rebuildable or not (exact or position.epoch == 0):
+            reason = self._factory.unresumable or "the pipelines can't be rebuilt"
             raise RuntimeError(
                 f"reset() at batch {position.step} of epoch {position.epoch} can't return to the "
                 f"start of the epoch: {reason}. Finish the epoch first, or use "
@@ -225,7 +225,7 @@ class ReaderEngine(EpochEngine[Position]):
 
     def get_state(self) -> dict[str, Any]:
         """Returns the consumer's position as a JSON value; see `Engine`."""
-        check_resumable(self._source)
+        check_resumable(self._factory)
         self.checkpoint()
         # The first state of a lazy iterator does not change when the pipelines are built.
         is_built = self.position.checkpoints is not None
@@ -236,14 +236,14 @@ class ReaderEngine(EpochEngine[Position]):
         self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str], named: Sequence[str]
     ) -> None:
         """Moves to the position of a state, with new pipelines; see `Engine`."""
-        check_resumable(self._source)
+        check_resumable(self._factory)
         self.checkpoint()
         self.restore(reader_state.decode(state), allow, named)
 
     def adopt_seed(self, other: ReaderEngine) -> None:
         """Adopts the restored seed of another engine, without building pipelines."""
         self._seed = other._seed
-        self._source.set_seed(self._seed)
+        self._factory.set_seed(self._seed)
 
     def checkpoints(self) -> list[bytes]:
         """Returns the state as bytes for each pipeline; see `Engine`."""
@@ -252,7 +252,7 @@ class ReaderEngine(EpochEngine[Position]):
     def set_checkpoints(self, pieces: Sequence[bytes], allow: Sequence[str]) -> None:
         """Moves to the position of checkpoints of this package or of DALI's plugin."""
         saved = self._read_checkpoints(pieces)
-        check_resumable(self._source)
+        check_resumable(self._factory)
         self.restore(saved, allow)
 
     def _read_checkpoints(self, pieces: Sequence[bytes]) -> ReaderState:
@@ -270,11 +270,11 @@ class ReaderEngine(EpochEngine[Position]):
         Raises:
             StateError: If it belongs to different data, or has an impossible position.
         """
-        if not self._source.restored:
+        if not self._factory.restored:
             return False
         runner = self.runner()
-        saved = self._read_checkpoints(self._source.restored)
-        check_resumable(self._source)
+        saved = self._read_checkpoints(self._factory.restored)
+        check_resumable(self._factory)
         if changes := differences(saved.fingerprint, self.fingerprint()):
             raise different_data_error(changes)
         self._check_reach(saved.position)
@@ -304,22 +304,22 @@ class ReaderEngine(EpochEngine[Position]):
     def _with_seed_of(self, saved: Fingerprint) -> Iterator[None]:
         """Uses the state's seed if the caller gave none, unless the block raises."""
         seed, own_fingerprint = saved["seed"], self._fingerprint
-        if not 0 <= seed < 1 << 63 or not self._source.has_default_seed():
+        if not 0 <= seed < 1 << 63 or not self._factory.has_default_seed():
             yield
             return
         self._seed, before = seed, self._seed
-        self._source.set_seed(seed)
+        self._factory.set_seed(seed)
         self._fingerprint = own_fingerprint and own_fingerprint | {"seed": seed}
         try:
             yield
         except BaseException:
             self._seed, self._fingerprint = before, own_fingerprint
-            self._source.set_seed(before)
+            self._factory.set_seed(before)
             raise
 
     def _return_to(self, mark: Mark) -> None:
         super()._return_to(mark)
-        self._source.set_seed(self._seed)
+        self._factory.set_seed(self._seed)
 
     def _restore(self, saved: ReaderState, allow: Sequence[str], named: Sequence[str]) -> None:
         position, before = saved.position, self.position
@@ -332,7 +332,7 @@ class ReaderEngine(EpochEngine[Position]):
         if position.checkpoints is None:
             self.go_to(position)
             return
-        if not self._source.rebuildable:
+        if not self._factory.rebuildable:
             raise StateError(
                 "these pipelines can't be rebuilt, so set_state() can't restore them: DALI does "
                 "not serialize their Python sources or functions. Use dalijax.data_iterator with "
@@ -480,14 +480,14 @@ class ReaderEngine(EpochEngine[Position]):
     @contextlib.contextmanager
     def replicas(self) -> Iterator[tuple[list[Pipeline], str]]:
         """Creates pipelines of the same graph, to run in addition to these; see `Engine`."""
-        pipelines = [define(None) for define in self._source.definitions()]
+        pipelines = [define(None) for define in self._factory.definitions()]
         if not pipelines:
             raise NoReplica(
                 "the graph of handmade pipelines can't be replicated. Use dalijax.data_iterator, "
                 "which calls the function that defines the graph"
             )
         # Running replicas would advance a Python source, or the state of a function.
-        reason = self._source.unresumable
+        reason = self._factory.unresumable
         python = [operator for operator in operators(pipelines[0]) if runs_python(operator)]
         # Private in DALI: the group of an external source.
         if any(
@@ -520,20 +520,20 @@ class ReaderEngine(EpochEngine[Position]):
 
     def _build(self, checkpoints: Checkpoints) -> Runner:
         self.process = os.getpid()
-        pipelines = self._source.build(checkpoints.data)
+        pipelines = self._factory.build(checkpoints.data)
         self._read_plan(pipelines)
-        runner = Runner(pipelines, checkpoints.to_drop, self._source.owned)
+        runner = Runner(pipelines, checkpoints.to_drop, self._factory.owned)
         self._runner = runner
         return runner
 
     def _read_plan(self, pipelines: Sequence[Pipeline]) -> None:
-        config, source = self._config, self._source
+        config, factory = self._config, self._factory
         check_outputs(pipelines[0], config.output_map)
         plan, shards = epochs_of(pipelines, config, self._data_shards)
         if not self.shards:  # rebuilt pipelines have the same source
-            check_shards(pipelines, config, self._data_shards, source)
+            check_shards(pipelines, config, self._data_shards, factory)
             if plan is None:
-                check_epochs(pipelines, config, source)
+                check_epochs(pipelines, config, factory)
         self.batch_size, self.plan, self.shards = pipelines[0].max_batch_size, plan, shards
         self._epoch_length = (-1, 0, 0)
         self.device_ids = tuple(pipeline.device_id for pipeline in pipelines)
@@ -547,10 +547,10 @@ class ReaderEngine(EpochEngine[Position]):
                 self.runner().pipelines,
                 self.plan,
                 self.shards,
-                self._source.serialized,
+                self._factory.serialized,
                 batch_map=self._batch_map_names,
             )
-            seed = self._source.seed  # the common seed, instead of the first shard's
+            seed = self._factory.seed  # the common seed, instead of the first shard's
             if seed is not None and seed >= 0:  # for a negative seed, DALI draws one
                 self._fingerprint["seed"] = seed
         return self._fingerprint
@@ -562,7 +562,7 @@ class ReaderEngine(EpochEngine[Position]):
     def _can_build_at(self, position: Position) -> bool:
         checkpoints = position.checkpoints
         exact = checkpoints is None or checkpoints.data is not None
-        return exact and self._source.rebuildable and not self._source.unresumable
+        return exact and self._factory.rebuildable and not self._factory.unresumable
 
     def _stop(self) -> None:
         super()._stop()
@@ -632,7 +632,7 @@ class ReaderEngine(EpochEngine[Position]):
             return error
         self._failures_to_name -= 1
         reader = self._config.reader_name
-        return name_files(error, self._source, reader, checkpoints.data, checkpoints.to_drop)
+        return name_files(error, self._factory, reader, checkpoints.data, checkpoints.to_drop)
 
     def _run_at(self, position: Position) -> Outcome[Position] | None:
         """Runs the batch at a position once; see `Engine`.
@@ -687,7 +687,7 @@ class ReaderEngine(EpochEngine[Position]):
         if _reads(failed):
             # DALI's readers can't continue after an error: new ones are built at the position.
             stands = self._rebuild_at(position)
-            if is_unmappable(failed) and stands and self._source.unmap():
+            if is_unmappable(failed) and stands and self._factory.unmap():
                 return True  # now an empty file fails alone, without the batches before it
             raise self._unread(failed, position) from failed
         if self.runner().stopped:  # after this batch, or a prefetched later batch, failed
@@ -728,7 +728,7 @@ class ReaderEngine(EpochEngine[Position]):
             self._most_to_drop = 0
             return later
         # Batches of a reader can run again; other sources may have ended, or can't be rebuilt.
-        can_rerun = self._config.reader_name is not None and self._source.rebuildable
+        can_rerun = self._config.reader_name is not None and self._factory.rebuildable
         is_first = position.step == 0 or later.data is None
         if can_rerun and not is_first and later.to_drop < self._most_to_drop:
             return later
@@ -740,7 +740,7 @@ class ReaderEngine(EpochEngine[Position]):
 
     def _sample(self) -> Batch:
         """Returns a first batch of new pipelines; the position and its pipelines are unchanged."""
-        runner = Runner(self._source.build())
+        runner = Runner(self._factory.build())
 
         def batch(outputs: Sequence[Outputs]) -> Batch:
             valid = [len(tensors[0]) for tensors in outputs]
@@ -785,11 +785,11 @@ class ReaderEngine(EpochEngine[Position]):
             runner.restart()
             with contextlib.suppress(SourceEnded):
                 return runner.take(convert)
-        if self._source.rebuildable:
+        if self._factory.rebuildable:
             # An iterable is exhausted, but the pipeline's function creates a new one.
             checkpoints = runner.checkpoints()
             self.drop()
-            runner = self._runner = Runner(self._source.build(checkpoints))
+            runner = self._runner = Runner(self._factory.build(checkpoints))
             with contextlib.suppress(SourceEnded):
                 return runner.take(convert)
         raise _NoBatch(

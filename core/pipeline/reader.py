@@ -14,7 +14,7 @@ from ..config import IteratorConfig
 from ..order.epochs import EpochPlan
 from ..placement import DataShard
 from ..state.operators import Operator, operators_of, serialized_operators
-from .pipeline_source import PipelineSource
+from .pipeline_factory import PipelineFactory
 
 
 def reader_meta(pipelines: Sequence[Pipeline], name: str) -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ def check_shards(
     built: Sequence[Pipeline],
     config: IteratorConfig,
     data_shards: Sequence[DataShard],
-    source: PipelineSource,
+    factory: PipelineFactory,
 ) -> None:
     """Checks that the readers of each pipeline read the shard for which it was built.
 
@@ -109,13 +109,13 @@ def check_shards(
         built: Built pipelines.
         config: Arguments of the iterator.
         data_shards: The data shard of each pipeline, if batches are placed by shards.
-        source: The factory of the pipelines.
+        factory: The factory of the pipelines.
 
     Raises:
         ValueError: If a reader reads a different shard, or two readers read the same shard.
     """
     expected: list[Shard | None] = [(shard.shard_id, shard.num_shards) for shard in data_shards]
-    expected = expected or source.shards()
+    expected = expected or factory.shards()
     # A sharding of one of several hosts may be a part of the shards of their reader.
     is_part = bool(data_shards) and not config.over_processes and jax.process_count() > 1
     for name in _readers_of_batches(built[0], config.reader_name):
@@ -124,7 +124,7 @@ def check_shards(
         problem = _mismatch(read, expected, is_part) if len(read) == len(expected) else None
         if problem is None and len(set(read)) < len(read):
             problem = f"shard {read[0][0]} of {read[0][1]} in each of {len(read)} pipelines"
-        if problem is not None and not _reads_own_files(built, name, read, source):
+        if problem is not None and not _reads_own_files(built, name, read, factory):
             raise ValueError(
                 f"reader {name!r} reads {problem}, so that samples are duplicated or missing. Pass "
                 "both arguments to the reader: fn.readers.file(..., shard_id=shard_id, "
@@ -167,22 +167,22 @@ def _mismatch(read: Sequence[Shard], shards: Sequence[Shard | None], is_part: bo
 
 
 def _reads_own_files(
-    built: Sequence[Pipeline], name: str, read: Sequence[Shard], source: PipelineSource
+    built: Sequence[Pipeline], name: str, read: Sequence[Shard], factory: PipelineFactory
 ) -> bool:
     """Returns whether an unsharded reader reads different files for each shard."""
     if set(read) != {(0, 1)}:
         return False
-    graphs = [_operators(pipeline, source, k) for k, pipeline in enumerate(built)]
-    other_shard = source.define_other_shard() if len(built) == 1 else None
+    graphs = [_operators(pipeline, factory, k) for k, pipeline in enumerate(built)]
+    other_shard = factory.define_other_shard() if len(built) == 1 else None
     if other_shard is not None:
         graphs.append(operators_of(other_shard))
     files = [_paths(graph, name) for graph in graphs]
     return len(files) > 1 and len(set(files)) == len(files)
 
 
-def _operators(pipeline: Pipeline, source: PipelineSource, index: int) -> list[Operator]:
-    if source.serialized:  # a deserialized pipeline does not know its operators
-        return list(serialized_operators(source.serialized[index]))
+def _operators(pipeline: Pipeline, factory: PipelineFactory, index: int) -> list[Operator]:
+    if factory.serialized:  # a deserialized pipeline does not know its operators
+        return list(serialized_operators(factory.serialized[index]))
     return operators_of(pipeline)
 
 
@@ -193,7 +193,9 @@ def _paths(graph: Sequence[Operator], reader: str) -> tuple[str, ...]:
     return tuple(f"{k}={arguments[k]}" for k in names)
 
 
-def check_epochs(built: Sequence[Pipeline], config: IteratorConfig, source: PipelineSource) -> None:
+def check_epochs(
+    built: Sequence[Pipeline], config: IteratorConfig, factory: PipelineFactory
+) -> None:
     """Checks an iterator whose epochs have an unknown end.
 
     If it reads only from DALI's readers, its epochs never end, which causes a warning.
@@ -201,12 +203,12 @@ def check_epochs(built: Sequence[Pipeline], config: IteratorConfig, source: Pipe
     Args:
         built: Built pipelines.
         config: Arguments of the iterator, without reader_name and size.
-        source: The factory of the pipelines.
+        factory: The factory of the pipelines.
 
     Raises:
         ValueError: If a mask is requested, but no epoch is defined.
     """
-    kinds = {kind for kind, _, _ in _operators(built[0], source, 0)}
+    kinds = {kind for kind, _, _ in _operators(built[0], factory, 0)}
     # A source that raises StopIteration ends an epoch, to which all of its samples belong.
     if not kinds or "external_source" in kinds:
         return

@@ -91,12 +91,12 @@ def test_a_missing_main_guard_is_an_error_that_shows_it(tmp_path):
 def test_an_explicit_start_method_is_kept(method):
     from nvidia.dali import fn, types
 
-    from dalijax.core.pipeline.pipeline_source import FunctionSource
+    from dalijax.core.pipeline.pipeline_factory import GraphPipelineFactory
 
     def graph():
         return fn.constant(idata=[1], dtype=types.INT32)
 
     call = {"batch_size": 1, "device_id": None, "py_start_method": method}
-    assert FunctionSource(graph, (), call).define().py_start_method == method
+    assert GraphPipelineFactory(graph, (), call).define().py_start_method == method
     del call["py_start_method"]
-    assert FunctionSource(graph, (), call).define().py_start_method == "spawn"
+    assert GraphPipelineFactory(graph, (), call).define().py_start_method == "spawn"

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ...api import IteratorFunction, iterator_function
 from ...config import function_parameters
 from ...iterator.batch_stream import BatchStream
-from ...pipeline.pipeline_source import DEFAULT_NUM_THREADS
+from ...pipeline.pipeline_factory import DEFAULT_NUM_THREADS
 from .memory import Memory
 
 _SMALLEST = 0.03  # relative difference of rates below which values count as equal

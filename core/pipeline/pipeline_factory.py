@@ -52,7 +52,7 @@ def default_device_id() -> int | None:
     return 0 if backend.GetCUDADeviceCount() > 0 else None
 
 
-class PipelineSource(abc.ABC):
+class PipelineFactory(abc.ABC):
     """Base class of factories of an iterator's pipelines.
 
     Args:
@@ -150,13 +150,13 @@ class PipelineSource(abc.ABC):
         return False
 
 
-def check_resumable(source: PipelineSource) -> None:
-    """Raises StateError if the state of a source's pipelines can't be saved."""
-    if source.unresumable:
-        raise StateError(f"the state of the pipelines can't be saved: {source.unresumable}")
+def check_resumable(factory: PipelineFactory) -> None:
+    """Raises StateError if the state of a factory's pipelines can't be saved."""
+    if factory.unresumable:
+        raise StateError(f"the state of the pipelines can't be saved: {factory.unresumable}")
 
 
-class FunctionSource(PipelineSource):
+class GraphPipelineFactory(PipelineFactory):
     """A factory of pipelines of a graph function.
 
     Args:

@@ -1,4 +1,4 @@
-"""`HandmadeSource`: pipelines created by the caller, and rebuilt pipelines of the same graph."""
+"""`HandmadePipelineFactory`: pipelines created by the caller, and pipelines rebuilt from them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..random.seeds import DEFAULT_SEED
 from ..state.operators import serialized_operators
 from .calls import calls
 from .dali_pipeline import at_checkpoint, build_pipeline, can_checkpoint
-from .pipeline_source import PipelineSource
+from .pipeline_factory import PipelineFactory
 
 
-class HandmadeSource(PipelineSource):
+class HandmadePipelineFactory(PipelineFactory):
     """A factory that returns the caller's pipelines first, and then pipelines like them.
 
     Pipelines with ``checkpoint=`` start at the position of the iterator that returned it. All are
