@@ -144,8 +144,8 @@ class IteratorFunction:
             "enable_conditionals": enable_conditionals,
         }
         call = {k: v for k, v in named.items() if not isinstance(v, _LeftOut)} | pipeline_args
-        source, config = self._prepared(args, call)
-        return self._iterator._from_factory(source, config, checkpoints=checkpoints)
+        factory, config = self._prepared(args, call)
+        return self._iterator._from_factory(factory, config, checkpoints=checkpoints)
 
     def stream(self, num_epochs: int | None = None, *args: Any, **kwargs: Any) -> BatchStream:
         """Creates a stream of batches across epochs, for loops that count steps.
@@ -166,10 +166,10 @@ class IteratorFunction:
         """
 
         def make() -> DALIGenericIterator:
-            source, config = self._prepared(args, dict(kwargs))
+            factory, config = self._prepared(args, dict(kwargs))
             # The stream starts the next epoch itself.
             config = dataclasses.replace(config, auto_reset=False, epochs=num_epochs)
-            return DALIGenericIterator._from_factory(source, config, lazy=True)
+            return DALIGenericIterator._from_factory(factory, config, lazy=True)
 
         return BatchStream(make, num_epochs)
 

@@ -357,7 +357,11 @@ class FedEngine(Engine[P]):
     def _failed(
         self, position: P, runner: Runner, supply: RowSupply[P], run: int, error: RuntimeError
     ) -> Outcome[P] | None:
-        """Finds the records that made a run fail; returns as `_run_at`."""
+        """Finds the records that made a run fail.
+
+        Returns:
+            The outcome, or None if the run has to be repeated with other records in some rows.
+        """
         failure = failure_of(error)
         if failure.environment or (failure.is_read and not can_open_files()):
             raise EnvironmentFailure(failure.message) from error

@@ -54,7 +54,7 @@ class Calls:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Leaves DALI while Python code of the caller runs, which may wait for anything.
+        """Counts the thread as outside DALI during a block that runs the user's Python code.
 
         Raises:
             RuntimeError, SystemExit: Afterwards, if Python is shutting down.

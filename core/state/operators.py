@@ -67,7 +67,7 @@ def operator_inputs(operator: Any) -> list[Any]:
 
 
 def image_inputs(operators: Sequence[Operator]) -> dict[str, ImageInput]:
-    """Returns the images of a graph's inputs, and paths of files, by the names of their operators.
+    """Returns how a graph decodes or reads its inputs, by the names of the inputs' operators.
 
     Args:
         operators: The operators of the graph, with their inputs.
