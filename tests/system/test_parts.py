@@ -156,7 +156,7 @@ def test_a_process_without_records(seen):
         "processes [1] have no batch of records, but each process needs a record to pad with"
         in (same_error(padded))
     )
-    assert "each needs a whole batch" in same_error(dropped)
+    assert "each process needs a whole batch" in same_error(dropped)
 
 
 def test_a_record_that_is_not_read_raises_in_its_process_alone(seen):
