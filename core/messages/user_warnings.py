@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 import warnings
 
 _PACKAGE = __name__.partition(".")[0]
@@ -10,7 +10,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 def warn_user(message: str) -> None:
     """Issues a RuntimeWarning at the innermost line of code outside the package."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+    frame, level = inspect.currentframe(), 1
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, RuntimeWarning, stacklevel=level)

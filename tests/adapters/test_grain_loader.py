@@ -522,8 +522,8 @@ REFUSED = [
     (changed(seed=-9), "seed: -9 -> 0"),
     (changed(seed=1 << 63), f"damaged: seed is {1 << 63}"),
     (lambda state: {**state, "step": 0}, "damaged: its digest"),
-    (lambda state: [state], "no state"),
-    (lambda state: None, "no state"),
+    (lambda state: [state], "not a state"),
+    (lambda state: None, "not a state"),
 ]
 
 

@@ -63,7 +63,7 @@ def test_signatures_extend_dalis_by_keyword_only_arguments(name):
 def test_each_argument_is_checked_by_the_configuration():
     """The types of arguments equal the fields that check them."""
     fields = [field.name for field in dataclasses.fields(IteratorConfig)]
-    internal = ["epoch_rules", "on_host", "hosts", "endless"]
+    internal = ["epoch_rules", "on_host", "hosts", "epochs"]
     typed = set(FunctionIteratorArguments.__annotations__)
     assert sorted({"output_map", *typed, *internal}) == sorted(fields)
     assert typed > set(PipelineIteratorArguments.__annotations__)

@@ -100,7 +100,7 @@ from dalijax.core.sources.source import order_of
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 before, start = peak(), time.process_time()
 fields = {"data": Field(np.dtype(np.uint8), 1), "label": Field(np.dtype(np.int32))}
-source = ByteRecords(load(sys.argv[1]), [sys.argv[2]], fields, {}, None)
+source = ByteRecords(load(sys.argv[1]), [sys.argv[2]], fields, {}, None, index_again=load)
 order = order_of(source, 1, True)
 for batch in range(20):
     rows, _ = order(np.arange(batch * 256, batch * 256 + 256))

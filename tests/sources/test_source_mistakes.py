@@ -81,7 +81,7 @@ def batches(source, on_error="raise", mask=None, **options):
 
 @pytest.mark.parametrize("shuffle", (True, False))
 def test_a_reused_buffer_is_refused(shuffle):
-    with pytest.raises(ValueError, match=r"Rows\.read\(\) gave 'x' .* same memory.*new arrays"):
+    with pytest.raises(ValueError, match=r"Rows\.read\(\) returned 'x' .* same memory.*new arrays"):
         batches(Rows(fill), shuffle=shuffle)
 
 
@@ -94,7 +94,7 @@ def test_a_reused_column_is_refused():
             values = {"x": [np.full(3, k, np.int32) for k in indices], "k": column[: len(indices)]}
             return {name: values[name] for name in names}
 
-    with pytest.raises(ValueError, match=r"Columns\.read\(\) gave 'k'"):
+    with pytest.raises(ValueError, match=r"Columns\.read\(\) returned 'k'"):
         batches(Columns(None))
 
 
@@ -106,7 +106,7 @@ def test_an_object_that_reuses_a_buffer_is_refused():
         def __getitem__(self, k):
             return {"x": fill(int(k)), "k": np.int32(k)}
 
-    with pytest.raises(ValueError, match=r"Records\.read\(\) gave 'x'"):
+    with pytest.raises(ValueError, match=r"Records\.read\(\) returned 'x'"):
         batches(Records(Data(), identity="data"))
 
 
