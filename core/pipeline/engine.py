@@ -28,7 +28,13 @@ from ..workers import WorkersEnded
 from .batch import Batch, BatchMaker, choose_placement
 from .calls import calls
 from .failure import RETRY_DELAYS, EnvironmentFailure, strip_tracebacks
-from .failure_errors import MOST_UNEXPLAINED, can_skip, every_batch_failed, graph_error
+from .failure_errors import (
+    MOST_UNEXPLAINED,
+    can_skip,
+    every_batch_failed,
+    graph_error,
+    too_many_skipped,
+)
 from .processes import Agreement, agreement_of
 from .runner import Runner
 from .traced import check_not_traced, trace_state_clean
@@ -471,7 +477,7 @@ class Engine(abc.ABC, Generic[P]):
                 if fault is None:
                     skipped.append(self._note_skipped(*self._place(position), error))
                     if len(skipped) >= self._most_skipped:
-                        fault = every_batch_failed(skipped)
+                        fault = too_many_skipped(skipped)
                 if fault is not None:
                     outcome = dataclasses.replace(outcome, error=fault)
                     return self._after_skipped(outcome, skipped, from_start=False)
@@ -539,7 +545,7 @@ class Engine(abc.ABC, Generic[P]):
 
     def _note_skipped(self, epoch: int, step: int, error: Exception) -> FailedBatch:
         """Logs and returns a batch that ``on_error="skip"`` skips."""
-        files = error.files if isinstance(error, BatchError) else ()
+        files = error.files if isinstance(error, (BatchError, RecordError)) else ()
         return log_failure("skipped", FailedBatch(epoch, step, str(error), files))
 
     def _after_skipped(

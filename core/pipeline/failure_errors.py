@@ -73,3 +73,11 @@ def every_batch_failed(skipped: Sequence[FailedBatch]) -> EpochError:
         f"every batch of epoch {last.epoch} failed, and on_error='skip' left all of them out. "
         f"The last one: {last.message}"
     )
+
+
+def too_many_skipped(skipped: Sequence[FailedBatch]) -> EpochError:
+    """Returns the error of a stream whose last batches ``on_error="skip"`` skipped."""
+    return EpochError(
+        f"{len(skipped)} batches in a row failed, and on_error='skip' left all of them out. "
+        f"The last one: {skipped[-1].message}"
+    )

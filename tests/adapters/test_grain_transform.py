@@ -23,6 +23,7 @@ from sealing import crafted
 
 from dalijax.adapters.grain import DALIBatch, DALITransform, pack_records
 from dalijax.adapters.grain.transform import FORM, is_sliced
+from dalijax.errors import EpochError
 from full import in_full
 
 B = 4
@@ -551,6 +552,12 @@ def test_masking_without_a_replacement_record_raises_and_continues():
     assert iterator.errors == ()
 
 
+def test_a_stream_does_not_search_for_a_good_batch_forever():
+    endless = grain.MapDataset.source([{"image": BAD, "i": 0}]).repeat(None).to_iter_dataset()
+    with pytest.raises(EpochError, match=r"^\d+ batches in a row failed"):
+        next(iter(endless.pipe(transform(on_error="skip"))))
+
+
 def test_a_failure_after_a_skipped_batch_loses_nothing():
     class Late:
         def __init__(self, fails):
@@ -578,7 +585,9 @@ def test_a_failure_after_a_skipped_batch_loses_nothing():
     state = iterator.get_state()
     got += walk(iterator)
     assert numbers(got) == [[0, 1, 2, 3], [9, 10, 11, 12], [13, 14, 15]]  # 8 raised, once
-    assert [one.step for one in iterator.errors] == [1]
+    (skipped,) = iterator.errors
+    assert skipped.step == 1 and skipped.files
+    assert all(name in skipped.message for name in skipped.files)
     again = of(0)
     again.set_state(state)
     assert walk(again) == got[1:]
