@@ -167,10 +167,12 @@ def strip_tracebacks(error: BaseException) -> None:
     (Python 3.10 does not print notes.)
     """
     todo: list[BaseException | None] = [error]
+    seen: set[int] = set()  # errors may refer to each other, and `raise from` refers to one twice
     while todo:
         current = todo.pop()
-        if current is None:
+        if current is None or id(current) in seen:
             continue
+        seen.add(id(current))
         if current.__traceback__ is not None:
             if note := _lines_of_user(current.__traceback__):
                 vars(current).setdefault("__notes__", []).append(note)

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import inspect
+import itertools
 import pathlib
 import traceback
 import weakref
@@ -200,3 +201,18 @@ def test_an_error_refers_to_no_batch(make, paths):
         todo += filter(None, [current.__cause__, current.__context__])
     kinds = {type(variable) for variable in variables}
     assert type(iterator) in kinds and not kinds & {Outcome, TensorListCPU}, kinds
+
+
+def test_errors_that_refer_to_each_other_are_stripped_once():
+    first, second = OwnError("first"), OwnError("second")
+    first.__cause__, second.__cause__ = second, first  # as after `raise first from second`
+    for error in (first, second):
+        with contextlib.suppress(OwnError):
+            raise error
+    assert Outcome(0, error=first).error is first
+    assert first.__traceback__ is None and second.__traceback__ is None
+    chain = [OwnError(str(place)) for place in range(64)]
+    for error, cause in itertools.pairwise(chain):
+        error.__cause__ = error.__context__ = cause  # as `raise ... from` sets both
+    Outcome(0, error=chain[0])
+    assert chain[-1].__cause__ is None
