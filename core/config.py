@@ -455,12 +455,15 @@ class IteratorConfig:
     epochs: int | None = 1  # number of successive epochs of a stream; None: no end
 
     @property
+    def shardings(self) -> dict[str, Any]:
+        """Returns the values of ``sharding`` by output; the name "" stands for all outputs."""
+        return {**self.sharding} if isinstance(self.sharding, Mapping) else {"": self.sharding}
+
+    @property
     def over_processes(self) -> bool:
         """Returns whether batches are placed over devices of several processes."""
-        shardings = (
-            self.sharding.values() if isinstance(self.sharding, Mapping) else [self.sharding]
-        )
-        return any(isinstance(s, Sharding) and not s.is_fully_addressable for s in shardings)
+        values = self.shardings.values()
+        return any(isinstance(s, Sharding) and not s.is_fully_addressable for s in values)
 
     def check_skip(self, on_error: str) -> None:
         """Raises ValueError if batches can't be skipped, since other processes wait for them."""

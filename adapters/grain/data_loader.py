@@ -16,7 +16,6 @@ from ...core.feeding.record_reader import Numbers, RecordBatch, RecordPosition, 
 from ...core.feeding.stream_part import StreamPart, describe
 from ...core.placement import over_current_mesh
 from ...core.random.seeds import DEFAULT_SEED, shard_seed
-from ...core.state import differences
 from ...core.state.envelope import COUNT, Form, digest
 from ...core.state.fingerprint import Fingerprint
 from .loader_steps import Steps, pack_rows, row_name
@@ -153,7 +152,6 @@ class DALIDataLoader:
         self._workers = grain.MultiprocessingOptions(worker_count, worker_buffer_size)
         self._read = read_options or READ_OPTIONS
         self._other_randomness = other_randomness
-        self._allow_changes = self._transform._allow_changes
         self._described = {
             "outputs": list(output_map),
             "batch_size": batch_size,
@@ -318,9 +316,7 @@ class DALIDataLoaderIterator(RecordIterator):
             seed = shard_seed(saved, self._loader._shard)
         if self._loader._takes_seed and 0 <= saved < 1 << 63:
             current["seed"] = str(saved)
-        current["operators"] = list(self._engine.own_operators())
-        fingerprint = {**{name: state[name] for name in current}, "seed": str(saved)}
-        differences.check(fingerprint, current, self._loader._allow_changes)
+        self._engine.check_data(state, current)
         restored = Restored("", tuple(state["operators"]), seed, draw_seed, state["random"])
         self._engine.check(restored)
         if state["step"] > self._loader.num_steps:

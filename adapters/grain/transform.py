@@ -237,8 +237,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
 
     def _is_placed(self) -> bool:
         """Returns whether the mesh of each sharding is known."""
-        sharding = self._config.sharding
-        shardings = [*sharding.values()] if isinstance(sharding, Mapping) else [sharding]
+        shardings = self._config.shardings.values()
         specs = [isinstance(value, PartitionSpec) for value in shardings]
         return not any(specs) or any(isinstance(value, NamedSharding) for value in shardings)
 
@@ -319,11 +318,6 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
     def _outputs(self) -> list[str]:
         """Names of the outputs of the graph."""
         return list(self._config.output_map)
-
-    @property
-    def _allow_changes(self) -> Sequence[str]:
-        """Names of the differences that a restore ignores."""
-        return self._config.allow_changes
 
     def _delivered(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Converts a batch to the delivered form."""
@@ -624,9 +618,7 @@ class DecodedIterator(RecordIterator):
         saved, current, seed = state["seed"], self._fingerprint(snapshot), snapshot.restored.seed
         if saved != self._seed_at(snapshot) and self._takes_seed and 0 <= saved < 1 << 63:
             seed, current["seed"] = saved, str(saved)
-        current["operators"] = list(self._engine.own_operators())
-        fingerprint = {**{name: state[name] for name in current}, "seed": str(saved)}
-        differences.check(fingerprint, current, self._transform._allow_changes)
+        self._engine.check_data(state, current)
         parent, after = state["parent"], self._position(state)
         restored = Restored(state["random"], tuple(state["operators"]), seed)
         self._engine.check(restored)

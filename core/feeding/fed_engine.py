@@ -234,10 +234,8 @@ class FedEngine(Engine[P]):
         runner, supply = self._fed_at(position)
         batch: Batch | None = None
         error: Exception | None = None
-        run, self._runs_taken = (
-            self._runs_taken,
-            self._runs_taken + 1,
-        )  # a failed run counts as well
+        run = self._runs_taken
+        self._runs_taken += 1  # a failed run counts as well
         try:
             batch = runner.take(lambda outputs: self._batch(outputs, runner, supply, run))
         except (SourceError, SourceEnded) as failed:
@@ -252,8 +250,8 @@ class FedEngine(Engine[P]):
         except Exception as failed:  # the outputs can't be converted to arrays
             error = failed
         masked: FailedBatch | None = None
-        is_masked = error is None and self._config.on_error == "mask"
-        if is_masked and (bad := self._bad_of(supply, run, valid=True)):
+        may_have_masked = error is None and self._config.on_error == "mask"
+        if may_have_masked and (bad := self._bad_of(supply, run, valid=True)):
             named = self._bad_records(position, bad)
             masked = FailedBatch(*self._place(position), str(named), named.files)
         after = self._after(position, supply, run, runner)
@@ -424,16 +422,21 @@ class FedEngine(Engine[P]):
 
     def _has_stand_in(self, supply: RowSupply[P], run: int, failure: Failure) -> bool:
         """Returns whether a record can replace a batch's bad records; remembers bad samples."""
-        for sample in filter(lambda sample: self._can_read(supply, sample), supply.stand_ins(run)):
-            if self._run_alone(supply, np.array([sample], np.int64)) is None:
+        for sample in supply.stand_ins(run):
+            if not self._can_read(supply, sample):
+                continue
+            if self._works_alone(supply, sample):
                 return True
             supply.remember(sample, UnusableRecord(failure), True)
         return False
 
     def _is_good(self, supply: RowSupply[P], sample: int) -> bool:
         """Returns whether a sample can be read and processed."""
-        can_read = self._can_read(supply, sample)
-        return can_read and self._run_alone(supply, np.array([sample], np.int64)) is None
+        return self._can_read(supply, sample) and self._works_alone(supply, sample)
+
+    def _works_alone(self, supply: RowSupply[P], sample: int) -> bool:
+        """Returns whether a sample that can be read can be processed."""
+        return self._run_alone(supply, np.array([sample], np.int64)) is None
 
     def _can_read(self, supply: RowSupply[P], sample: int) -> bool:
         """Returns whether a sample can be read, and its record is not known to be bad."""

@@ -17,6 +17,7 @@ from ..pipeline.pipeline_factory import check_resumable
 from ..pipeline.runner import Runner, SourceEnded, SourceError, discard
 from ..state import differences, random_state
 from ..state.agreement import Batches, Values
+from ..state.fingerprint import Fingerprint
 from ..stats import InputStats
 from .fed_engine import FedEngine, sample_numbers
 from .graph import RowsOf, record_graph
@@ -478,12 +479,17 @@ class StreamEngine(FedEngine[RecordPosition]):
         saved, present = position.restored.operators, self._operators
         return (present or saved) if saved or position.step else ()
 
-    def own_operators(self) -> tuple[str, ...]:
-        """Returns a line per operator of the pipelines; none before they are built.
+    def check_data(self, state: Mapping[str, Any], current: Fingerprint) -> None:
+        """Raises StateError if a state belongs to other data.
 
-        A restored state may belong to another graph, which is detected when they are built.
+        Args:
+            state: The state.
+            current: The iterator's fingerprint. Its operators may be those of a restored state of
+                another graph, so that the operators of the pipelines are compared instead.
         """
-        return self._operators
+        current = {**current, "operators": list(self._operators)}
+        saved = {**{name: state[name] for name in current}, "seed": str(state["seed"])}
+        differences.check(saved, current, self._config.allow_changes)
 
     def stateful(self) -> list[str]:
         """Returns names of the operators with a state, once the pipelines were built."""

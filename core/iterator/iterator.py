@@ -327,7 +327,7 @@ class DALIGenericIterator:
 
     @property
     def _following_epoch(self) -> int:
-        """Number of the next epoch that has a batch; other epochs are empty."""
+        """Number of the next epoch that has a batch; it skips empty epochs."""
         with self._opened():
             self._engine.prepare()
             return self._engine.following_epoch()

@@ -564,6 +564,13 @@ class ReaderEngine(EpochEngine[Position]):
         exact = checkpoints is None or checkpoints.data is not None
         return exact and self._factory.rebuildable and not self._factory.unresumable
 
+    def _rebuild_at(self, position: Position) -> bool:
+        """Frees the pipelines, to be rebuilt at a position; returns False if that is impossible."""
+        is_possible = self._can_build_at(position)
+        if is_possible:
+            self._stop()
+        return is_possible
+
     def _stop(self) -> None:
         super()._stop()
         self._exact = None
@@ -584,7 +591,7 @@ class ReaderEngine(EpochEngine[Position]):
         return self._epoch_length[1]
 
     def following_epoch(self) -> int:
-        """Returns the number of the next epoch that has a batch; other epochs are empty."""
+        """Returns the number of the next epoch that has a batch; it skips empty epochs."""
         return self.epoch + 1 if self.plan is None else self.plan.next_epoch(self.epoch)
 
     def _is_end(self, position: Position) -> bool:

@@ -109,6 +109,7 @@ def _generators(function: Any) -> dict[str, Any]:
     They are global and nonlocal variables, defaults, arguments of a partial function, and
     attributes of a method's object.
     """
+    module = _module(function)
     generators: dict[str, Any] = {}
     seen: set[int] = set()
     todo = [function]
@@ -131,7 +132,7 @@ def _generators(function: Any) -> dict[str, Any]:
         for name, part in named.items():
             if isinstance(part, _GENERATORS):
                 generators.setdefault(name, part)
-            is_own = isinstance(part, FunctionType) and part.__module__ == _module(function)
+            is_own = isinstance(part, FunctionType) and part.__module__ == module
             if is_own or isinstance(part, (functools.partial, MethodType)):
                 todo.append(part)
     return generators

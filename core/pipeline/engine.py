@@ -147,8 +147,8 @@ class Engine(abc.ABC, Generic[P]):
         # The names of masked records by epoch and step, for the last batches with any.
         self._masked: dict[tuple[int, int], set[str]] = {}
         self._interrupted: Mark | None = None  # the start of an interrupted call
+        # Serializes calls of several threads. Reentrant, because methods call each other.
         self._lock = threading.RLock()
-        # Reentrant, because methods call each other. Serializes calls of several threads.
         self._agreement: Agreement | None = None
         self._must_agree = False
         self._end_cure = ""  # if the number of batches is unknown: the fix if processes differ
@@ -386,7 +386,9 @@ class Engine(abc.ABC, Generic[P]):
 
     @abc.abstractmethod
     def _runner_at(self, position: P) -> Runner:
-        """Returns pipelines whose next run is at a position; builds them if necessary.
+        """Returns the pipelines, whose next run is at a position; builds them if necessary.
+
+        Running pipelines of a reader can't move: the caller passes the position that they reached.
 
         Raises:
             ValueError: If the engine is closed.
@@ -418,13 +420,6 @@ class Engine(abc.ABC, Generic[P]):
     def _can_build_at(self, position: P) -> bool:
         """Returns whether new pipelines can be built at a position."""
         return True
-
-    def _rebuild_at(self, position: P) -> bool:
-        """Frees the pipelines, to be rebuilt at a position; returns False if that is impossible."""
-        is_possible = self._can_build_at(position)
-        if is_possible:
-            self._stop()
-        return is_possible
 
     # Batches
 
@@ -608,7 +603,7 @@ class EpochEngine(Engine[P]):
 
     @abc.abstractmethod
     def following_epoch(self) -> int:
-        """Returns the number of the next epoch that has a batch; other epochs are empty."""
+        """Returns the number of the next epoch that has a batch; it skips empty epochs."""
 
     @abc.abstractmethod
     def at_end(self) -> bool:

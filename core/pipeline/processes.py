@@ -23,7 +23,7 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -95,10 +95,8 @@ def _tell_end() -> None:
 
 
 def _shardings(config: IteratorConfig) -> dict[str, Sharding]:
-    """Returns the shardings of outputs by name; a sharding of all outputs has the name ""."""
-    sharding = config.sharding
-    by_name = sharding if isinstance(sharding, Mapping) else {"": sharding}
-    return {name: value for name, value in by_name.items() if isinstance(value, Sharding)}
+    """Returns the shardings of outputs by name; see `IteratorConfig.shardings`."""
+    return {name: s for name, s in config.shardings.items() if isinstance(s, Sharding)}
 
 
 def _placement(config: IteratorConfig) -> dict[str, str]:
