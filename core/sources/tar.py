@@ -85,13 +85,12 @@ class Tar(ByteRecords):
         if self._described:
             fields = named
         extensions = extensions_of(fields)
-        index_again = functools.partial(index_tars, extensions=extensions)
         index = cached_index(
             None if cache_dir is None else home_expanded(path_text(cache_dir)),
             "tar 4",
             tars,
             extensions,
-            lambda: index_again(tars),
+            lambda: index_tars(tars, extensions),
             lambda index: is_valid(index, columns_of(extensions), ABOUT),
         )
         _check_complete(tars, fields, index.about, missing)
@@ -105,6 +104,7 @@ class Tar(ByteRecords):
             else:
                 kinds[name] = Field(np.dtype(np.uint8), 1)
         kinds |= dict.fromkeys(self._described, Field(None))
+        index_again = functools.partial(index_tars, extensions=extensions)
         super().__init__(index, tars, kinds, decoders, identity, index_again=index_again)
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
