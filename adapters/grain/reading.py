@@ -1,4 +1,4 @@
-"""Reading the records of a Grain dataset, skipping holes and records whose reading fails."""
+"""Reads the records of a Grain dataset, without holes (None) and records whose reading raises."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ class Position:
     """A position between two batches.
 
     Attributes:
-        parent: The state of the parent.
+        parent: The state of the parent iterator, from which entries are read again.
         records: Number of records before the position.
-        skip: Number of entries of the parent's next list that are before the position.
+        skip: Number of entries to skip in the parent's next list.
         failed: Indices of the entries after ``parent`` whose errors were already raised.
     """
 
@@ -93,7 +93,7 @@ class Reader:
         lists: Whether the parent yields `RecordLists`, which are joined and split.
         only_full: Whether to drop incomplete batches.
         pad: Whether to pad incomplete batches with their last record.
-        longer: Whether batches of padding may follow the last record.
+        longer: Whether batches of padding follow the last record until every process has ended.
 
     Attributes:
         start: The position of the first batch.
@@ -128,8 +128,9 @@ class Reader:
             self._first = records[:1]
         if len(records) > self._rows:
             raise ValueError(
-                f"the parent yields lists of {len(records)} records, more than the {self._rows} of "
-                "a batch. Batch the records by that number"
+                f"the dataset before DALITransform yields lists of {len(records)} records, but a "
+                f"batch has {self._rows} records. Write .batch({self._rows}, "
+                "batch_fn=pack_records) before the transform"
             )
         position, count = self.position, len(records)
         start = position.records - count
@@ -141,7 +142,7 @@ class Reader:
         return batch.padded(self._rows) if self._pad else batch
 
     def may_be_behind(self, step: int, records: int) -> bool:
-        """Returns whether a number of batches can consist of a number of records.
+        """Returns whether a stream can have a given number of records before a given step.
 
         All batches but the last are full, unless the parent yields its own lists.
         """
@@ -187,7 +188,7 @@ class Reader:
         self.go_to(position.after or self.start)
 
     def _begin(self, position: Position) -> None:
-        """Restarts at a position that the parent has already."""
+        """Starts to read at a position to which the parent has moved."""
         self.position = position
         self._failed = list(position.failed)
         self._entries = 0  # number of entries read after position.parent
@@ -293,7 +294,7 @@ class Reader:
 
 
 def _source(iterator: grain.DatasetIterator) -> grain.DatasetIterator | None:
-    """Finds the MapDataset iterator that alone feeds an iterator in its thread; None if none."""
+    """Finds the MapDataset iterator below an iterator that reads in the same thread, if any."""
     while not prefetch.is_prefetch_iterator(iterator):
         # Private in Grain: the parents of an iterator.
         parents: Any = getattr(iterator, "_parents", ())

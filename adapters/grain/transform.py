@@ -259,7 +259,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         return transform
 
     def _described(self, ds: grain.MapDataset | grain.IterDataset) -> Values:
-        """Describes what processes must have in common, for errors."""
+        """Returns values that must be equal in all processes, by names for error messages."""
         return describe(
             function=getattr(self._fn, "__name__", "the graph"),
             outputs=", ".join(self._config.output_map),
@@ -400,7 +400,7 @@ def is_sliced(ds: grain.MapDataset | grain.IterDataset) -> bool:
 
 
 def _lineage(ds: Any) -> str:
-    """Describes the transformations of a dataset, with seeds and the lengths before slices."""
+    """Formats the chain of a dataset's transformations, with seeds and unsliced lengths."""
     parents = parents_of(ds)
     text = type(ds).__name__.removesuffix("Dataset")
     seeds = [getattr(ds, name, None) for name in ("_seed", "_seed_rng_seed")]  # private in Grain

@@ -1,4 +1,4 @@
-"""Checks the arguments of an iterator over a source, and binds them to its engine."""
+"""Checks the arguments of an iterator over a record source, and binds them to its engine."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def bind(
     call: Mapping[str, Any],
     config: IteratorConfig,
 ) -> Callable[[IteratorConfig], SourceEngine]:
-    """Checks the arguments of an iterator function that is called with a source.
+    """Checks the arguments of an iterator function that is called with a record source.
 
     Args:
-        source: The source.
+        source: The record source.
         function: The graph's function.
         args: Positional arguments, which must be empty.
         call: Settings of the function, and arguments of ``nvidia.dali.pipeline_def``.

@@ -1,4 +1,4 @@
-"""Runs fed pipelines, retries failed runs, and handles bad records, for any supply of rows."""
+"""`FedEngine`: runs pipelines that are fed with records, and handles bad records."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _MOST_PROBED = 24  # the number of records to try before the graph is considered
 
 
 def sample_numbers(parts: Sequence[RowBatch]) -> Indices:
-    """Returns the different samples in the rows of all pipelines."""
+    """Returns the samples in the rows of all pipelines, sorted and without repetitions."""
     return np.unique(np.concatenate([rows.samples for rows in parts]))
 
 
 class _BadRecords(Exception):
-    """Records of a batch can't be read or processed."""
+    """Raised for a batch with records that can't be read or processed."""
 
     def __init__(self, bad: Bad):
         super().__init__()
@@ -55,9 +55,12 @@ class _BadRecords(Exception):
 
 
 class FedEngine(Engine[P]):
-    """Runs pipelines that are fed with the rows of a supply; see `Engine`.
+    """Base class of engines whose pipelines are fed with records; see `Engine`.
 
-    Subclasses define positions, supplies and states. They call `feed_by` once.
+    A `RowSupply` reads the records of each run. If a run fails, the engine runs the records alone
+    to find the bad ones, and then raises, skips the batch or replaces its bad records, as
+    ``on_error`` requires. Subclasses define positions, supplies and states. They call `feed_by`
+    once.
     """
 
     # Whether the first batch is taken before the supply is asked for the second.
@@ -344,12 +347,12 @@ class FedEngine(Engine[P]):
     def _described(
         self, position: P, text: str, is_graph_error: bool = False, unfit: bool = False
     ) -> BatchError | RecordError:
-        """Returns the error of a failed batch, with its number."""
+        """Returns the error of a failed batch; its message begins with the batch's number."""
         kind = GraphError if is_graph_error else self._error_kind(unfit)
         return kind(f"{self._label(position)} failed, and counts as delivered: {text}")
 
     def _error_kind(self, unfit: bool) -> type[BatchError] | type[RecordError]:
-        """Returns the class of the error; ``unfit`` means that DALI didn't get the records."""
+        """Returns the class of the error; ``unfit``: the records don't fit the graph's inputs."""
         return BatchError
 
     def _failed(
@@ -399,7 +402,7 @@ class FedEngine(Engine[P]):
         return Outcome(after, error=described, failures=1)
 
     def _find_bad(self, supply: RowSupply[P], used: Indices, failure: Failure) -> list[int]:
-        """Returns the samples that fail when they are run without the others."""
+        """Runs parts of a failed batch again; returns the samples that fail."""
 
         def run_alone(places: Sequence[int]) -> Failure | None:
             return self._run_alone(supply, used[list(places)])
@@ -414,7 +417,7 @@ class FedEngine(Engine[P]):
                     yield rows.name(row)
 
     def _works_elsewhere(self, supply: RowSupply[P], run: int) -> bool:
-        """Returns whether the graph works for any record, after trying some of other runs."""
+        """Returns whether the graph works for any record; tries some records of other runs."""
         if not self._works:
             probes = itertools.islice(supply.probes(run), _MOST_PROBED)
             self._works = any(self._is_good(supply, sample) for sample in probes)
@@ -435,11 +438,11 @@ class FedEngine(Engine[P]):
         return self._can_read(supply, sample) and self._works_alone(supply, sample)
 
     def _works_alone(self, supply: RowSupply[P], sample: int) -> bool:
-        """Returns whether a sample that can be read can be processed."""
+        """Returns whether the graph processes a sample, which must be readable."""
         return self._run_alone(supply, np.array([sample], np.int64)) is None
 
     def _can_read(self, supply: RowSupply[P], sample: int) -> bool:
-        """Returns whether a sample can be read, and its record is not known to be bad."""
+        """Returns whether a sample can be read, and its record has not failed before."""
         try:
             return not supply.alone(np.array([sample], np.int64)).errors
         except Exception as error:

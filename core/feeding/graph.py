@@ -36,7 +36,7 @@ class FedGraph:
         call: Calls the function with the nodes of the inputs, and with ``draw`` if there is one.
         draws: Whether random numbers are drawn for the records, including keys of functions.
         stacked: Batches a column of values that bypass the graph.
-        no_copy: Whether DALI may read the fed memory later, because nobody writes to it again.
+        no_copy: Whether DALI reads the fed arrays without a copy; they must not change afterwards.
 
     Attributes:
         function, passed, draws, stacked: The arguments.
@@ -67,11 +67,11 @@ class FedGraph:
 
     @property
     def names(self) -> list[str]:
-        """The names of the values to read of each record."""
+        """The names of the record values to read: the inputs, and values that bypass the graph."""
         return [*self._inputs, *self.passed]
 
     def learn(self, operators: Iterable[Operator]) -> None:
-        """Finds the inputs that the operators of a built pipeline use, and its images."""
+        """Sets `used` and `image_inputs` from the operators of a built pipeline."""
         operators = list(operators)
         nodes, built = image_inputs(operators), {name for _, name, _ in operators}
         for name in self._inputs:
@@ -117,18 +117,18 @@ class FedGraph:
 
 
 def _inputs(rows_of: RowsOf, part: int, name: str) -> Callable[[int], Any]:
-    """Returns a source of ``fn.external_source``, which asks for the input of a run."""
+    """Returns the ``source`` argument of an ``external_source``: a function of the run."""
     return lambda run: rows_of(run, part).inputs(name)
 
 
 def field_graph(
     function: Callable[..., Any], fields: Mapping[str, Field], settings: Mapping[str, Any]
 ) -> FedGraph:
-    """Binds a graph's function to the fields of a source.
+    """Binds a graph's function to the fields of a record source.
 
     Args:
         function: The function.
-        fields: The fields of the source.
+        fields: The fields of the record source.
         settings: The function's other arguments.
 
     Raises:

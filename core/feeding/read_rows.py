@@ -36,7 +36,7 @@ class ReadSettings:
         order: Returns the record numbers and the epochs of some samples of the stream.
         image_inputs: The fields that the graph's decoders decode, once it is built.
         reuse: Detects reused buffers; None if the source returns new arrays.
-        checked_headers: By field, the records whose images were found to have a complete header.
+        checked_headers: By field, the records whose image headers were checked and are complete.
         bad_samples: The samples and records that DALI could not process before.
         seed, num_samples: The seed, and the number of samples of an epoch.
         sized: The fields of images whose sizes the graph has asked for.
@@ -79,7 +79,7 @@ class Chunk:
 
 
 def _checked(source: Source, count: int, names: Sequence[str], columns: Any) -> dict[str, Values]:
-    """Checks the return value of a source's ``read``.
+    """Checks the return value of a record source's ``read``.
 
     Raises:
         TypeError, ValueError: If the source has a bug; these are not errors of a record.
@@ -102,7 +102,7 @@ def _checked(source: Source, count: int, names: Sequence[str], columns: Any) -> 
 
 
 def _cut_off(source: Source, columns: Mapping[str, Values]) -> dict[int, Exception]:
-    """Returns an error for each record with a truncated file, by its place."""
+    """Returns an error for each record with a truncated file, by the record's index."""
     errors: dict[int, Exception] = {}
     for name, values in columns.items():
         field = source.fields[name]
@@ -115,7 +115,7 @@ def _cut_off(source: Source, columns: Mapping[str, Values]) -> dict[int, Excepti
 
 
 def _no_pictures(settings: ReadSettings, records: Indices, chunk: Chunk) -> dict[int, Exception]:
-    """Returns an error for each record without an image in a field that the graph decodes."""
+    """Checks the images that the graph decodes; returns the errors by the record's index."""
     errors: dict[int, Exception] = {}
     for name, image_input in list(settings.image_inputs.items()):
         table = settings.checked_headers.get(name)
@@ -142,7 +142,7 @@ def _no_pictures(settings: ReadSettings, records: Indices, chunk: Chunk) -> dict
 def _sizes_of(
     settings: ReadSettings, records: Indices, name: str, values: Values
 ) -> NDArray[np.int32]:
-    """Returns `Source.sizes`, also if the graph reads the paths in a field itself."""
+    """Returns the sizes of images; if the field contains paths, reads the files' headers."""
     if (
         settings.image_inputs.get(name, ImageInput()).is_path
         and not settings.source.fields[name].is_path
@@ -152,7 +152,7 @@ def _sizes_of(
 
 
 def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
-    """Reads records, one by one if they can't be read together.
+    """Reads records together, or one by one if reading them together raises.
 
     Raises:
         Exception: If the environment failed, and so did the retries.
@@ -179,7 +179,7 @@ def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
 
 
 def _read_checked(settings: ReadSettings, records: Indices) -> Chunk:
-    """Reads records, with an error for each that can't be read or processed."""
+    """Reads records; returns an error for each record that can't be read or processed."""
     chunk = _read(settings.source, records, settings.names)
     chunk.errors.update(_no_pictures(settings, records, chunk))
     if settings.bad_samples.knows_records():
@@ -270,7 +270,7 @@ class ReadRows:
         }
 
     def name(self, row: int) -> str:
-        """Returns the name of a row's own record; its number if the source can't name it."""
+        """Returns the name of a row's own record, or its number if the source has no names."""
         record = int(self.own_records[row])
         try:
             return self._settings.source.name(record)
@@ -288,7 +288,7 @@ class ReadRows:
         return DrawRows(self._hashes, self._sizes, self._refuse, self._drawn_before)
 
     def _drawn_before(self, name: str, function: DrawFunction) -> list[TensorListCPU]:
-        """Returns the values of a draw; from now on threads call its function."""
+        """Returns the values of a draw, which the reading threads compute from now on."""
         if name not in self._drawn:
             self._drawn[name] = self._draw(function)
         self._settings.draws[name] = function  # which the first call has checked
@@ -332,7 +332,7 @@ class ReadRows:
         return tensors
 
     def _joined(self, values: Sequence[Values]) -> Values:
-        """Returns the values of all tasks in the order of the rows; an array if they are arrays."""
+        """Joins the values that the tasks have read, in the order of the rows."""
         if all(isinstance(value, np.ndarray) for value in values):
             array = np.concatenate(values)
             rows = np.empty_like(array)

@@ -24,14 +24,14 @@ class ReadError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """The parts of a restored state that hold until the next one is restored.
+    """The parts of a restored state that stay valid until another state is restored.
 
     Attributes:
         random: The random state at the restored position; see `StreamEngine.random_state`.
         operators: A line for each operator of the state's graph.
         seed: The seed of the pipelines; None for the configured seed.
-        draw_seed: The seed of ``draw``; None for that of the pipelines.
-        note: The part of the state that only the adapter reads.
+        draw_seed: The seed of ``draw``; None for the seed of the pipelines.
+        note: A value that the adapter has stored in the state for itself.
     """
 
     random: str = ""

@@ -1,4 +1,4 @@
-"""Feeds the records of a stream, which is read in order, to pipelines."""
+"""`RecordSupply`: the records of a stream that is read in order, for each run of pipelines."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ class _Prepared:
 
 @dataclasses.dataclass
 class _Read:
-    """A batch that was read and not forgotten yet."""
+    """A batch that was read, and is stored until it is forgotten."""
 
     batch: RecordBatch
     rows: list[RecordRows] | None = None  # the rows of each pipeline; None until prepared
 
 
 class RecordRows:
-    """The rows of a batch that one pipeline takes; see `RowBatch`.
+    """The part of a batch that one pipeline makes; see `RowBatch`.
 
     Args:
         supply: The supply.
         prepared: The batch.
-        first: The first of its rows.
-        last: The row after the last row.
+        first: The first row of the part.
+        last: The row after the last row of the part.
     """
 
     def __init__(self, supply: RecordSupply, prepared: _Prepared, first: int, last: int):
@@ -86,14 +86,17 @@ class RecordRows:
         return {row - first: error for row, error in errors.items() if first <= row < last}
 
     def inputs(self, name: str) -> Any:
-        """Returns an input of the graph, as DALI takes it."""
+        """Returns the values of an input of the graph, one per row.
+
+        The result is an array [rows, ...] or a list of arrays, which ``fn.external_source`` takes.
+        """
         columns = self._prepared.columns
         if name not in columns:  # the operators of the graph could not be read
             columns[name] = self._supply.column(name, self._prepared.records)[0]
         return self._rows_of(columns[name])
 
     def column(self, name: str) -> list[Any]:
-        """Returns values that bypass the graph."""
+        """Returns the values of a record key that bypasses the graph, one per row."""
         return values_of(self._rows_of(self._prepared.records), name, "", self._first)
 
     def draw_rows(self) -> DrawRows:
@@ -103,7 +106,7 @@ class RecordRows:
         return DrawRows(fold(self._supply.seed, 0, row_numbers), self._sizes, self._refuse)
 
     def name(self, row: int) -> str:
-        """Returns the name of a row's own record, with its values in short."""
+        """Returns the name of a row's own record, and a short text of the record's values."""
         batch, row = self._prepared.batch, self._first + row
         return f"{batch.name(row)} ({described(batch.records[row])})"
 
@@ -114,13 +117,13 @@ class RecordRows:
         return values[self._first : self._last]
 
     def _refuse(self, row: int, error: Exception) -> None:
-        """Sets the error of a row whose record can't be augmented, unless it has an error."""
+        """Sets the error of a row whose record can't be augmented, unless an error is set."""
         self._prepared.errors.setdefault(self._first + row, error)
 
     def _sizes(self, name: str) -> NDArray[np.int32]:
         """Returns heights and widths of an input's images, int32 [rows, 2].
 
-        A record whose size can't be read from the header is refused; 1 x 1 stands for it.
+        If the size can't be read from the header, the record is refused, and the size is (1, 1).
         """
         sizes = self._prepared.sizes
         if name not in sizes:
@@ -140,10 +143,10 @@ class RecordSupply:
     again. A sample is a row of a step: ``step * rows of this process + row``.
 
     Args:
-        reader: Reads the batches; it stands at the start.
+        reader: Reads the batches; it must be at the start of the stream.
         pipelines: Number of pipelines.
         rows: Rows of each pipeline's batch.
-        numbers: Gives the numbers of the rows of a step; None if they are unknown.
+        numbers: Returns the index in the stream of each row of a step; None if it is unknown.
         seed: The seed of ``draw``.
         bind: Binds the graph's function to records, given the first record.
 
@@ -280,7 +283,7 @@ class RecordSupply:
         return position.step + len(self._batches)
 
     def _read(self, place: int) -> _Read:
-        """Returns the batch at a place in the queue.
+        """Returns a batch by its index in the queue; reads it if necessary.
 
         Raises:
             StopIteration: If the stream ends before it.
@@ -390,7 +393,7 @@ class RecordSupply:
     def _columns_of(
         self, records: Sequence[Any]
     ) -> tuple[dict[str, Any], dict[str, list[Size | None]], dict[int, Exception]]:
-        """Returns the inputs that the graph uses, sizes of images, and errors of unfit rows."""
+        """Returns the inputs that the graph uses, the sizes of images, and the errors by row."""
         names = sorted(self.graph.used) if self.graph is not None else []
         try:
             columns_and_sizes = {name: self.column(name, records) for name in names}
@@ -452,7 +455,7 @@ class RecordSupply:
         return (self._position.step if self._position is not None else 0) * self._rows_all
 
     def _place_of(self, sample: int) -> tuple[int, int]:
-        """Returns the place of a sample's batch in the queue, and its row there."""
+        """Returns the index in the queue of a sample's batch, and the sample's row in it."""
         return divmod(sample - self._base(), self._rows_all)
 
     def _numbers_of(self, samples: Indices) -> NDArray[np.int64] | None:
@@ -493,14 +496,14 @@ class RecordSupply:
     def _known_error(
         self, sample: int, columns: Mapping[str, Any], row: int
     ) -> UnusableRecord | None:
-        """Returns the error of a sample, or of a record of equal values, that failed before."""
+        """Returns the error if the sample, or a record with equal values, failed before."""
         reason = self._bad_samples.sample_error(_SEED, sample)
         if reason is None and self._bad_samples.knows_records():
             reason = self._bad_samples.record_error(*self._digest(columns, row))
         return reason
 
     def _digest(self, columns: Mapping[str, Any], row: int) -> tuple[Hashable, Callable[[], bytes]]:
-        """Returns a key of a record's values that is fast to compute, and their digest."""
+        """Returns a quick key of a record's values, and a function that computes their digest."""
         key = tuple(int(values[row].nbytes) for values in columns.values())
         graph = self.graph
         image_inputs = {} if graph is None else graph.image_inputs

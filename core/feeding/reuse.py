@@ -1,4 +1,4 @@
-"""Detects sources that reuse a buffer which is still in use."""
+"""Detects record sources that reuse a buffer which is still in use."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ReuseCheck:
 
 
 def _arrays(records: Indices, values: Values) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yields the writable arrays with their record; of a whole column, the first."""
+    """Yields each writable array with its record; for a whole column, only the first record."""
     rows: Sequence[object] = [values] if isinstance(values, np.ndarray) else values
     for record, value in zip(records.tolist(), rows):
         if isinstance(value, np.ndarray) and value.size and value.flags.writeable:

@@ -23,13 +23,13 @@ _LONGEST_TEXT = 160  # characters of a record's text in an error
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """One array of each record: an input of the graph.
+    """An input of the graph, which takes one array of each record.
 
     Attributes:
-        path: The keys that lead to it.
-        dtype: Its dtype; text and bytes are uint8. None if DALI has no type for the value of the
-            first record, which the graph need not use.
-        ndim: Its number of dimensions.
+        path: The keys of the array in a (nested) record.
+        dtype: The dtype; text and bytes are uint8. None if DALI has no type for the value in the
+            first record; that is an error only if the graph uses the input.
+        ndim: The number of dimensions.
     """
 
     path: tuple[str, ...]
@@ -45,13 +45,13 @@ def _leaves(value: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], An
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """The inputs of a graph, by the records of a stream.
+    """Maps the keys of records to the inputs of a graph.
 
     Attributes:
         columns: The inputs in order.
         argument_keys: The record's keys that the graph takes as arguments; None if its only
             argument is the whole record.
-        passed: The record's other keys.
+        passed: The record's other keys, which bypass the graph.
     """
 
     columns: tuple[Column, ...]
@@ -59,7 +59,11 @@ class Schema:
     passed: tuple[str, ...]
 
     def arguments(self, nodes: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Returns the graph function's arguments, by position and keyword, of a node per column."""
+        """Returns the positional and keyword arguments of the graph's function.
+
+        Args:
+            nodes: The DataNode of each column.
+        """
         tree: dict[str, Any] = {}
         for column, node in zip(self.columns, nodes, strict=True):
             if not column.path:
@@ -72,12 +76,12 @@ class Schema:
 
     @property
     def names(self) -> list[str]:
-        """A name for each column: its keys."""
+        """The name of each column, made of its keys."""
         return ["/".join(key.replace("/", "//") for key in column.path) for column in self.columns]
 
     @property
     def nested(self) -> bool:
-        """Returns whether the graph's function gets dicts, of which it need not use every value."""
+        """Returns whether the graph's function gets dicts; it need not use all of their values."""
         return any(len(column.path) > (self.argument_keys is not None) for column in self.columns)
 
     def column(
@@ -160,7 +164,7 @@ def values_of(records: Sequence[Any], key: str, label: str = "", first: int = 0)
 def learn(
     record: Any, pipeline_fn: Callable[..., Any], arguments: Mapping[str, Any], spec: Any = None
 ) -> Schema:
-    """Returns the schema of a stream, by its first record.
+    """Derives the schema of a stream from its first record.
 
     Args:
         record: The first record.
@@ -229,7 +233,7 @@ def _has_parts(record: Any) -> bool:
 
 
 def _as_dict(record: Any) -> str:
-    """Returns the source of a function that converts such records to dicts."""
+    """Returns Python code, for an error message, of a function that converts a record to a dict."""
     if dataclasses.is_dataclass(record):
         return "vars"
     return "lambda r: r._asdict()" if hasattr(record, "_asdict") else "lambda r: {'image': r[0]}"
@@ -248,7 +252,7 @@ def _column(path: tuple[str, ...], value: Any, described: bool, may_lack: bool) 
 
 
 def batched_field(values: Sequence[Any], name: str) -> Any:
-    """Batches the values of a source's field: NumPy's arrays and numbers are stacked.
+    """Batches the values of a record source's field: NumPy arrays and numbers are stacked.
 
     Other values, such as text, are unchanged in an object array of shape [batch].
 
@@ -325,7 +329,7 @@ def stacked(values: Sequence[Any], name: str) -> Any:
 
 
 def described(record: Any) -> str:
-    """Describes a record in an error: its texts and numbers, and the first bytes."""
+    """Formats a record for an error message: texts, numbers and the first bytes of files."""
     parts = []
     for path, value in _leaves(record, ()):
         label = "/".join(path)

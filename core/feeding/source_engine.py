@@ -1,4 +1,4 @@
-"""The engine of sources: epochs, positions and states of pipelines fed with numbered records."""
+"""`SourceEngine`: epochs, positions and states of pipelines that are fed by a record source."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _warn_of_repeats(plan: SamplePlan) -> None:
 
 
 def _mixed(plan: SamplePlan, position: SamplePosition) -> str:
-    """Returns the warning about a last batch with records of the next epoch, if not shuffled."""
+    """Returns the warning about a last batch that also has records of the next epoch."""
     rows = position.sample - plan.end(position)
     return (
         f"the last batch of epoch {position.epoch} has {rows} records of the next epoch, since "
@@ -62,10 +62,10 @@ def _mixed(plan: SamplePlan, position: SamplePosition) -> str:
 
 
 class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
-    """Pipelines that are fed with the rows of a source; see `Engine`.
+    """Runs pipelines that are fed with the records of a record source; see `FedEngine`.
 
-    The rows of a run depend only on its position. To move, the engine drops the batches that DALI
-    has prepared, and feeds the rows of the new position.
+    The records of a batch depend only on its position. To move, the engine drops the batches that
+    DALI has prepared, and feeds the records of the new position.
 
     Args:
         source: The source.
@@ -147,7 +147,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self.compare_processes(graph.__name__, self._outline())
 
     def _outline(self) -> dict[str, Any]:
-        """Returns the values that must be equal in all processes and are known without a record."""
+        """Returns values that must be equal in all processes; reads no record."""
         config, plan = self._config, self._samples
         return {
             "function": self.name,
@@ -303,7 +303,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self._graph_in_state = bool(stream.operators)
 
     def checkpoints(self) -> list[bytes]:
-        """Returns the state as bytes, in a single piece for all pipelines."""
+        """Returns the state as bytes, in a list of length 1: it covers all pipelines."""
         return [json.dumps(self.get_state()).encode()]
 
     def set_checkpoints(self, pieces: Sequence[bytes], allow: Sequence[str]) -> None:
@@ -355,7 +355,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             feed.close()
 
     def _sample(self) -> Batch:
-        """Returns the next epoch's first batch without an error, which DALI prepares anyway."""
+        """Returns the first batch of the next epoch that does not fail; DALI prepares it anyway."""
         return self._first_good(self._samples.next_epoch(self.position)).unwrap()
 
     def _first_good(self, position: SamplePosition) -> Outcome[SamplePosition]:

@@ -1,4 +1,4 @@
-"""Reads the rows of a source ahead of the pipelines, in threads."""
+"""`SourceSupply`: reads a record source ahead of the pipelines, in threads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class RowRange:
-    """The rows of each global batch that one pipeline makes.
+    """The range of rows of a global batch that one pipeline makes.
 
     Attributes:
         first: The first row.
@@ -45,7 +45,7 @@ class Rows:
     Args:
         feed: The supply.
         samples: The sample of the stream in each row, shape [rows].
-        valid: Whether it belongs to the consumer's epoch, shape [rows].
+        valid: Whether the sample belongs to the consumer's epoch, shape [rows].
         batch: Returns the samples of the global batch; by default those of these rows.
         first: The first of these rows in the global batch.
 
@@ -86,7 +86,7 @@ class Rows:
         ends = itertools.count(1)
 
         def read(number: int, start: int) -> None:
-            """Reads a chunk; the thread that finishes last makes the rows, so no thread waits."""
+            """Reads a chunk. The thread that reads the last chunk also joins all chunks."""
             try:
                 chunks[number] = read_chunk(supply.settings, records[order[start : start + CHUNK]])
             except BaseException as error:
@@ -113,7 +113,7 @@ class Rows:
             supply.submit(read, number, start)
 
     def end(self) -> None:
-        """Raises an error in threads that wait for the rows, unless the rows were read."""
+        """Makes threads that wait for the rows raise an error, unless the rows were read."""
         self._result.fail(self._feed.ended)
 
     @property
@@ -139,11 +139,11 @@ class Rows:
         return self.read.errors
 
     def inputs(self, name: str) -> TensorListCPU:
-        """Returns a field of the records, as DALI takes it."""
+        """Returns a field of the records as a TensorList, one tensor per row."""
         return self.read.inputs[name]
 
     def column(self, name: str) -> Values:
-        """Returns a field of the records."""
+        """Returns a field of the records, one value per row, without a conversion for DALI."""
         return self.read.column(name)
 
     def draw_rows(self) -> DrawRows:
@@ -163,12 +163,13 @@ def _unless_error(chunk: Chunk | BaseException | None) -> Chunk:
 
 
 class SourceSupply:
-    """The rows of a source, for each run of the pipelines of an iterator; see `RowSupply`.
+    """Reads the records of a record source for each run of an iterator's pipelines.
 
-    The rows of a run follow from its position. Runs go on from epoch to epoch.
+    The records of a run depend only on its position. A run may belong to a later epoch than the
+    consumer's: DALI prepares the next epoch ahead. See `RowSupply`.
 
     Args:
-        source: The source.
+        source: The record source.
         plan: The batches of its stream.
         parts: The rows of each pipeline.
         names: The fields that the graph takes.
@@ -252,7 +253,7 @@ class SourceSupply:
         return self.position(run) == position
 
     def has(self, run: int) -> bool:
-        """Returns whether the stream has a batch for a run: it has no end."""
+        """Returns True: the stream of a record source is endless."""
         return True
 
     def rows(self, run: int, part: int) -> Rows:
@@ -278,7 +279,7 @@ class SourceSupply:
     def forget(self, run: int) -> None:
         """Drops the rows of a run and of those before it, and reads further ahead.
 
-        It is called after a batch was created, since the reading threads contend for the GIL.
+        The engine calls it after it has made a batch, since reading threads contend for the GIL.
         """
         dropped = [self._rows.pop(key) for key in list(self._rows) if key[0] <= run]
         self.submit(
@@ -294,7 +295,7 @@ class SourceSupply:
         return Rows(self, samples, np.ones(len(samples), bool))
 
     def remember(self, sample: int, reason: UnusableRecord, replace: bool) -> None:
-        """Remembers a sample that fails, and its record if it will fail in each epoch."""
+        """Remembers a failing sample, and its record if the record fails in every epoch."""
         settings = self.settings
         if reason.failure.reads_file:
             rows = self.alone(np.array([sample], np.int64)).read

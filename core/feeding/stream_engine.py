@@ -70,7 +70,7 @@ def _unknown_graph(rows_of: RowsOf, part: int = 0) -> Any:
 
 
 class StreamEngine(FedEngine[RecordPosition]):
-    """Runs pipelines that are fed with the records of a stream; see `FedEngine`.
+    """Runs pipelines that are fed with a stream of records read in order; see `FedEngine`.
 
     Args:
         pipeline_fn: The graph's function; see `dalijax.core.feeding.schema.learn`.
@@ -154,7 +154,7 @@ class StreamEngine(FedEngine[RecordPosition]):
     # Several processes
 
     def moved(self) -> None:
-        """Makes the next batch wait until all processes are at the same position."""
+        """Requests a new comparison of the processes' positions before the next batch."""
         self._reader.moved()
         self._compared = False
         super().moved()
@@ -303,7 +303,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         return Outcome(position, ended=True)
 
     def _unread(self, position: RecordPosition, error: ReadError) -> Outcome[RecordPosition]:
-        """Returns the outcome of a record whose reading raised; the next batch begins after it."""
+        """Returns the outcome if reading a record raised; the next batch begins after it."""
         self._supply.pass_over(error)
         cause = error.__cause__ or error
         if isinstance(cause, StopIteration):  # callers would take it for the end
@@ -340,7 +340,7 @@ class StreamEngine(FedEngine[RecordPosition]):
             self._supply.seek(self.position)
 
     def drop(self) -> None:
-        """Frees the pipelines and what was read; the next use builds them, at the position."""
+        """Frees the pipelines and the records that were read; the next use builds new pipelines."""
         self._supply.close()  # first, in case of an interrupt
         self._peeked = None
         super().drop()
@@ -414,8 +414,8 @@ class StreamEngine(FedEngine[RecordPosition]):
     def _after_failure(self, position: RecordPosition) -> tuple[bytes, ...] | None:
         """Returns the checkpoints after a batch that fails in every run.
 
-        The random state moves on all the same: numbers that make a batch fail would make all
-        following batches fail, too.
+        The random state advances although the batch failed. Otherwise, random numbers that make a
+        batch fail would be drawn again for each following batch.
         """
         if not self._keeps_checkpoints:
             return None
@@ -475,7 +475,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         return random_state.compress([*pieces], first)
 
     def operators(self, position: RecordPosition) -> tuple[str, ...]:
-        """Returns a line per operator; for a first state the same before and after building."""
+        """Returns a line per operator, for states; the same before and after the first build."""
         saved, present = position.restored.operators, self._operators
         return (present or saved) if saved or position.step else ()
 

@@ -1,4 +1,4 @@
-"""This process's part of a stream of records that several processes read together."""
+"""Reading a stream of records in several processes, each of which reads a part of each batch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .record_reader import RecordBatch, RecordPosition, RecordReader
 
 @dataclasses.dataclass(frozen=True)
 class StreamPart:
-    """This process's part of a stream that several processes read together.
+    """Describes this process's part of a stream that several processes read together.
 
     Attributes:
-        values: Values that must be equal in all processes, by names for errors.
+        values: Values that must be equal in all processes, by the names for error messages.
         batches: The number of batches of this process; None if it isn't known without reading.
         agreed: Whether the number is the same in all processes because of ``values``.
         pads: Whether processes with fewer batches add batches of padding. Otherwise all stop
@@ -71,7 +71,7 @@ class PartReader:
         return self.total is not None and step >= self.total
 
     def batches(self, read: int) -> Batches:
-        """Returns the number of this process's batches, given that ``read`` batches were read."""
+        """Returns the number of this process's batches, ``read`` of which were read."""
         if self._part.batches is not None:
             return Batches(self._part.batches, True)
         return Batches(read, False) if self._end is None else Batches(min(read, self._end), True)

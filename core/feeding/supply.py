@@ -1,4 +1,4 @@
-"""The protocol between the engine of fed pipelines and a supply of rows."""
+"""Protocols for `FedEngine`: a `RowSupply` has a `RowBatch` for each run of each pipeline."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class RowBatch(Protocol):
     def errors(self) -> Mapping[int, Exception]: ...  # noqa: D102
 
     def inputs(self, name: str) -> Any:
-        """Returns an input of the graph, as DALI takes it."""
+        """Returns the values of an input of the graph, in a form that ``external_source`` takes."""
         ...
 
     def column(self, name: str) -> Any:
-        """Returns values that bypass the graph."""
+        """Returns the values of a field or record key that bypasses the graph, one per row."""
         ...
 
     def draw_rows(self) -> DrawRows:
@@ -44,17 +44,17 @@ class RowBatch(Protocol):
         ...
 
     def name(self, row: int) -> str:
-        """Returns the name of a row's own record for errors, also if another stands in for it."""
+        """Returns the name of a row's own record, even if a stand-in replaces it; for errors."""
         ...
 
 
 class RowSupply(Protocol[P]):
     """Supplies the rows of each run of an iterator's pipelines.
 
-    Runs are numbered as by DALI, from the first run of the pipelines. The engine may ask for
-    several runs before it forgets the first of them. A source can seek, since a position determines
-    its rows. A stream of records is read in order; its supply keeps records until they are
-    forgotten, so that new pipelines can read them again.
+    Runs are numbered from the first run of the pipelines. DALI requests several runs ahead, and the
+    engine forgets a run after making its batch. The supply of a record source can move anywhere,
+    since a position determines the records. The supply of a stream, which is read in order, stores
+    the records until they are forgotten, so that new pipelines can read them again.
 
     Attributes:
         next_run: The run that DALI asks for next.

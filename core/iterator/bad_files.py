@@ -34,7 +34,7 @@ class Sample:
     """A row of a reader's batch.
 
     Attributes:
-        file: DALI's source info: a path, for an archive with the location in it.
+        file: DALI's source info: the path of a file, or of an archive with the location in it.
         data: The reader's first output, if it is on the CPU.
     """
 
@@ -112,7 +112,11 @@ def read_alone(define: Define, reader: str | None, checkpoint: bytes, to_drop: i
 
 
 def _alone(pipeline: Pipeline, reader: str | None) -> Pipeline | None:
-    """Returns an unbuilt pipeline with only the outputs of its reader; None if there is none."""
+    """Makes a reader's outputs the only outputs of an unbuilt pipeline.
+
+    Returns:
+        The pipeline; None if the reader is not found.
+    """
     named = {operator.name: operator for operator in operators(pipeline)}
     readers = [operator for operator in named.values() if _READER.search(str(operator.spec))]
     chosen = named.get(reader) if reader is not None else None
@@ -145,7 +149,7 @@ def _undecodable(samples: Sequence[Sample]) -> list[int]:
 
 
 def _decodes(images: Sequence[Any]) -> bool:
-    """Returns whether DALI can decode the contents of files."""
+    """Returns whether DALI can decode all of some encoded images."""
     batches = iter([images])
     pipeline = Pipeline(len(images), num_threads=2, device_id=None, prefetch_queue_depth=1)
     with pipeline:

@@ -34,7 +34,7 @@ class StreamMark(NamedTuple):
 
 
 class BatchStream:
-    """The batches of successive epochs, followed by the end.
+    """Iterates over the batches of successive epochs, without an end between them.
 
     Args:
         make: Creates a new iterator without auto_reset whose epochs have a known end (a reader, or
@@ -192,7 +192,7 @@ class BatchStream:
 
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
-        """Returns to the position if the block fails."""
+        """Context manager that restores the position if its block raises."""
         before, self._before_peek = self._before_peek, None
         try:
             with self._iterator._returning():

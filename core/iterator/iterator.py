@@ -415,7 +415,7 @@ class DALIGenericIterator:
 
     @contextlib.contextmanager
     def _returning(self) -> Iterator[None]:
-        """Returns to the position, if possible, when the block fails or is interrupted."""
+        """Context manager that restores the position, if possible, if its block raises."""
         with self._opened():
             self._engine.roll_back()
             self._engine.checkpoint()
@@ -447,7 +447,7 @@ class DALIGenericIterator:
         Raises:
             ValueError: If the number is negative, or the epoch has fewer batches. The iterator does
                 not move, unless it can't return, as the message then states.
-            Exception: Any error of the pipelines' own source or reader.
+            Exception: Any error of the pipelines' own ``external_source`` or reader.
         """
         count = whole_number("skip()'s argument", batches, COUNT, 0)
         with self._opened(), self._engine.interruptible():
@@ -463,7 +463,7 @@ class DALIGenericIterator:
             return count
 
     def _end_error(self, count: int, remaining: int, moved: bool = False) -> ValueError:
-        """Creates the error of a skip beyond the end of the epoch."""
+        """Creates the error for a request to skip beyond the end of the epoch."""
         batches = f"{remaining} batch is" if remaining == 1 else f"{remaining} batches are"
         return ValueError(
             f"skip({count}): only {batches} left in epoch {self.epoch}, and an iterator "
@@ -671,7 +671,7 @@ class DALIGenericIterator:
         self._engine.stays, self._engine.stopped = True, False
 
     def _start(self) -> None:
-        """Builds the pipelines, unless they are built, so that the first state has their data."""
+        """Builds the pipelines, so that the first state contains their fingerprint."""
         with self._opened():
             self._engine.roll_back()
             self._engine.start()
@@ -682,7 +682,7 @@ class DALIGenericIterator:
             self._engine.schedule()
 
     def _opened(self) -> threading.RLock:
-        """Returns the lock, after checking that the iterator is open and of this process."""
+        """Returns the lock; raises if the iterator is closed or belongs to another process."""
         if self._engine.closed:
             raise ValueError(CLOSED)
         return self._engine.lock

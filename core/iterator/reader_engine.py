@@ -1,4 +1,4 @@
-"""`ReaderEngine`: pipelines with DALI readers, or with their own Python sources."""
+"""`ReaderEngine`: runs pipelines with DALI readers, or with the user's ``external_source``."""
 
 from __future__ import annotations
 
@@ -62,11 +62,13 @@ _STOPPED = (
 
 
 class _NoBatch(RuntimeError):
-    """The source ended before the epoch did."""
+    """Raised if an ``external_source`` ends before the epoch does."""
 
 
 class ReaderEngine(EpochEngine[Position]):
-    """Pipelines that read data themselves, at the consumer's position; see `Engine`.
+    """Runs pipelines that read data themselves, by DALI readers or ``external_source``.
+
+    See `Engine`.
 
     Args:
         factory: The factory of the pipelines.
@@ -97,7 +99,7 @@ class ReaderEngine(EpochEngine[Position]):
         self.compare_processes(factory.name, self._outline())
 
     def _outline(self) -> dict[str, Any]:
-        """Describes what processes must have in common, as far as known without pipelines."""
+        """Returns values that must be equal in all processes; builds no pipelines."""
         config = self._config
         return {
             "function": self._factory.name,
@@ -302,7 +304,10 @@ class ReaderEngine(EpochEngine[Position]):
 
     @contextlib.contextmanager
     def _with_seed_of(self, saved: Fingerprint) -> Iterator[None]:
-        """Uses the state's seed if the caller gave none, unless the block raises."""
+        """Context manager that adopts a state's seed, unless the caller gave a seed.
+
+        If the block raises, the previous seed is set again.
+        """
         seed, own_fingerprint = saved["seed"], self._fingerprint
         if not 0 <= seed < 1 << 63 or not self._factory.has_default_seed():
             yield
@@ -500,7 +505,7 @@ class ReaderEngine(EpochEngine[Position]):
         yield pipelines, ""
 
     def _with_start(self, position: Position) -> Position:
-        """Adds the checkpoints of the start to a position from before the first build.
+        """Adds DALI's first checkpoints to the start position, which was saved without pipelines.
 
         The consumer's own position stays without checkpoints until it moves, so that the first
         state does not change when the pipelines are built.
@@ -539,7 +544,11 @@ class ReaderEngine(EpochEngine[Position]):
         self.device_ids = tuple(pipeline.device_id for pipeline in pipelines)
 
     def fingerprint(self) -> Fingerprint:
-        """Returns the identity of the data; blank before the first build."""
+        """Returns the fingerprint of the data, which states contain.
+
+        It describes the graph, the files of its readers, and the epochs. Until the pipelines are
+        built for the first time, these values are unknown and the fields are empty.
+        """
         if self._fingerprint is None:
             if not self.batch_size:  # never built
                 return self._unknown()
@@ -556,7 +565,7 @@ class ReaderEngine(EpochEngine[Position]):
         return self._fingerprint
 
     def _unknown(self) -> Fingerprint:
-        """Returns the fingerprint before the first build."""
+        """Returns the fingerprint with empty fields, for the time before the first build."""
         return unknown() | {"outputs": list(self._config.output_map)}
 
     def _can_build_at(self, position: Position) -> bool:
@@ -645,7 +654,7 @@ class ReaderEngine(EpochEngine[Position]):
         """Runs the batch at a position once; see `Engine`.
 
         Raises:
-            Exception: Any error of the pipelines' own source; its batch stays the next batch.
+            Exception: Any error of an ``external_source``; its batch stays the next batch.
             RuntimeError: If the source has no batch although the epoch has one.
         """
         exact, self._exact = self._exact, None  # an interrupted run may have taken a batch
@@ -681,7 +690,9 @@ class ReaderEngine(EpochEngine[Position]):
         return Outcome(after, batch, error)
 
     def _can_run_again(self, failed: RuntimeError, position: Position) -> bool:
-        """Returns whether new pipelines may produce a failed batch; False: it counts as delivered.
+        """Returns whether to run a failed batch again in new pipelines.
+
+        Otherwise, the batch counts as delivered.
 
         Raises:
             EnvironmentFailure: If the environment failed, and the pipelines can be rebuilt.
@@ -746,7 +757,7 @@ class ReaderEngine(EpochEngine[Position]):
         return self.make_batch(outputs, self._valid(outputs, position), not runner.dynamic)
 
     def _sample(self) -> Batch:
-        """Returns a first batch of new pipelines; the position and its pipelines are unchanged."""
+        """Returns the first batch of new pipelines; does not move this engine's pipelines."""
         runner = Runner(self._factory.build())
 
         def batch(outputs: Sequence[Outputs]) -> Batch:
@@ -785,7 +796,7 @@ class ReaderEngine(EpochEngine[Position]):
     def _run_first(
         self, runner: Runner, position: Position, convert: Callable[[Sequence[Outputs]], Any]
     ) -> Any:
-        """Runs the first batch of an epoch after the source has ended."""
+        """Runs the first batch of the next epoch after an ``external_source`` has ended."""
         if self.plan is not None:
             # The source's epoch ended together with ours. (Without a plan, next_epoch() has
             # already restarted the source.)
@@ -807,7 +818,7 @@ class ReaderEngine(EpochEngine[Position]):
 
 
 def _reads(error: RuntimeError) -> bool:
-    """Returns whether an operator that reads files failed."""
+    """Returns whether the operator that failed reads files."""
     return _READER.search(str(error)) is not None
 
 

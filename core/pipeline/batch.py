@@ -63,7 +63,7 @@ class LocalPlacement:
         return over_devices(devices, [name]).place(name, pieces)
 
     def place_mask(self, name: str, pieces: Sequence[np.ndarray]) -> Any:
-        """Joins the pieces of the mask; uncommitted, so that it can be used on any device."""
+        """Joins the pieces of the mask. The result is uncommitted: any device can use it."""
         mask = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         return mask if self._host is None or self._host_is_default() else jax.device_put(mask)
 
@@ -154,7 +154,7 @@ class BatchMaker:
         rows: Sequence[int],
         column_of: Callable[[Sequence[Any], str], Any],
     ) -> None:
-        """Adds fields that bypass the graph; with a sharding, numbers are placed like outputs.
+        """Adds values that bypass the graph; with a sharding, numbers are placed like outputs.
 
         Args:
             batch: The batch of one run.
@@ -286,8 +286,8 @@ def gpu_array(tensors: TensorListGPU, copy: bool, device_axis: bool) -> jax.Arra
 def writable(batch: dict[str, Any]) -> dict[str, Any]:
     """Copies the NumPy arrays of a batch that are read-only views of DALI's buffers.
 
-    Other outputs, a constant of the graph or a file in memory may share the buffer, so that writing
-    to it would change them.
+    Writing to a view could change other data, because other outputs, a constant of the graph or a
+    file in memory may share its buffer.
     """
     return {
         name: array.copy() if isinstance(array, np.ndarray) and not array.flags.writeable else array

@@ -130,7 +130,7 @@ def _every_pipeline() -> list[Any]:
 
 
 def _abandon_pipelines() -> None:
-    """Leaves pipelines to the end of the process: their destructors would wait for threads."""
+    """Prevents that pipelines are destroyed, since their destructors would wait for threads."""
     for pipeline in _every_pipeline():
         backend = getattr(pipeline, "_pipe", None)
         if backend is not None:
@@ -142,7 +142,7 @@ def _abandon_pipelines() -> None:
 
 
 def _nothing() -> None:
-    """Replaces ``Pipeline._shutdown``, which needs modules that may be unloaded."""
+    """Does nothing. Replaces ``Pipeline._shutdown``, which needs modules that may be unloaded."""
 
 
 def _after_fork() -> None:

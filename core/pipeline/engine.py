@@ -64,7 +64,7 @@ class Outcome(Generic[P]):
         batch: The batch, if any.
         error: An error that counts as a batch. Its traceback is replaced by notes.
         ended: Whether the epoch has no further batch.
-        mapped: The batch after ``batch_map``, once it was applied.
+        mapped: The result of ``batch_map``; None until it is computed.
         masked: Describes the masked records of the batch, if any.
         failures: Number of failed batches, including those that were skipped before it.
     """
@@ -100,16 +100,24 @@ class Outcome(Generic[P]):
 
 
 def log_failure(verb: str, failed: FailedBatch) -> FailedBatch:
-    """Logs a warning about a skipped batch, or a batch with masked records; returns it."""
+    """Logs a failed batch as a warning.
+
+    Args:
+        verb: "skipped", or "masked" if only the batch's bad records were masked.
+        failed: The batch.
+
+    Returns:
+        The second argument.
+    """
     _log.warning("%s: %s", verb, failed.message)
     return failed
 
 
 class Engine(abc.ABC, Generic[P]):
-    """The pipelines of one iterator, at the consumer's position. Callers must hold its lock.
+    """Base class of engines: runs the pipelines of one iterator, and holds its position.
 
-    There is a single position. A peeked batch is stored separately, together with the position
-    after it, so that peeking moves nothing.
+    The position is that of the next batch to deliver. A peeked batch is stored separately, together
+    with the position after it, so that peeking does not move the engine. Callers must hold `lock`.
 
     Args:
         start: The position of the first batch.
@@ -176,18 +184,19 @@ class Engine(abc.ABC, Generic[P]):
         """Returns the next batch, an error that counts as a batch, or the end of the epoch.
 
         Raises:
-            Exception: Any error of the pipelines' own source; its batch stays the next batch.
+            Exception: Any error of the pipelines' own Python source (an ``external_source`` of the
+                graph); its batch stays the next batch.
         """
         if self._outcome is None:
             self._outcome = self._next_outcome()
         return self._outcome
 
     def peek_mapped(self) -> Outcome[P]:
-        """Returns the outcome of `peek`, with the batch that is delivered: after ``batch_map``.
+        """Returns the outcome of `peek`, after applying ``batch_map`` to its batch.
 
         Raises:
-            BatchMapError: If a function failed; the batch stays the next one.
-            Exception: As `peek`.
+            BatchMapError: If a function failed; the batch stays the next batch.
+            Exception: As for `peek`.
         """
         outcome, batch_map = self.peek(), self._config.batch_map
         if batch_map is None or outcome.batch is None or outcome.mapped is not None:
@@ -255,8 +264,8 @@ class Engine(abc.ABC, Generic[P]):
     def compare_processes(self, name: str, outline: Values) -> None:
         """Makes the first batch wait until all processes of a global batch have equal iterators.
 
-        Only `deliver` waits: all processes take each batch of a global array, but a single process
-        may peek or request element_spec.
+        The comparison takes place in `deliver`, which every process calls for each global batch. A
+        single process may peek or request element_spec without waiting for the others.
 
         Args:
             name: Name of the iterator, for errors.
@@ -267,11 +276,11 @@ class Engine(abc.ABC, Generic[P]):
         self.moved()
 
     def moved(self) -> None:
-        """Makes the next batch wait until all processes are at the same position."""
+        """Requests a new comparison of the processes' positions before the next batch."""
         self._must_agree = self._agreement is not None
 
     def _agree_or_tell(self) -> None:
-        """Compares the processes; on an error, the other processes are notified immediately."""
+        """Compares the processes; if that fails, notifies the other processes immediately."""
         try:
             self._agree()
         except ProcessError:
@@ -290,7 +299,7 @@ class Engine(abc.ABC, Generic[P]):
     def _agree_on_end(self, agreement: Agreement) -> None:
         """Checks that all processes end after the same batch, if the end is unknown in advance.
 
-        Otherwise, a process with more batches would wait forever for this process in its step.
+        A process with further batches would wait forever for this process in its training step.
         """
         end = self.epoch, self.step
         if self._end_cure and self._end != end:
@@ -311,7 +320,7 @@ class Engine(abc.ABC, Generic[P]):
         return self._one_call
 
     def mark(self) -> Mark:
-        """Returns the position, and everything that belongs to it, for `go_back`."""
+        """Returns the attributes that make up the position, for `go_back`."""
         attributes = vars(self)
         return {name: attributes[name] for name in self._marked}
 
@@ -386,7 +395,7 @@ class Engine(abc.ABC, Generic[P]):
 
     @abc.abstractmethod
     def _runner_at(self, position: P) -> Runner:
-        """Returns the pipelines, whose next run is at a position; builds them if necessary.
+        """Returns pipelines whose next run makes the batch at a position; builds them if necessary.
 
         Running pipelines of a reader can't move: the caller passes the position that they reached.
 
@@ -510,7 +519,7 @@ class Engine(abc.ABC, Generic[P]):
                 return outcome
 
     def _noted(self, outcome: Outcome[P], masked: FailedBatch) -> Outcome[P]:
-        """Logs and counts the masked records of a batch, once per batch however often it is run."""
+        """Logs and counts the masked records of a batch, only once if the batch is run again."""
         key = masked.epoch, masked.step
         failures = int(key not in self._masked)
         logged = self._masked.setdefault(key, set())
@@ -526,10 +535,11 @@ class Engine(abc.ABC, Generic[P]):
         """Counts a delivered batch."""
 
     def _fault_of_graph(self, error: Exception) -> GraphError | None:
-        """Counts an error that ``on_error="skip"`` would skip.
+        """Counts a failure for which no bad record is known.
 
         Returns:
-            An error to raise instead, if the graph has failed for every batch so far.
+            An error that blames the graph, if the first few batches have all failed in this way;
+            otherwise None.
         """
         if not isinstance(error, (BatchError, RecordError)) or not error.unexplained:
             return None
@@ -539,7 +549,7 @@ class Engine(abc.ABC, Generic[P]):
         return graph_error(error, self._unexplained)
 
     def _note_skipped(self, epoch: int, step: int, error: Exception) -> FailedBatch:
-        """Logs and returns a batch that ``on_error="skip"`` skips."""
+        """Logs a batch that ``on_error="skip"`` skips; returns its description."""
         files = error.files if isinstance(error, (BatchError, RecordError)) else ()
         return log_failure("skipped", FailedBatch(epoch, step, str(error), files))
 
@@ -564,9 +574,10 @@ class Engine(abc.ABC, Generic[P]):
 
 
 class EpochEngine(Engine[P]):
-    """An engine whose batches come in epochs, below `dalijax.DALIGenericIterator`.
+    """Base class of engines whose batches are grouped in epochs.
 
-    DALI's readers and indexed sources have such engines, which an iterator does not distinguish.
+    `dalijax.DALIGenericIterator` uses one without knowing whether it runs DALI's readers or a
+    record source.
 
     Args:
         start, config: As for `Engine`.
@@ -577,7 +588,7 @@ class EpochEngine(Engine[P]):
         plan: The epochs; None if their end is unknown, and before the first build.
         shards: The shard of each pipeline in epoch 0.
         device_ids: The GPU of each pipeline, None for the CPU; empty until they are known.
-        stays: Whether the position was just set, so that ``iter()`` does not move.
+        stays: Whether the position was just set, so that ``iter()`` must not start an epoch.
         stopped: Whether StopIteration was raised in this epoch.
     """
 
@@ -630,7 +641,7 @@ class EpochEngine(Engine[P]):
         """Moves to a position."""
 
     def restart(self) -> None:
-        """Moves to the first batch of the first epoch, rebuilding pipelines of a reader."""
+        """Moves to the first batch of the first epoch; for a reader, builds new pipelines."""
         self.go_to(self._beginning)
 
     def begin_with(self, epoch: int) -> None:
@@ -703,7 +714,7 @@ class EpochEngine(Engine[P]):
 
     @abc.abstractmethod
     def set_checkpoints(self, pieces: Sequence[bytes], allow: Sequence[str]) -> None:
-        """Moves to the position of `checkpoints`; raises the errors of `set_state`."""
+        """Moves to the position of `checkpoints`. Raises the errors of `set_state`."""
 
     @abc.abstractmethod
     def adopt_seed(self, other: Any) -> None:
@@ -712,7 +723,7 @@ class EpochEngine(Engine[P]):
     # Pipelines
 
     def start(self) -> None:
-        """Builds the pipelines immediately, so that the first state has their data."""
+        """Builds the pipelines immediately, so that the first state contains their fingerprint."""
         self.prepare()
 
     @abc.abstractmethod
@@ -728,7 +739,7 @@ class EpochEngine(Engine[P]):
         """
 
     def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shape and dtype of each array of a full batch; takes at most one, which stays next."""
+        """Shape and dtype of each array of a full batch; peeks at most one batch."""
         if self.peek().ended:
             batch = self._sample()
         else:

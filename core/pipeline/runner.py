@@ -26,11 +26,14 @@ def discard(outputs: Sequence[Outputs]) -> None:
 
 
 class SourceEnded(Exception):
-    """The pipelines' own source raised StopIteration: there is no further batch."""
+    """An ``external_source`` of the pipelines raised StopIteration: there is no further batch."""
 
 
 class SourceError(Exception):
-    """The pipelines' own source raised ``__cause__``; its batch was not produced."""
+    """An ``external_source`` of the pipelines raised an exception, so that a batch is missing.
+
+    The attribute ``__cause__`` is the exception of the user's function.
+    """
 
 
 class _PipelineQueue:
@@ -81,7 +84,10 @@ class _PipelineQueue:
             raise SourceEnded
 
     def share(self) -> Outputs:
-        """Returns the next outputs, which must exist; they belong to the caller until `release`."""
+        """Returns the outputs of the next run, which must be scheduled.
+
+        DALI does not reuse their buffers before `release` is called.
+        """
         self._scheduled -= 1
         with span("dalijax.wait"):
             try:
@@ -92,7 +98,7 @@ class _PipelineQueue:
                 raise RuntimeError(str(error)) from error  # of an operator, as most are
 
     def release(self, runs: int) -> None:
-        """Returns the outputs to DALI, and schedules at most ``runs`` runs."""
+        """Returns the buffers of the last outputs to DALI; schedules at most ``runs`` runs."""
         self.pipeline.release_outputs()
         self.schedule(runs)
 
@@ -111,7 +117,7 @@ class _PipelineQueue:
 
 
 class Runner:
-    """Runs built pipelines in step: batch k of all pipelines is taken together.
+    """Runs built pipelines together: each call of `take` takes one batch from every pipeline.
 
     Args:
         pipelines: Built pipelines without scheduled runs.
@@ -177,7 +183,7 @@ class Runner:
                 queue.restart()
 
     def source_failed(self) -> bool:
-        """Returns whether a pipeline's own source has raised, to be reported with its batch."""
+        """Returns whether an ``external_source`` raised; `take` raises it for its batch."""
         return any(queue.error is not None for queue in self._queues)
 
     def drain(self) -> None:

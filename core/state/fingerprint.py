@@ -40,7 +40,7 @@ AUTOMATIC = re.compile(r"_+\w+_\d+$")  # names that DALI generates: __Resize_3
 
 
 def unknown() -> Fingerprint:
-    """Returns the fingerprint of pipelines before the first build, with all keys and types."""
+    """Returns a fingerprint with empty values, but all keys, for pipelines that were not built."""
     return {
         "epoch_size": -1,
         "batch_size": -1,
@@ -161,20 +161,20 @@ def labels_of(operators: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _produced(data: str, producers: Mapping[str, str]) -> str:
-    """Returns an output of an operator, "__Resize_3[0]", with the operator's label."""
+    """Replaces the operator's name in the name of an output ("__Resize_3[0]") by its label."""
     name, bracket, index = data.partition("[")
     return f"{producers.get(name, name)}{bracket}{index}"
 
 
 def _short(value: Any) -> str:
-    """Returns a value as text that a line can contain, or as a digest if it is long."""
+    """Formats a value as text of a single line, or as a digest if it is long."""
     text = value if isinstance(value, str) else json.dumps(value, default=repr)
     text = text.replace(", ", ",")
     return text if len(text) <= _LONGEST and text.isprintable() else f"#{digest(text.encode())}"
 
 
 def operator_line(kind: str, name: str, arguments: Mapping[str, Any]) -> str:
-    """Returns an operator as a line of a fingerprint; see `split_line`."""
+    """Formats an operator as a line of a fingerprint; `split_line` is the inverse."""
     return "\t".join(
         [kind, name.replace("\t", " "), *(f"{k}={_short(v)}" for k, v in arguments.items())]
     )

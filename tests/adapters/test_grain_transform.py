@@ -137,7 +137,7 @@ def test_a_state_whose_step_contradicts_its_records_is_refused(make, options):
 
 def test_a_parent_with_another_batch_size_is_refused_and_smaller_lists_are_batches():
     lists = source(10).batch(B + 1, batch_fn=list).to_iter_dataset()
-    with pytest.raises(ValueError, match="lists of 5 records, more than the 4 of a batch"):
+    with pytest.raises(ValueError, match="lists of 5 records, but a batch has 4 records"):
         next(iter(lists.pipe(transform())))
     lists = source(10).batch(3, batch_fn=list).to_iter_dataset()
     assert numbers(walk(iter(lists.pipe(transform())))) == chunks(list(range(10)), 3)
