@@ -171,8 +171,8 @@ class BatchMap:
             self._check_mask(results.get(mask), mask)
         if repeated := sorted(results.keys() & unmapped.keys()):
             raise ValueError(
-                f"batch_map: {self._label} returned {repeated}, names of text or objects of the "
-                "records, which bypass batch_map: use another name"
+                f"batch_map: {self._label} returned arrays named {repeated}, like text or objects "
+                "of the records, which bypass batch_map. Use other names"
             )
         order = [name for name in arrays if name in results]
         specs = {}
@@ -235,7 +235,7 @@ def _name_of(function: Any) -> str:
 def _applied(
     functions: Sequence[MapFunction], names: Sequence[str]
 ) -> Callable[[dict[str, jax.Array], jax.Array], dict[str, jax.Array]]:
-    """Composes functions; the result takes a batch and the words of a key."""
+    """Composes functions to a function of a batch and the two integers of a key."""
 
     def apply(batch: dict[str, jax.Array], words: jax.Array) -> dict[str, jax.Array]:
         key = jax.random.wrap_key_data(words[:2], impl="threefry2x32")
@@ -278,7 +278,7 @@ def _is_number(array: Any) -> bool:
 
 
 def _split(batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits a batch into arrays of numbers, and text and objects."""
+    """Separates the arrays of numbers in a batch from its text and objects."""
     arrays, unmapped = dict[str, Any](), dict[str, Any]()
     for name, value in batch.items():
         if not isinstance(value, np.ndarray):
@@ -295,7 +295,7 @@ def _sharding_of(array: Any) -> Any:
 
 
 def _specs(arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """The specs of arrays, with the shardings of global ones, as JAX would narrow their dtypes."""
+    """Returns the spec of each array: shape, dtype in JAX, and the sharding of a global array."""
     specs = {}
     for name, array in arrays.items():
         sharding = _sharding_of(array)

@@ -327,7 +327,7 @@ def plain_name(function: Callable[..., Any]) -> str:
 
 
 def knows_its_names(function: F) -> F:
-    """Adds suggestions to a function's errors about unknown or too many arguments."""
+    """Decorates a function; its errors about unknown arguments then suggest similar names."""
     parameters = inspect.signature(function).parameters
     names = set(parameters)
     by_keyword = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY]
@@ -370,9 +370,10 @@ def _number(name: str, value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class EpochRules:
-    """Rules of an ecosystem: batches don't mix epochs, and shards keep their samples.
+    """Requirements of an adapter: no batch has samples of two epochs, and shards do not rotate.
 
-    By default, DALI's readers run on into the next epoch and rotate shards.
+    DALI's readers by default fill an epoch's last batch with samples of the next epoch, and read
+    another shard in each epoch. `check` rejects them.
 
     Attributes:
         num_epochs: Number of epochs to read; None: no end.

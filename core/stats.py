@@ -37,7 +37,13 @@ UNTRACED = contextlib.nullcontext()
 
 
 class _Thread(threading.local):
-    """The logged call and the innermost span of a thread."""
+    """Thread-local state, for `span`.
+
+    Attributes:
+        call: The call of ``next()`` that is being timed in this thread; None if calls are not
+            logged.
+        span: The innermost span that the thread is in; None outside of spans.
+    """
 
     call: Call | None = None
     span: _LoggedSpan | None = None

@@ -117,8 +117,9 @@ class DALIIterDataset(grain.IterDataset):
         del sequential_slice
         if self._iterator_fn._config.sharding is not None:
             raise ValueError(
-                "a dataset over a sharding can't be split among Grain's workers or threads. Omit "
-                "them, because DALI has its own threads (num_threads)"
+                "DALIIterDataset(sharding=...) makes global batches, which can't be split among "
+                "Grain's worker processes or threads. Omit mp_prefetch() and similar steps: DALI "
+                "reads in its own threads (num_threads)"
             )
         index, count = self._shard
         step = sl.step or 1

@@ -120,8 +120,8 @@ class FedEngine(Engine[P]):
 
     def _exhausted_retries(self, position: P, failed: EnvironmentFailure) -> RuntimeError:
         return RuntimeError(
-            f"{self._label(position)} can't be made, but not because of its records. The next call "
-            f"tries it again: {failed}"
+            f"{self._label(position)} failed because of the machine or the network, not because of "
+            f"its records. The next call tries again. {failed}"
         )
 
     def _not_fed(
@@ -135,7 +135,7 @@ class FedEngine(Engine[P]):
         self._stop()
         if isinstance(error, SourceEnded):
             raise RuntimeError(
-                f"{self._label(position)} can't be made: an external_source of the graph has ended "
+                f"{self._label(position)} can't be read: an external_source of the graph has ended "
                 "before the records. Pass cycle=True to it, or a source that does not end"
             )
         if not isinstance(error, NoStandIn):

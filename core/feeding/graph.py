@@ -230,9 +230,9 @@ def record_graph(
             names = sorted(function_parameters(function) - {*settings, DRAW})
             close = " or ".join(filter(None, (suggest_name(name, args[0], {}) for name in names)))
             raise TypeError(
-                f"{error}\nThe parameter {names} of the graph's function is not a key of the "
-                f"records, {sorted(args[0])}, and so gets the whole record, a dict: rename it to "
-                f"the key that it takes, or index the dict{f' ({close})' if close else ''}"
+                f"{error}\nThe parameter {names} of the graph's function is not one of the keys "
+                f"{sorted(args[0])} of the records, and therefore receives the whole record, a "
+                f"dict. Rename it to a key, or index the dict{f' ({close})' if close else ''}"
             ) from error
 
     graph = FedGraph(

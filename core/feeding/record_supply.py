@@ -253,13 +253,16 @@ class RecordSupply:
         if self.graph is None:
             first = self._read(0).batch
             if not first.records:
-                raise ValueError("a batch of no record was read: leave out empty lists")
+                raise ValueError(
+                    "the dataset yields an empty list instead of the records of a batch. Filter "
+                    "empty lists out"
+                )
             graph, self._schema = self._bind(first.records[0])
             if graph.draws and self._numbers is None:
                 raise ValueError(
-                    "draw has numbers of records whose place in the stream is known, and no "
-                    "operation of grain.DataLoader knows it: use DALITransform or DALIDataLoader, "
-                    "or draw the numbers by RandomInputs"
+                    "draw requires the index of each record in the stream, which an operation of "
+                    "grain.DataLoader does not know. Use DALITransform or DALIDataLoader, or draw "
+                    "the numbers by RandomInputs"
                 )
             self._column_numbers = {name: k for k, name in enumerate(self._schema.names)}
             self.graph = graph

@@ -117,13 +117,14 @@ class Schema:
                 array = leaf(value)
             if array.dtype != dtype or array.ndim != ndim:
                 raise ValueError(
-                    f"{'/'.join(path) or 'the record'} is {array.dtype} of {array.ndim} dimensions "
-                    f"in record {place} of the batch, not {dtype} of {ndim} as the first record, "
-                    "or element_spec, has it. Make the records alike"
+                    f"{'/'.join(path) or 'the record'} is {array.dtype} with {array.ndim} "
+                    f"dimensions in record {place} of the batch, but {dtype} with {ndim} in the "
+                    "first record, or in element_spec. Convert all records to the same dtype and "
+                    "number of dimensions"
                     if dtype is not None
-                    else f"{'/'.join(path)} is {array.dtype} of {array.ndim} dimensions in record "
-                    f"{place} of the batch, but its value in the first record is not supported by "
-                    "DALI: describe the key by element_spec"
+                    else f"{'/'.join(path)} is {array.dtype} with {array.ndim} dimensions in "
+                    f"record {place} of the batch, but DALI does not support its value in the "
+                    "first record. Describe the key by element_spec"
                 )
             if may_be_file and (fault := cut_off(array)):
                 label = "/".join(path) or "the record"

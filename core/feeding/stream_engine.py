@@ -44,8 +44,8 @@ def check_record_graph(
     """
     if is_pipeline_def(pipeline_fn):
         raise TypeError(
-            f"{pipeline_fn!r} is decorated with pipeline_def, which makes whole pipelines: "
-            "pass the plain function, whose parameters are fed"
+            f"{pipeline_fn!r} is decorated with pipeline_def. Pass the undecorated function, "
+            "whose parameters are the records' keys"
         )
     if isinstance(getattr(pipeline_fn, "_config", None), IteratorConfig):
         raise TypeError(

@@ -373,9 +373,9 @@ class ByteFiles:
         if not (inside := within(offsets, sizes, limits)).all():
             row = int(np.argmin(inside))
             raise OSError(
-                f"{name_of(row)} would be {sizes[row]:,} bytes at byte {offsets[row]:,} of "
-                f"{printable(self.paths[files[row]])}, which has {limits[row]:,}. The stored index "
-                "is damaged: remove it, or pass another cache_dir="
+                f"the stored index is damaged: {name_of(row)} would be {sizes[row]:,} bytes at "
+                f"byte {offsets[row]:,} of {printable(self.paths[files[row]])}, which has only "
+                f"{limits[row]:,} bytes. Remove the index, or pass another cache_dir="
             )
         ends = np.cumsum(-(-sizes // _ALIGNMENT) * _ALIGNMENT)
         starts = ends - -(-sizes // _ALIGNMENT) * _ALIGNMENT
@@ -389,7 +389,7 @@ class ByteFiles:
             for row, count in zip(rows, self.file(number).read_into(ranges), strict=True):
                 if count != counts[row]:
                     raise OSError(
-                        f"{name_of(row)} is cut off: {count:,} of {counts[row]:,} bytes at byte "
-                        f"{ats[row]:,} of {printable(self.paths[number])}"
+                        f"{name_of(row)} is cut off: only {count:,} of its {counts[row]:,} bytes "
+                        f"can be read at byte {ats[row]:,} of {printable(self.paths[number])}"
                     )
         return [buffer[b : b + count] for b, count in zip(begins, counts)]

@@ -28,7 +28,7 @@ class Window(NamedTuple):
     turns: bool
 
     def fault(self, size: tuple[int, int], swaps: bool) -> str:
-        """Returns the error of an image that the window isn't inside of; "" for other images.
+        """Describes how the window exceeds an image; "" if it is inside the image.
 
         Args:
             size: Height and width of the image.
@@ -66,7 +66,7 @@ def window_of(kind: str, arguments: Mapping[str, Any]) -> Window | None:
 
 
 def _cropped(arguments: Mapping[str, Any]) -> tuple[tuple[Edge, Edge], ...] | None:
-    """Returns the edges of a crop, placed at the origin: it fits into the same images elsewhere."""
+    """Returns the edges of a crop, moved to the origin: only its size decides if it fits."""
     sizes = _numbers(arguments.get("crop"))[-2:] or [
         number for name in ("crop_h", "crop_w") for number in _numbers(arguments.get(name))
     ]

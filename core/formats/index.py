@@ -97,7 +97,7 @@ def write_head(file: BinaryIO, about: Mapping[str, Any], shapes: Mapping[str, An
 
 
 def seal(file: BinaryIO) -> None:
-    """Appends the digest."""
+    """Appends a digest of the file's content, which `load` verifies."""
     file.flush()
     size = file.seek(0, os.SEEK_END)
     file.write(_digest(file, size))

@@ -262,7 +262,7 @@ def _add(
             problem = (
                 f"no value of {_text(feature)!r}"
                 if feature in values
-                else (f"no {_text(feature)!r}, but {existing}")
+                else f"no {_text(feature)!r}. It has {existing}"
             )
             raise ValueError(
                 f"{label} has {problem}. If records may lack it, pass defaults={{{name!r}: ...}}, "

@@ -117,15 +117,15 @@ class OneDeviceFunction(BatchFunction):
         local = len(sharding.addressable_devices)
         if local > 1:
             raise ValueError(
-                f"{self.name}() has a sharding over {local} devices of this process, and DALI "
-                "calls functions of a graph for one device of each process: pass the function as "
-                "batch_map=f to dalijax.data_iterator, which calls f(batch, key) with each global "
-                "batch"
+                f"{self.name}() has a sharding over {local} devices of this process, but DALI "
+                "supports only one device per process for functions of a graph. Pass the function "
+                "as batch_map=f to dalijax.data_iterator, which calls f(batch, key) with each "
+                "global batch"
             )
         if self.keyed and jax.process_count() > 1:
             raise ValueError(
-                f"{self.name}() takes a key, and the key would differ between processes: use "
-                "batch_map=f of dalijax.data_iterator, whose key is the same in all processes"
+                f"{self.name}() takes a key, which would differ between processes. Use batch_map=f "
+                "of dalijax.data_iterator, whose key is the same in all processes"
             )
         self._placement = GlobalPlacement(sharding, ["input"])
         self._rows = rows_sharding(sharding)

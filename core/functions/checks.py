@@ -109,8 +109,8 @@ def device_of(inputs: Sequence[DataNode], device: str | None) -> str:
         raise ValueError(f"device must be 'cpu', 'gpu' or None, not {device!r}")
     if len(devices) > 1 or (device == "cpu" and devices == ["gpu"]):
         raise ValueError(
-            f"the inputs are on {devices}, and the function on {device or 'one device'}: all must "
-            "be on the same device. Call .gpu() on inputs that are on the CPU"
+            f"the inputs are on {devices}, but the function on {device or 'one device'}. All must "
+            "be on the same device: call .gpu() on inputs that are on the CPU"
         )
     return device or (devices[0] if devices else "cpu")
 
@@ -174,8 +174,8 @@ def results(name: str, returned: Any, count: int) -> tuple[Any, ...]:
         outputs = tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
     if len(outputs) != count:
         raise ValueError(
-            f"{name}() returned {len(outputs)} output{'s' * (len(outputs) != 1)}, and num_outputs "
-            f"is {count}: return "
+            f"{name}() returned {len(outputs)} output{'s' * (len(outputs) != 1)}, but num_outputs "
+            f"is {count}. Return "
             f"{'None' if count == 0 else 'one array' if count == 1 else f'a tuple of {count}'}, "
             f"or pass num_outputs={len(outputs)}"
         )
@@ -220,13 +220,13 @@ def check_output(name: str, number: int, array: Any, batch: int | None, layout: 
     shape = tuple(array.shape)
     if not shape or (batch is not None and shape[0] != batch):
         raise ValueError(
-            f"{label} has shape {shape}, and the batch has {batch or 'some'} samples: its first "
+            f"{label} has shape {shape}, but the batch has {batch or 'some'} samples. Its first "
             "dimension must be the batch"
         )
     if layout and len(layout) != len(shape) - 1:
         raise ValueError(
-            f"{label} has {len(shape) - 1} dimensions without the batch, and its layout "
-            f"{layout!r} has {len(layout)}: pass other output_layouts"
+            f"{label} has {len(shape) - 1} dimensions without the batch dimension, but its layout "
+            f"{layout!r} has {len(layout)}. Pass a matching layout in output_layouts"
         )
 
 

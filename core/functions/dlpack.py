@@ -154,7 +154,9 @@ class DLTensor:
 
     def _untaken(self) -> Any:
         if self._capsule is None:
-            raise RuntimeError("this tensor of DALI was taken by from_dlpack already: keep that")
+            raise RuntimeError(
+                "from_dlpack can be called only once for a tensor of DALI. Use its first result"
+            )
         return self._capsule
 
 

@@ -93,7 +93,7 @@ def dl_tensor_python_function(
     checks.require_pipeline("fn.dl_tensor_python_function")
     device_type = checks.device_of(inputs, device)
     if num_outputs < 0:
-        raise ValueError(f"num_outputs={num_outputs}: 0 is the least")
+        raise ValueError(f"num_outputs must be 0 or more, not {num_outputs}")
     if batch_processing is None:
         _warn_of_default()
     batch = bool(batch_processing)
@@ -227,8 +227,8 @@ def _callback(
         for number, output in enumerate(outputs):
             if inputs and len(output) != len(inputs[0]):
                 raise ValueError(
-                    f"output {number} of {name}() has {len(output)} samples, and the batch has "
-                    f"{len(inputs[0])}: return as many"
+                    f"output {number} of {name}() has {len(output)} samples, but the batch has "
+                    f"{len(inputs[0])}. Return one output for each sample"
                 )
         return as_dali([tensors.give_all(name, k, output) for k, output in enumerate(outputs)])
 

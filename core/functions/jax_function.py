@@ -92,7 +92,9 @@ def jax_function(
     if ragged not in ("pad", "group", None):
         raise ValueError(f"ragged must be 'pad', 'group' or None, not {ragged!r}")
     if num_outputs < 0 or align < 1:
-        raise ValueError(f"num_outputs={num_outputs} and align={align}: 0 and 1 are the least")
+        raise ValueError(
+            f"num_outputs must be 0 or more and align 1 or more, not {num_outputs} and {align}"
+        )
     if ragged and sharding is not None:
         raise ValueError("ragged with sharding: global arrays have one shape. Use fn.pad before")
     if function is None:
@@ -119,9 +121,9 @@ def jax_function(
         device_type = checks.device_of(inputs, device)
         if not inputs and (ragged or not (num_outputs or keyed)):
             raise ValueError(
-                f"{checks.name_of(called)}() has no inputs with ragged={ragged!r} and "
-                f"num_outputs={num_outputs}: DALI would not call it, or have no samples for it. "
-                "Give it an input"
+                f"{checks.name_of(called)}() has no inputs, but "
+                + (f"ragged={ragged!r} requires samples" if ragged else "DALI would not call it")
+                + ". Pass it an input"
             )
         keywords = ["key"] * keyed + ["lengths"] * (ragged == "pad")
         checks.check_signature(called, len(inputs), keywords, "key")
@@ -159,5 +161,8 @@ def _layouts(layouts: str | Sequence[str] | None, num_outputs: int) -> list[str]
     if isinstance(layouts, str):
         return [layouts] * num_outputs
     if len(layouts) > num_outputs:
-        raise ValueError(f"output_layouts={list(layouts)}, and there are {num_outputs} outputs")
+        raise ValueError(
+            f"output_layouts={list(layouts)} has more layouts than there are outputs "
+            f"({num_outputs}). Pass at most one per output"
+        )
     return [*layouts, *[""] * (num_outputs - len(layouts))]

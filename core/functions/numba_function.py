@@ -114,8 +114,8 @@ def numba_function(
     if setup_fn is None:
         if outs != ins[: len(outs)]:
             raise ValueError(
-                f"outputs of {outs} dimensions have not the shapes of the inputs, of {ins}: pass "
-                "setup_fn"
+                f"the outputs, with outs_ndim={outs}, can't have the shapes of the inputs, with "
+                f"ins_ndim={ins}. Pass setup_fn, which determines the shapes"
             )
         # Without setup_fn DALI also takes the outputs' types from the inputs, and would write
         # beyond their memory.
@@ -186,11 +186,14 @@ def _outputs(run_fn: Callable[..., None], inputs: int, kinds: Any, ndims: Any) -
 
 
 def _filled(name: str, values: Any, defaults: Sequence[Any], count: int) -> list[Any]:
-    """Returns a value for each output: the passed values, or else the values of the inputs."""
+    """Returns a value for each output: ``values`` if given, otherwise those of the inputs."""
     if values is not None:
         return _listed(values, count)
     if count > len(defaults):
-        raise ValueError(f"{name} is missing: {count} outputs are more than the inputs")
+        raise ValueError(
+            f"{name} is missing. Pass it, because there are more outputs ({count}) than inputs "
+            f"({len(defaults)})"
+        )
     return list(defaults[:count])
 
 
@@ -202,8 +205,8 @@ def _check_counts(
         raise ValueError(f"pass a type and a number of dimensions for each input, not {counts}")
     if len(output_types) != len(outs):
         raise ValueError(
-            f"{len(output_types)} out_types and {len(outs)} outs_ndim: pass a type and a number of "
-            "dimensions for each output"
+            f"out_types has {len(output_types)} types, but outs_ndim {len(outs)} numbers. Pass a "
+            "type and a number of dimensions for each output"
         )
     if not 1 <= inputs <= _MOST or not 1 <= len(outs) <= _MOST:
         raise ValueError(
@@ -212,8 +215,8 @@ def _check_counts(
         )
     if min(*ins, *outs) < 1:
         raise ValueError(
-            f"ins_ndim={ins} and outs_ndim={outs}: Numba's operator takes arrays of 1 dimension "
-            "and more. Give numbers one by fn.reshape(x, shape=[1])"
+            f"ins_ndim={ins} and outs_ndim={outs}: DALI's operator for Numba requires arrays with "
+            "at least 1 dimension. Convert scalars to arrays by fn.reshape(x, shape=[1])"
         )
 
 
@@ -235,8 +238,8 @@ def _misfit(error: Exception) -> Exception:
     except ImportError:
         return ImportError('fn.numba_function needs Numba: pip install "dalijax[numba]"')
     return RuntimeError(
-        f"Numba {numba.__version__} and DALI {nvidia.dali.__version__} do not fit: {error}. Try "
-        "another version of one of them, or numba-cuda for functions on a GPU"
+        f"Numba {numba.__version__} and DALI {nvidia.dali.__version__} are incompatible: {error}. "
+        "Try another version of one of them, or numba-cuda for functions on a GPU"
     )
 
 

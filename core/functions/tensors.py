@@ -95,8 +95,8 @@ class GpuTensors:
             return value.__dlpack__()
         if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
             raise TypeError(
-                f"output {number} of {name}() is a {type(value).__name__}, and the function runs "
-                "on the GPU: return an array of JAX, CuPy or PyTorch on the GPU"
+                f"output {number} of {name}() is a {type(value).__name__}, but the function runs "
+                "on the GPU. Return an array of JAX, CuPy or PyTorch on the GPU"
             )
         if isinstance(value, jax.Array):
             checks.check_kind(name, number, value)

@@ -282,7 +282,7 @@ def operator_name(operator: Any) -> str:
 
 
 def runs_python(operator: Any) -> bool:
-    """Returns whether an operator calls Python: a function, or a source."""
+    """Returns whether an operator calls Python: a function, or an ``external_source``."""
     kind = kind_of(operator)
     return bool(function_notes.name_of(operator)) or "function" in kind or kind == "external_source"
 
@@ -306,7 +306,7 @@ def can_checkpoint(pipeline: Pipeline) -> bool:
 
 
 def check_outputs(pipeline: Pipeline, output_map: Sequence[str]) -> None:
-    """Raises ValueError if a built pipeline's number of outputs differs from that of names."""
+    """Raises ValueError unless a built pipeline has one output for each name."""
     outputs = pipeline.num_outputs
     if outputs != len(output_map):
         raise ValueError(

@@ -70,7 +70,7 @@ def every_batch_failed(skipped: Sequence[FailedBatch]) -> EpochError:
     """Returns the error of an epoch in which ``on_error="skip"`` skipped every batch."""
     last = skipped[-1]
     return EpochError(
-        f"every batch of epoch {last.epoch} failed, and on_error='skip' left all of them out. "
+        f"every batch of epoch {last.epoch} failed, and on_error='skip' skipped all of them. "
         f"The last one: {last.message}"
     )
 
@@ -78,6 +78,6 @@ def every_batch_failed(skipped: Sequence[FailedBatch]) -> EpochError:
 def too_many_skipped(skipped: Sequence[FailedBatch]) -> EpochError:
     """Returns the error of a stream whose last batches ``on_error="skip"`` skipped."""
     return EpochError(
-        f"{len(skipped)} batches in a row failed, and on_error='skip' left all of them out. "
+        f"{len(skipped)} batches in a row failed, and on_error='skip' skipped all of them. "
         f"The last one: {skipped[-1].message}"
     )

@@ -16,11 +16,11 @@ from .pipeline_factory import PipelineFactory
 
 
 class HandmadePipelineFactory(PipelineFactory):
-    """A factory that returns the caller's pipelines first, and then pipelines like them.
+    """A factory that returns the caller's pipelines at first, and later rebuilds them.
 
-    Pipelines with ``checkpoint=`` start at the position of the iterator that returned it. All are
-    rebuilt from DALI's serialization, which excludes Python sources and functions; pipelines
-    without enable_checkpointing are rebuilt immediately.
+    Pipelines with ``checkpoint=`` start at the position of the iterator that returned it. Pipelines
+    are rebuilt from DALI's serialization, which does not contain Python functions and sources of
+    ``fn.external_source``. Pipelines without enable_checkpointing are rebuilt immediately.
 
     Raises:
         TypeError: If an element is not a `nvidia.dali.Pipeline`.
@@ -69,9 +69,9 @@ class HandmadePipelineFactory(PipelineFactory):
                 return pipelines
         if not self.rebuildable:
             raise RuntimeError(
-                "these pipelines can't be rebuilt, because DALI does not serialize their Python "
-                "sources or functions. Use dalijax.data_iterator, which builds pipelines from "
-                "their function"
+                "these pipelines can't be rebuilt, because DALI does not serialize Python "
+                "functions and sources of fn.external_source. Use dalijax.data_iterator, which "
+                "builds pipelines from their function"
             )
         self.owned = True
         chosen: Sequence[bytes | None] = checkpoints or [None] * len(self.serialized)

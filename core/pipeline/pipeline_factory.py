@@ -320,8 +320,8 @@ class GraphPipelineFactory(PipelineFactory):
     def _warn_again(self, caught: Sequence[warnings.WarningMessage]) -> None:
         """Repeats the warnings of a build, each once, except for two kinds.
 
-        A source that DALI can't checkpoint is reported when a state is requested, because iterating
-        works without it. A key of records that the graph does not use is not a mistake.
+        An ``external_source`` that DALI can't checkpoint is reported when a state is requested,
+        because iterating does not need it. An unused key of the records is not a mistake.
         """
         for warning in {(str(w.message), w.lineno, w.filename): w for w in caught}.values():
             text = str(warning.message)

@@ -241,7 +241,7 @@ class Agreement:
         return departure_text(self._name, goal, texts) if texts else ""
 
     def _offers(self, client: Any) -> list[Offer]:
-        """Returns all pending offers."""
+        """Reads the offers of all processes from the key-value store."""
         entries = client.key_value_dir_get(f"{self._prefix}/offers/")
         keys = [(*map(int, key.split("/")[-2:]), text) for key, text in entries]
         return [Offer.from_json(*key) for key in keys]

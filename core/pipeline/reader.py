@@ -136,7 +136,7 @@ Shard = tuple[int, int]  # index of the shard, and number of shards
 
 
 def _readers_of_batches(pipeline: Pipeline, reader_name: str | None) -> list[str]:
-    """Names of the readers of the batches' samples; other readers may have other data."""
+    """Names of the readers with as many samples as ``reader_name``; others read auxiliary data."""
     metas = pipeline.reader_meta()
     size = metas[reader_name]["epoch_size"] if reader_name is not None else None
     return sorted(name for name, meta in metas.items() if size in (None, meta["epoch_size"]))

@@ -117,7 +117,7 @@ def _outputs(
     try:
         arrays = [*function(*arguments)]
     except StopIteration as error:  # would end the epoch
-        raise RuntimeError(f"the function of the draw {name!r} stopped") from error
+        raise RuntimeError(f"the function of the draw {name!r} raised StopIteration") from error
     if len(arrays) != count:
         raise ValueError(
             f"the function of the draw {name!r} returned {len(arrays)} arrays, not {count}. Return "

@@ -124,7 +124,7 @@ class Records(BaseSource):
             if not isinstance(record, Mapping) or key not in record:
                 has = sorted(map(str, record)) if isinstance(record, Mapping) else type(record)
                 missing = "/".join(path) if all(isinstance(part, str) for part in path) else path[0]
-                raise ValueError(f"{self.name(number)} has no {missing!r}, but {has}")
+                raise ValueError(f"{self.name(number)} has no {missing!r}. It has {has}")
             record = record[key]
         return record
 

@@ -1,4 +1,4 @@
-"""States of indexed sources: a position that does not depend on the machine."""
+"""States of iterators over record sources: positions that do not depend on the devices."""
 
 from __future__ import annotations
 

@@ -76,12 +76,12 @@ class Offer:
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """The offers of the other processes that belong to an offer.
+    """The offers of other processes with which an offer of this process is compared.
 
     Attributes:
         equal: By process, an offer with equal values.
         different: By process, the most similar offer if no offer has equal values.
-        absent: Processes without a matching or similar offer.
+        absent: Processes that have no offer to compare.
     """
 
     equal: Mapping[int, Offer]

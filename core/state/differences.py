@@ -222,8 +222,8 @@ def _check_names(
     for name in allow:
         if not any(_covers(name, known_name) for known_name in names):
             raise ValueError(
-                f"allow has {name!r}, which is not the name of a difference or a compared value: "
-                f"pass some of {sorted(names)}"
+                f"allow contains {name!r}, which is not a name of a difference. The names are "
+                f"{sorted(names)}"
             )
 
 

@@ -52,8 +52,8 @@ class Form:
     Attributes:
         kind: The name of the kind.
         owner: The iterators that have states of the kind, for errors.
-        shown: The fields that a state shows.
-        packed: The fields within its ``data``.
+        shown: The fields that are keys of the state.
+        packed: The fields that are compressed in the state's ``data``.
     """
 
     kind: str

@@ -13,6 +13,6 @@ if not _typing.TYPE_CHECKING:  # it would hide misspelt names
 
     def __getattr__(name: str) -> _typing.Any:
         raise AttributeError(
-            f"dalijax.fn has no {name!r}, but {__all__}. DALI's own operators are those of "
-            "nvidia.dali.fn: import that under another name, as dali_fn say"
+            f"dalijax.fn has no {name!r}. It has {__all__}. DALI's own operators are in "
+            "nvidia.dali.fn, which you can import as dali_fn"
         )

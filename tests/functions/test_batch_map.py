@@ -275,7 +275,10 @@ def test_text_bypasses_the_functions():
     assert seen[0] == {"x"} and batch["text"].tolist() == [f"record {k}" for k in range(4)]
     check(batch, {"x": -NUMBERS[:4]})
     named = of_source(lambda batch, key: {"text": batch["x"]}, source=source)
-    with named(**CALL) as iterator, pytest.raises(ValueError, match=r"\['text'\], names of text"):
+    with (
+        named(**CALL) as iterator,
+        pytest.raises(ValueError, match=r"\['text'\], like text"),
+    ):
         next(iterator)
 
 

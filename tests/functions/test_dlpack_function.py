@@ -69,7 +69,7 @@ def test_arrays_of_the_other_byte_order(made, batch):
 
 @pytest.mark.parametrize("function", (lambda xs: xs[:1], lambda xs: [*xs, xs[0]]))
 def test_lists_of_other_lengths_are_refused(function):
-    with pytest.raises(RuntimeError, match="samples, and the batch has 4: return as many"):
+    with pytest.raises(RuntimeError, match="samples, but the batch has 4. Return one output"):
         run(
             lambda: fn.dl_tensor_python_function(
                 uniform((2,)), function=function, batch_processing=True
@@ -121,7 +121,7 @@ def test_dlpack_functions_of_several_outputs_and_none():
 @pytest.mark.parametrize(
     "function,words",
     [
-        (lambda x: (x, x), "returned 2 outputs, and num_outputs is 1"),
+        (lambda x: (x, x), "returned 2 outputs, but num_outputs is 1"),
         (lambda x, *, rng: (x, x), r"<lambda>\(\) returned 2 outputs"),
         (lambda x: "text", "is a str, not an array"),
         (lambda x: jnp.asarray(x).astype(jnp.bfloat16), "bfloat16, for which DALI has no type"),

@@ -128,7 +128,7 @@ def test_what_functions_without_outputs_raise_is_logged(caplog):
     next(iterator)
     iterator.close()
     assert "ValueError: for the test" in caplog.text  # DALI itself drops it
-    assert "return None" in caplog.text and "has no outputs, failed" in caplog.text
+    assert "Return None" in caplog.text and "has no outputs, failed" in caplog.text
 
 
 @pytest.mark.parametrize("ragged", (None, "pad", "group"))
@@ -202,7 +202,7 @@ def test_a_layout_for_all_outputs_or_for_the_first_ones(ragged, given, expected)
 
 
 def test_more_layouts_than_outputs_are_refused():
-    with pytest.raises(ValueError, match=r"output_layouts=\['A', 'B'\], and there are 1 outputs"):
+    with pytest.raises(ValueError, match=r"output_layouts=\['A', 'B'\] has more layouts"):
         fn.jax_function(lambda x: x, output_layouts=["A", "B"])
 
 
@@ -222,17 +222,21 @@ def test_numpy_and_64_bits_and_bool_are_taken():
 @pytest.mark.parametrize(
     "function,options,words",
     [
-        (lambda x: (x, x), {}, "returned 2 outputs, and num_outputs is 1"),
-        (lambda x: x, {"num_outputs": 2}, "returned 1 output, and num_outputs is 2"),
+        (lambda x: (x, x), {}, "returned 2 outputs, but num_outputs is 1"),
+        (lambda x: x, {"num_outputs": 2}, "returned 1 output, but num_outputs is 2"),
         (lambda x: None, {}, "returned 0 outputs"),
-        (lambda x: x[:2], {}, r"shape \(2, 6, 5, 3\), and the batch has 4"),
-        (lambda x: x.sum(), {}, r"shape \(\), and the batch"),
+        (lambda x: x[:2], {}, r"shape \(2, 6, 5, 3\), but the batch has 4"),
+        (lambda x: x.sum(), {}, r"shape \(\), but the batch"),
         (lambda x: x.astype(jnp.bfloat16), {}, "bfloat16, for which DALI has no type"),
         (lambda x: np.zeros(4, np.complex64), {}, "complex64, for which DALI has no type"),
         (lambda x: jax.random.split(jax.random.key(3), 4), {}, "e.g. jax.random.key_data"),
         (lambda x: np.zeros(4), {}, "float64, which JAX would narrow to float32"),
         (lambda x: "text", {}, "is a str, not an array"),
-        (lambda x: x, {"output_layouts": "HW"}, "3 dimensions without the batch, and its layout"),
+        (
+            lambda x: x,
+            {"output_layouts": "HW"},
+            "3 dimensions without the batch dimension, but",
+        ),
         (lambda x: 1 / 0, {}, "ZeroDivisionError"),
         (jax.vmap(lambda x, *, key: x), {}, "vmap was requested to map its argument"),
     ],
@@ -257,11 +261,11 @@ def test_what_functions_do_wrong_is_said(function, options, words):
 @pytest.mark.parametrize(
     "later,words",
     [
-        (lambda x: (x, x), "returned 2 outputs, and num_outputs is 1"),
+        (lambda x: (x, x), "returned 2 outputs, but num_outputs is 1"),
         (lambda x: (), "returned 0 outputs"),
         (lambda x: None, "returned 0 outputs"),
-        (lambda x: x[:2], r"shape \(2, 6, 5, 3\), and the batch has 4"),
-        (lambda x: x[..., None], "4 dimensions without the batch, and its layout"),
+        (lambda x: x[:2], r"shape \(2, 6, 5, 3\), but the batch has 4"),
+        (lambda x: x[..., None], "4 dimensions without the batch dimension, but its layout"),
         (lambda x: x.astype(jnp.bfloat16), "bfloat16, for which DALI has no type"),
         (lambda x: np.zeros((4, 6, 5, 3)), "float64, which JAX would narrow to float32"),
         (lambda x: "text", "is a str, not an array"),
@@ -293,7 +297,7 @@ def test_a_right_output_is_wrong_for_a_smaller_batch():
         x = dali_fn.external_source(lambda k: batches[k % 4], batch=True)
         return fn.jax_function(lambda x: jnp.ones((4, 2)), stateful=False)(x)
 
-    with pytest.raises(RuntimeError, match=r"shape \(4, 2\), and the batch has 3"):
+    with pytest.raises(RuntimeError, match=r"shape \(4, 2\), but the batch has 3"):
         run(graph, runs=4)
     assert len(run(graph, runs=1)) == 1
 

@@ -450,8 +450,8 @@ def test_invalid_graphs_of_grains_records(jpegs):
     refused(
         lambda: transform(decode),
         TypeError,
-        r"The parameter \['image'\] .* is not a key of the records, \['label', 'picture'\]",
-        "rename it to the key that it takes, or index the dict",
+        r"The parameter \['image'\] .* is not one of the keys \['label', 'picture'\]",
+        "Rename it to a key, or index the dict",
     )
     refused(
         lambda: transform(lambda image, label: image),

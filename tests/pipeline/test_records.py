@@ -161,8 +161,8 @@ OTHERS = [
     ({"a": {}}, "record 1 of the batch has no 'a/b', which the first record has"),
     ({"a": 3}, "record 1 of the batch has no 'a/b'"),
     ({}, "record 1 of the batch has no 'a/b'"),
-    ({"a": {"b": np.int64(3)}}, "a/b is int64 of 0 dimensions in record 1.*int32 of 0"),
-    ({"a": {"b": np.zeros(2, np.int32)}}, "a/b is int32 of 1 dimensions in record 1"),
+    ({"a": {"b": np.int64(3)}}, "a/b is int64 with 0 dimensions in record 1.*int32 with 0"),
+    ({"a": {"b": np.zeros(2, np.int32)}}, "a/b is int32 with 1 dimensions in record 1"),
 ]
 
 
@@ -280,15 +280,15 @@ def test_arguments_of_the_graph_are_not_keys():
 def test_a_spec_adds_what_the_first_record_lacks():
     # The first record is int64; without a spec, the second record would be wrong.
     records = [np.int64(1), np.int32(2), np.int32(3)]
-    with pytest.raises(ValueError, match="int64 of 0 dimensions in record 0"):
+    with pytest.raises(ValueError, match="int64 with 0 dimensions in record 0"):
         next(through(records, lambda x: x, ["y"], element_spec=ShapeDtypeStruct((), np.int32)))
-    with pytest.raises(ValueError, match="int32 of 0 dimensions in record 1.*int64"):
+    with pytest.raises(ValueError, match="int32 with 0 dimensions in record 1.*int64"):
         next(through(records, lambda x: x, ["y"]))
 
 
 WRONG = [
     ([{"x": 1, "k": 1}, {"k": 1}], "record 1 of the batch has no 'x'"),
-    ([{"x": 1, "k": 1}, {"x": 1.5, "k": 1}], "x is float64 of 0 dimensions in record 1"),
+    ([{"x": 1, "k": 1}, {"x": 1.5, "k": 1}], "x is float64 with 0 dimensions in record 1"),
     ([{"x": [1], "k": 1}, {"x": [1, 2], "k": 1}], "output 'y' is ragged"),
     (
         [{"x": 1, "k": [1]}, {"x": 1, "k": [1, 2]}],

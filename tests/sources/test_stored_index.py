@@ -410,7 +410,7 @@ def test_ranges_outside_of_a_file_are_never_read(tmp_path, cache, monkeypatch):
         for value in (-1, 1 << 40, (1 << 63) - 1, -(1 << 63)):
             rewritten(file, array(name, first_row(value)))
             source = open_tar(path)
-            with pytest.raises(OSError, match="The stored index is damaged: remove it, or pass"):
+            with pytest.raises(OSError, match="the stored index is damaged: .* Remove the index"):
                 source.read(np.array([1, 0]), ["data"])
             assert len(source.read(np.array([1]), ["data"])["data"]) == 1
             rewritten(file, array(name, first_row(0)))

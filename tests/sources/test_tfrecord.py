@@ -224,7 +224,7 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("second", "words"),
     [
-        ({"y": 1}, r"record 1 has no 'x', but \['y'\]"),
+        ({"y": 1}, r"record 1 has no 'x'. It has \['y'\]"),
         ({"x": b"1"}, "'x' of .*record 1 has bytes, but the first record has integers"),
         ({"x": [1, 2]}, "'x' of .*record 1 has 2 numbers, .* has one. Declare a list"),
         ({"x": []}, "'x' of .*record 1 has "),
@@ -249,7 +249,7 @@ def test_unsuitable_arguments_are_refused(tmp_path):
         ({"x": "a"}, {"a": Field(None)}, "is integers, not"),
         ({"y": "a"}, {"a": Field(np.dtype(np.int32))}, "is bytes, not"),
         ({"y": "a"}, None, "has 2 values instead of one"),
-        ({"z": "a"}, None, r"record 0 has no 'z', but \['x', 'y'\]"),
+        ({"z": "a"}, None, r"record 0 has no 'z'. It has \['x', 'y'\]"),
     ):
         with pytest.raises(ValueError, match=words):
             TFRecord(path, features, kinds=kinds)

@@ -121,7 +121,7 @@ def test_defaults_of_lists_reach_the_batch(tmp_path):
 
 def test_mistakes_are_named(tmp_path):
     path = write(tmp_path / "a", ["missing", [5], "missing"])
-    words = r"a: record 0 has no 'x', but \['y'\]. If records may lack it, pass defaults=\{'x'"
+    words = r"a: record 0 has no 'x'. It has \['y'\]. If records may lack it, pass defaults=\{'x'"
     with pytest.raises(ValueError, match=words):
         TFRecord(path, {"x": "x"})
     with pytest.raises(ValueError, match="record 0 has no value of 'x'. If records may lack it"):

@@ -158,7 +158,7 @@ def test_the_data_may_change_by_name(jpegs):
 def test_names_are_checked(jpegs):
     iterator = make(jpegs)
     state = iterator.get_state()
-    words = r"'operators.resze.size', which is not the name of .*'operators.resize.size'"
+    words = r"'operators.resze.size', which is not a name of a difference.*'operators.resize.size'"
     with pytest.raises(ValueError, match=words):
         iterator.set_state(state, allow=["operators.resze.size"])
     with pytest.raises(TypeError, match=r"must be a list of names, not 'a'. Pass \['a'\]"):

@@ -265,7 +265,7 @@ def _run_batch(runner: Runner, run: Callable[[], Any]) -> None:
 
 
 def _joined(names: Sequence[str]) -> str:
-    """Returns a common name of successive operators."""
+    """Names a stage of successive operators: by its one or two operators, or by first and last."""
     distinct = list(dict.fromkeys(names))
     return " and ".join(distinct) if len(distinct) < 3 else f"{distinct[0]} to {distinct[-1]}"
 

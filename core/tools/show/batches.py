@@ -137,8 +137,9 @@ def _from_iterator(result: Taken, iterator: Any, count: int) -> None:
                 iterator.set_state(state)
     else:
         raise TypeError(
-            f"{iterator!r:.80} can't return to its position. Pass one of its batches, by "
-            "show(next(iterator)), or the object that created it"
+            f"showing batches of {iterator!r:.80} would move it, because it can't return to its "
+            "position. Pass one of its batches, by show(next(iterator)), or the object that "
+            "created it"
         )
     result.learn(iterator)
 

@@ -160,12 +160,12 @@ def contents_of(
     """Describes the outputs of a batch.
 
     Args:
-        batch: Arrays of shape [batch, ...] by name, nested as it may be.
-        title: What it is the batch of.
-        mask: The output that says which samples belong to the epoch; "mask" by default, where
-            there is one of bools.
-        classes: Names of the classes that an output's numbers stand for, by its name.
-        device_axis: Whether arrays are of pmap's layout, [devices, batch, ...].
+        batch: Arrays of shape [batch, ...] by name, possibly nested.
+        title: The title of the batch.
+        mask: The output that is True for samples of the epoch; by default "mask", if an output of
+            bools has this name.
+        classes: Names of the classes that the numbers of an output represent, by output.
+        device_axis: Whether arrays have pmap's layout, [devices, batch, ...].
 
     Raises:
         ValueError: If the batch has no output with a given name.

@@ -65,9 +65,9 @@ def page(
     Args:
         title: The heading.
         about: A line below it.
-        batches: What each of them has.
-        failures: What failed.
-        samples: The most samples of an output that are drawn.
+        batches: The contents of each batch.
+        failures: The messages of failures.
+        samples: Maximum number of samples to draw per output.
     """
     parts = [
         "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>",

@@ -104,7 +104,7 @@ class Tuned:
 
     @property
     def clear(self) -> bool:
-        """Whether every setting was chosen by its measurements."""
+        """Whether the measurements decided every setting; False if some were too noisy or late."""
         return not self.unchanged
 
     @property
