@@ -7,6 +7,7 @@ before any device, thread or pipeline exists, and exits like a program.
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import json
 import multiprocessing.util
@@ -107,8 +108,13 @@ def _serve() -> dict[str, Any] | None:
         if "pid" in request:
             answer = _exit_code(request["pid"], request["timeout"])
         else:
-            for name in request["modules"]:
-                importlib.import_module(name)
+            if not set(request["modules"]) <= sys.modules.keys():
+                gc.disable()
+                for name in request["modules"]:
+                    importlib.import_module(name)
+                gc.enable()
+                gc.collect()
+                gc.freeze()  # collections in forks would visit, and copy, a million objects
             answer = os.fork()
             if answer == 0:
                 return request
