@@ -36,7 +36,7 @@ class Call:
 UNTRACED = contextlib.nullcontext()
 
 
-class _Thread(threading.local):
+class _Logged(threading.local):
     """Thread-local state, for `span`.
 
     Attributes:
@@ -49,7 +49,7 @@ class _Thread(threading.local):
     span: _LoggedSpan | None = None
 
 
-_thread = _Thread()
+logged = _Logged()
 
 
 class _LoggedSpan:
@@ -57,12 +57,12 @@ class _LoggedSpan:
 
     def __init__(self, call: Call, label: str, annotation: TraceAnnotation):
         self._call, self._label, self._annotation = call, label, annotation
-        self._outer = _thread.span
+        self._outer = logged.span
         self._within = 0.0
         self._start = 0.0
 
     def __enter__(self) -> None:
-        _thread.span = self
+        logged.span = self
         self._annotation.__enter__()
         self._start = time.perf_counter()
 
@@ -73,7 +73,7 @@ class _LoggedSpan:
         spans[self._label] = spans.get(self._label, 0.0) + seconds - self._within
         if self._outer is not None:
             self._outer._within += seconds
-        _thread.span = self._outer
+        logged.span = self._outer
 
 
 def span(name: str, **arguments: Any) -> contextlib.AbstractContextManager[Any]:
@@ -84,7 +84,7 @@ def span(name: str, **arguments: Any) -> contextlib.AbstractContextManager[Any]:
         **arguments: Arguments of the span in traces. ``function``, if given, is the label in logged
             calls; otherwise ``name`` is.
     """
-    call = _thread.call
+    call = logged.call
     if call is None:
         return TraceAnnotation(name, **arguments) if TraceAnnotation.is_enabled() else UNTRACED
     annotation = TraceAnnotation(name, **arguments)
@@ -127,12 +127,12 @@ class InputStats:
         """Counts the duration of a block as waiting."""
         start = time.perf_counter_ns()
         if self._calls is not None:
-            _thread.call = Call(1e-9 * start)
+            logged.call = Call(1e-9 * start)
         try:
             yield
         finally:
             duration = time.perf_counter_ns() - start
-            call, _thread.call = _thread.call, None
+            call, logged.call = logged.call, None
             if call is not None and self._calls is not None:
                 call.end = call.start + 1e-9 * duration
                 self._calls.append(call)
@@ -142,8 +142,8 @@ class InputStats:
     def _delivered(self, epoch: int, step: int, examples: int, padding: int, errors: int) -> None:
         """Counts a delivered batch."""
         self.batches += 1
-        if _thread.call is not None:
-            _thread.call.delivered = True
+        if logged.call is not None:
+            logged.call.delivered = True
         self.examples += examples
         self.padding += padding
         self.errors, self.epoch, self.step = errors, epoch, step

@@ -32,11 +32,13 @@ from ..state import random_state
 from ..state.operators import operators_of
 from ..state.position import FailedBatch
 from ..workers import WorkersEnded
-from .graph import FedGraph, RowsOf, graph_lines
+from .graph import FedGraph, description
 from .stand_ins import NoStandIn, UnusableRecord
 from .supply import RowBatch, RowSupply
 
 P = TypeVar("P")
+# Returns the rows of a run of a pipeline, given the run's number and the pipeline's number.
+RowsOf = Callable[[int, int], RowBatch]
 Bad = Sequence[tuple[str, Exception]]  # the names of bad records, and their errors
 _MOST_PROBED = 24  # the number of records to try before the graph is considered at fault
 
@@ -81,7 +83,7 @@ class FedEngine(Engine[P]):
 
         Args:
             function: The user's graph function.
-            define: Defines the graph of a pipeline, given its rows and ``part``.
+            define: Defines the graph of a pipeline; see `FedGraph`.
             call: Arguments of ``nvidia.dali.pipeline_def``.
             differing: The arguments that differ between the pipelines, for each pipeline.
             seed: The seed of the pipelines; None for the seeds in ``differing``.
@@ -97,8 +99,9 @@ class FedEngine(Engine[P]):
         self._feed: RowSupply[P] | None = None
         self._fed: tuple[RowSupply[P], GraphPipelineFactory] | None = None
         self._runs_taken = 0  # the number of runs taken from the current pipelines
-        # The operators of ``fn.random``, which are known once pipelines were built.
-        self._random: list[str] = []
+        # Both return nothing before the first build. They are called when a state needs the values.
+        self._random: Callable[[], list[str]] = list  # names of the operators of ``fn.random``
+        self._operators: Callable[[], tuple[str, ...]] = tuple  # a line for each; see `description`
 
     # Methods that subclasses define
 
@@ -111,8 +114,8 @@ class FedEngine(Engine[P]):
         """Returns the position after a run; ``runner`` is None if the run failed."""
 
     @abc.abstractmethod
-    def _learn(self, lines: tuple[str, ...]) -> None:
-        """Records the fingerprint lines of the operators, once the first pipelines are built."""
+    def _check_first(self) -> None:
+        """Checks the first pipelines before their first run."""
 
     def _run_of(self, position: P) -> P:
         """Returns the position of the next run at or after a position."""
@@ -209,12 +212,14 @@ class FedEngine(Engine[P]):
         if self._learned:
             return runner
         check_outputs(runner.pipelines[0], self._config.output_map)
-        checkpoints = runner.checkpoints() or ()
-        stateful = [random_state.operators(checkpoint) for checkpoint in checkpoints[:1]]
-        self._random = [name for operators in stateful for name, has in operators.items() if has]
+        checkpoints, operators = runner.checkpoints() or (), operators_of(runner.pipelines[0])
+        self._random = functools.cache(lambda: random_state.stateful(*checkpoints[:1]))
+        self._operators = functools.cache(
+            description(runner.pipelines[0], operators, self._batch_map_names)
+        )
         if self._graph is not None:
-            self._graph.learn(operators_of(runner.pipelines[0]))
-        self._learn(tuple(graph_lines(runner.pipelines, self._batch_map_names)))
+            self._graph.learn(operators)
+        self._check_first()
         self._learned = True
         return runner
 
@@ -222,7 +227,14 @@ class FedEngine(Engine[P]):
         self, rows_of: RowsOf, differing: Sequence[Mapping[str, Any]], **options: Any
     ) -> GraphPipelineFactory:
         """Returns a factory of pipelines that are fed with the given rows."""
-        graph: Any = functools.partial(self._define, rows_of)
+        define = self._define
+
+        def graph(part: int) -> Any:
+            def input_of(name: str) -> Callable[[int], Any]:
+                return lambda run: rows_of(run, part).inputs(name)
+
+            return define(input_of, lambda run: rows_of(run, part).draw_rows())
+
         graph.__name__ = getattr(self._function, "__name__", repr(self._function))  # for errors
         call = {**self._call, **options}
         factory = GraphPipelineFactory(
@@ -397,7 +409,7 @@ class FedEngine(Engine[P]):
         after = self._after(position, supply, run, None)
         supply.forget(run)
         # New pipelines would draw the first random numbers again.
-        if not self._random or self._keeps_checkpoints:
+        if not self._random() or self._keeps_checkpoints:
             self._stop()
         return Outcome(after, error=described, failures=1)
 

@@ -15,15 +15,11 @@ from ..dtypes import dali_type
 from ..formats.field import Field
 from ..formats.picture_size import ImageInput
 from ..messages.replacements import suggest_name
-from ..random.draw import DRAW, Draw, described_draws, draw_inputs
-from ..state.fingerprint import fingerprint, operator_line
-from ..state.operators import FIELD, Operator, image_inputs
+from ..random.draw import DRAW, Draw, DrawRows, described_draws, draw_inputs
+from ..state.fingerprint import graph_lines, operator_line
+from ..state.operators import FIELD, Operator, graph_outputs, image_inputs
 from . import schema
 from .schema import Schema
-from .supply import RowBatch
-
-# Returns the rows of a run of a pipeline, given the run's number and the pipeline's number.
-RowsOf = Callable[[int, int], RowBatch]
 
 
 class FedGraph:
@@ -81,12 +77,17 @@ class FedGraph:
             if node in built:
                 self.used.add(name)
 
-    def __call__(self, rows_of: RowsOf, part: int = 0) -> Any:
+    def __call__(
+        self,
+        input_of: Callable[[str], Callable[[int], Any]],
+        draw_rows: Callable[[int], DrawRows],
+    ) -> Any:
         """Defines the graph of one pipeline.
 
         Args:
-            rows_of: Returns the rows of each run.
-            part: The number of the pipeline.
+            input_of: Returns the callback of an input's external source, given its name. DALI calls
+                it with the number of each run.
+            draw_rows: Returns what ``draw`` needs for a run.
 
         Returns:
             The outputs of the function.
@@ -96,7 +97,7 @@ class FedGraph:
         for name, field in self._inputs.items():
             # Without a copy DALI keeps the fed memory alive.
             node = fn.external_source(
-                source=_inputs(rows_of, part, name),
+                source=input_of(name),
                 name=f"{FIELD}{name}",  # states name the input by it
                 batch=True,
                 dtype=None if field.dtype is None else dali_type(field.dtype),
@@ -109,16 +110,11 @@ class FedGraph:
         sized: dict[str, bool] = {}
         draw = None
         if self.draws:
-            draw = Draw(lambda run, _: rows_of(run, part).draw_rows(), names, sized)
+            draw = Draw(lambda run, _: draw_rows(run), names, sized)
         outputs = self._call(nodes, draw)
         for name, are_paths in sized.items():
             self.image_inputs.setdefault(name, ImageInput(is_path=are_paths))
         return outputs
-
-
-def _inputs(rows_of: RowsOf, part: int, name: str) -> Callable[[int], Any]:
-    """Returns the ``source`` argument of an ``external_source``: a function of the run."""
-    return lambda run: rows_of(run, part).inputs(name)
 
 
 def field_graph(
@@ -241,12 +237,28 @@ def record_graph(
     return graph, record_schema
 
 
-def graph_lines(pipelines: Sequence[Pipeline], batch_map: Sequence[str]) -> list[str]:
-    """Returns a line for each draw and operator of a graph and function of ``batch_map``.
+def description(
+    pipeline: Pipeline, operators: Sequence[Operator], batch_map: Sequence[str]
+) -> Callable[[], tuple[str, ...]]:
+    """Returns a function that describes a graph for states, which not every iterator needs.
 
-    States contain these lines, and a restore compares them.
+    Args:
+        pipeline: A built pipeline of the graph.
+        operators: Its operators.
+        batch_map: Names of the functions of ``batch_map``.
+
+    Returns:
+        A function that returns a line for each draw, operator and function of ``batch_map``. States
+        contain these lines, and a restore compares them.
     """
-    first = pipelines[0]
-    graph = fingerprint(pipelines, None, (), drawn=draw_inputs(first), batch_map=batch_map)
-    draws = [operator_line(*draw) for draw in described_draws(first)]
-    return [*draws, *graph["operators"]]
+    outputs, drawn, draws = (
+        graph_outputs(pipeline),
+        draw_inputs(pipeline),
+        described_draws(pipeline),
+    )
+
+    def lines() -> tuple[str, ...]:
+        described = (operator_line(*draw) for draw in draws)
+        return *described, *graph_lines(operators, outputs, drawn, batch_map).operators
+
+    return lines

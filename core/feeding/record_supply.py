@@ -212,7 +212,8 @@ class RecordSupply:
         self._batches.clear()
         self._error = None
         self.ended = False
-        self._bad_samples.forget_samples()
+        if self._has_bad:
+            self._bad_samples.forget_samples()
         self._position = position
 
     def _begins_at(self, position: RecordPosition) -> bool:

@@ -140,7 +140,6 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self._graph = graph
         self._num_failed = 0  # the number of batches that failed or have masked records
         self._bad_samples = BadSamples()
-        self._operators: tuple[str, ...] = ()
         # A first state is the same before and after the pipelines are built.
         self._graph_in_state = False
         self._resumed = False  # whether a state or a seek set the position
@@ -175,7 +174,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         return {
             **self._outline(),
             "records (names, sizes, bytes)": identity,
-            "operators": list(self._operators),
+            "operators": list(self._operators()),
             "position": f"epoch {position.epoch}, sample {position.sample}",
         }
 
@@ -258,7 +257,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self._resumed = self._resumed and position != self._beginning
         if position != self.position:
             self.position, self._outcome = position, None
-            self._graph_in_state = bool(self._operators)
+            self._graph_in_state = bool(self._operators())
 
     def advance(self) -> None:
         """Moves past the batch that `peek` returns."""
@@ -289,7 +288,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     ) -> None:
         """Moves to the position of a state; see `Engine`."""
         position, stream = states.read(state)
-        if stream.operators and not self._operators:
+        if stream.operators and not self._operators():
             self.prepare()
         self._check_resumable()
         states.check(stream, self._stream(), self._seeded, allow, named)
@@ -328,7 +327,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             identity=stated_identity(self._source),
             order=f"{order} {policy} {padded} {self._samples.num_samples}",
             outputs=tuple(self._config.output_map),
-            operators=self._operators,
+            operators=self._operators(),
         )
 
     # Pipelines
@@ -417,16 +416,15 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     def _place(self, position: SamplePosition) -> tuple[int, int]:
         return position.epoch, self._samples.step(position)
 
-    def _learn(self, lines: tuple[str, ...]) -> None:
-        self._operators = lines
+    def _check_first(self) -> None:
         if self._resumed:
             self._check_resumable()
 
     def _check_resumable(self) -> None:
         """Raises a StateError if the graph draws numbers that depend on previous batches."""
-        if self._random:
+        if self._random():
             raise StateError(
-                f"the graph draws random numbers by {self._random}, DALI's own operators, whose "
+                f"the graph draws random numbers by {self._random()}, DALI's own operators, whose "
                 "numbers depend on the batches before and are in no state of a source. Draw them "
                 "for each record: draw.uniform() and the like (docs/randomness.md)"
             )

@@ -16,11 +16,11 @@ from ..pipeline.failure_errors import MOST_SKIPPED
 from ..pipeline.pipeline_factory import check_resumable
 from ..pipeline.runner import Runner, SourceEnded, SourceError, discard
 from ..state import differences, random_state
-from ..state.agreement import Batches, Values
+from ..state.agreement import Values
 from ..state.fingerprint import Fingerprint
 from ..stats import InputStats
 from .fed_engine import FedEngine, sample_numbers
-from .graph import RowsOf, record_graph
+from .graph import record_graph
 from .record_reader import Numbers, ReadError, RecordBatch, RecordPosition, RecordReader, Restored
 from .record_supply import RecordRows, RecordSupply
 from .stand_ins import NoStandIn, UnusableRecord
@@ -64,7 +64,7 @@ def check_record_graph(
     config.check_skip(on_error)
 
 
-def _unknown_graph(rows_of: RowsOf, part: int = 0) -> Any:
+def _unknown_graph(*sources: Any) -> Any:
     """Takes the place of the graph until the first record is read."""
     raise ValueError("the inputs of the graph are unknown, because no record was read")
 
@@ -115,12 +115,15 @@ class StreamEngine(FedEngine[RecordPosition]):
         handling: Any = on_error  # a valid value, as checked above
         super().__init__(RecordPosition(), dataclasses.replace(config, on_error=handling))
         self.stats: InputStats | None = None
-        self._part = part or StreamPart({})
-        self._reader = PartReader(reader, self._part)
+        self._reader = reader
+        self._part: PartReader | None = None  # if several processes read the stream
         self._by_step = by_step
         self._compared = False  # whether the processes have compared their graphs and positions
+        if part is not None:
+            self.compare_processes(getattr(pipeline_fn, "__name__", "the graph"), part.values)
+            if self._agreement is not None:
+                self._reader = self._part = PartReader(reader, part, self._agreement)
         self._draw_seed = draw_seed
-        self._operators: tuple[str, ...] = ()  # a line for each, once pipelines were built
         # DALI's checkpoint of each pipeline before its first run, by the pipelines' seed.
         self._first: dict[int | None, tuple[bytes, ...]] = {}
         self._peeked: RecordBatch | None = None  # the records of the outcome
@@ -137,9 +140,6 @@ class StreamEngine(FedEngine[RecordPosition]):
         options = {k: v for k, v in call.items() if k not in parameters}
         self.feed_by(pipeline_fn, _unknown_graph, options, differing, None)
         self._main = self._pipelines(self._supply.rows, self._pipeline_arguments)
-        if part is not None:
-            self.compare_processes(getattr(pipeline_fn, "__name__", "the graph"), part.values)
-            self._reader.agreement = self._agreement
 
     @property
     def epoch(self) -> int:
@@ -155,44 +155,34 @@ class StreamEngine(FedEngine[RecordPosition]):
 
     def moved(self) -> None:
         """Requests a new comparison of the processes' positions before the next batch."""
-        self._reader.moved()
+        if self._part is not None:
+            self._part.moved()
         self._compared = False
         super().moved()
 
     def advance(self) -> None:
         """Moves past the batch that `peek` returns."""
         super().advance()
-        if self._reader.must_agree(self.position.step):
+        if self._part is not None and self._part.must_agree(self.position.step):
             self._must_agree = True
 
     def _agree(self) -> None:
         """Compares the numbers of batches, and then the graphs, which require a record."""
         # A ReadError is raised when its batch is due, and the next call compares.
         with contextlib.suppress(ReadError):
-            if self._reader.must_agree(self.step):
-                self._reader.agree(self.step, self._batches())
+            if self._part is not None and self._part.must_agree(self.step):
+                self._part.agree(self.step, lambda: self._supply.read_batches(self.position, _HELD))
             if not self._compared:
                 super()._agree()
             self._compared, self._must_agree = True, False
 
-    def _batches(self) -> Batches:
-        """Returns the number of batches that this process has, as far as it is known.
-
-        Raises:
-            ReadError: If reading raised before the next batch.
-        """
-        read = 0
-        if self._part.batches is None:
-            read = self._supply.read_batches(self.position, _HELD)
-        return self._reader.batches(read)
-
     def _shared_values(self) -> Values:
         """Returns the values that must be equal in all processes; see `Engine`."""
         graph, operators = "no record", list[str]()
-        if not self._reader.is_behind_end(self.step):
+        if not self._is_end(self.position):
             with contextlib.suppress(StopIteration):
                 self.prepare()
-                graph, operators = "known", list(self._operators)
+                graph, operators = "known", list(self._operators())
         return {"graph": graph, "operators": operators, "position": f"step {self.step}"}
 
     # Batches
@@ -236,7 +226,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         return self._supply
 
     def _is_end(self, position: RecordPosition) -> bool:
-        return self._reader.is_behind_end(position.step)
+        return self._part is not None and self._part.is_behind_end(position.step)
 
     def _place(self, position: RecordPosition) -> tuple[int, int]:
         return 0, position.step
@@ -247,15 +237,14 @@ class StreamEngine(FedEngine[RecordPosition]):
     def _error_kind(self, unfit: bool) -> type[BatchError] | type[RecordError]:
         return UnfitRecordError if unfit else RecordError
 
-    def _learn(self, lines: tuple[str, ...]) -> None:
+    def _check_first(self) -> None:
         graph = self._graph
         if graph is not None and not graph.used and not graph.draws:
             raise ValueError(
                 "the graph does not use any array of the records, so that it can't be fed. Make "
                 "its outputs depend on an input"
             )
-        self._operators = lines
-        self._keeps_checkpoints = bool(self._random) and not self._by_step
+        self._keeps_checkpoints = bool(self._random()) and not self._by_step
 
     def _after(
         self,
@@ -299,7 +288,8 @@ class StreamEngine(FedEngine[RecordPosition]):
         Raises:
             ProcessError: If other processes have more batches.
         """
-        self._reader.check_end(position.step)
+        if self._part is not None:
+            self._part.check_end(position.step)
         return Outcome(position, ended=True)
 
     def _unread(self, position: RecordPosition, error: ReadError) -> Outcome[RecordPosition]:
@@ -385,7 +375,7 @@ class StreamEngine(FedEngine[RecordPosition]):
             return position.checkpoints
         if first and position.restored.random:
             return tuple(random_state.expand(position.restored.random, first))
-        if not (self._by_step and position.step and self._random):
+        if not (self._by_step and position.step and self._random()):
             return first
         return self._after_steps(position.step)
 
@@ -476,7 +466,7 @@ class StreamEngine(FedEngine[RecordPosition]):
 
     def operators(self, position: RecordPosition) -> tuple[str, ...]:
         """Returns a line per operator, for states; the same before and after the first build."""
-        saved, present = position.restored.operators, self._operators
+        saved, present = position.restored.operators, self._operators()
         return (present or saved) if saved or position.step else ()
 
     def check_data(self, state: Mapping[str, Any], current: Fingerprint) -> None:
@@ -487,13 +477,15 @@ class StreamEngine(FedEngine[RecordPosition]):
             current: The iterator's fingerprint. Its operators may be those of a restored state of
                 another graph, so that the operators of the pipelines are compared instead.
         """
-        current = {**current, "operators": list(self._operators)}
         saved = {**{name: state[name] for name in current}, "seed": str(state["seed"])}
-        differences.check(saved, current, self._config.allow_changes)
+        # A first state doesn't know the operators.
+        current = {**current, "operators": list(self._operators()) if saved["operators"] else []}
+        if saved != current:
+            differences.check(saved, current, self._config.allow_changes)
 
     def stateful(self) -> list[str]:
         """Returns names of the operators with a state, once the pipelines were built."""
-        return self._random
+        return self._random()
 
     def was_built(self, position: RecordPosition) -> bool:
         """Returns whether pipelines were built with the seed of a position."""
@@ -507,7 +499,7 @@ class StreamEngine(FedEngine[RecordPosition]):
             random_state.expand(restored.random, first)
 
     def _check_graph(self, saved: Sequence[str]) -> None:
-        own = self._operators
+        own = self._operators()
         if saved and own and tuple(saved) != own:  # operators are unknown before the first build
             allow = self._config.allow_changes
             differences.check({"operators": list(saved)}, {"operators": list(own)}, allow)
@@ -524,7 +516,8 @@ class StreamEngine(FedEngine[RecordPosition]):
             self.drop()
             if move is not None:
                 move()
-                self._reader.start_at(position.step)
+                if self._part is not None:
+                    self._part.start_at(position.step)
                 self._supply.moved_to(position)
             self.position, self._interrupted = position, None
             self.moved()

@@ -41,19 +41,19 @@ class PartReader:
     Args:
         reader: Reads the batches of this process.
         part: This process's part.
+        agreement: Exchanges the numbers of batches.
 
     Attributes:
-        agreement: Exchanges the numbers of batches; None in a single process.
         step: The number of the next batch.
         total: The number of batches in every process; None if it is unknown or unlimited.
     """
 
-    def __init__(self, reader: RecordReader, part: StreamPart):
-        self.agreement: Agreement | None = None
+    def __init__(self, reader: RecordReader, part: StreamPart, agreement: Agreement):
         self.step = 0
         self.total: int | None = None
         self._reader = reader
         self._part = part
+        self._agreement = agreement
         self._end: int | None = None  # the number of batches of this process, once it is known
         self._certain = 0  # the number of batches that every process surely delivers
 
@@ -63,34 +63,34 @@ class PartReader:
 
     def must_agree(self, step: int) -> bool:
         """Returns whether the processes must exchange numbers before the batch of a step."""
-        limited = self.agreement is not None and not self._part.agreed
-        return limited and self.total is None and step >= self._certain
+        return not self._part.agreed and self.total is None and step >= self._certain
 
     def is_behind_end(self, step: int) -> bool:
         """Returns whether a step is after the last batch of all processes."""
         return self.total is not None and step >= self.total
 
-    def batches(self, read: int) -> Batches:
-        """Returns the number of this process's batches, ``read`` of which were read."""
+    def _batches(self, read: Callable[[], int]) -> Batches:
+        """Returns the number of this process's batches, as far as it is known."""
         if self._part.batches is not None:
             return Batches(self._part.batches, True)
-        return Batches(read, False) if self._end is None else Batches(min(read, self._end), True)
+        count = read()
+        return Batches(count, False) if self._end is None else Batches(min(count, self._end), True)
 
-    def agree(self, step: int, local: Batches) -> None:
+    def agree(self, step: int, read: Callable[[], int]) -> None:
         """Exchanges the numbers of batches between the processes.
 
         Args:
             step: The number of the next batch to deliver.
-            local: The number of batches of this process.
+            read: Reads some batches ahead, and returns the number of batches before their end; for
+                streams whose number of batches isn't known without reading.
 
         Raises:
             ProcessError: If a process has no batch but others have some, or as `Agreement`.
+            ReadError: If reading raised before the next batch.
         """
-        part, agreement = self._part, self.agreement
-        if agreement is None:
-            return
+        part, local = self._part, self._batches(read)
         values = {"position": f"step {step}"}
-        answers = agreement.settle(values, "the number of batches", local)
+        answers = self._agreement.settle(values, "the number of batches", local)
         every = {process: batches or local for process, batches in answers.items()}
         counts = {process: batches.certain for process, batches in every.items()}
         empty = [p for p, batches in every.items() if batches == Batches(0, True)]
@@ -117,8 +117,7 @@ class PartReader:
             try:
                 batch = self._reader.next_records()
             except StopIteration:
-                if self.agreement is not None:
-                    self._end = self.step
+                self._end = self.step
                 batch = self._after_end()
         else:
             batch = self._after_end()
@@ -131,7 +130,7 @@ class PartReader:
         Raises:
             StopIteration: If this process does not pad.
         """
-        if self.agreement is None or self._part.padding is None:
+        if self._part.padding is None:
             raise StopIteration
         return self._part.padding()
 

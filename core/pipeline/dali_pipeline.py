@@ -68,6 +68,14 @@ class FreedAnywhere(Pipeline):
             kept_to_the_end.append(self)
 
 
+def free(pipeline: Pipeline) -> None:
+    """Frees a pipeline and its threads; arrays of its outputs stay valid."""
+    # Private in DALI: without it, the pipeline is freed when Python collects its cycles.
+    getattr(pipeline, "_shutdown", lambda: None)()
+    for outputs in vars(pipeline).pop(function_notes.LIVE_OUTPUTS, ()):  # part of its cycles
+        outputs.clear()
+
+
 def defined_without_random(define: Callable[[], T], function: Any, name: str) -> T:
     """Defines a graph, and rejects functions that draw from a random generator meanwhile.
 

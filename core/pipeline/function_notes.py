@@ -13,7 +13,7 @@ from nvidia.dali.data_node import DataNode
 # The notes are attributes of the pipeline, because they may refer to it: a global table would keep
 # both alive forever.
 NOTES = "_dalijax_functions"
-_OUTPUTS = "_dalijax_outputs"
+LIVE_OUTPUTS = "_dalijax_outputs"
 _NAME = "_dalijax_name"  # of operators
 
 
@@ -63,11 +63,5 @@ def live_outputs(pipeline: Pipeline, most: int | None = None) -> deque[Any]:
         most: The number of most recent outputs to keep; None to keep all.
     """
     outputs: deque[Any] = deque(maxlen=most)
-    vars(pipeline).setdefault(_OUTPUTS, []).append(outputs)
+    vars(pipeline).setdefault(LIVE_OUTPUTS, []).append(outputs)
     return outputs
-
-
-def release(pipeline: Pipeline) -> None:
-    """Frees the stored outputs of a pipeline that is done; it is part of reference cycles."""
-    for outputs in vars(pipeline).pop(_OUTPUTS, ()):
-        outputs.clear()

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from jax.profiler import TraceAnnotation
 from nvidia.dali import Pipeline
 from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 
-from ..stats import span
+from ..stats import UNTRACED, logged, span
 from .calls import calls
-from .dali_pipeline import can_checkpoint, kept_to_the_end, queue_depth
-from .function_notes import release
+from .dali_pipeline import can_checkpoint, free, kept_to_the_end, queue_depth
 
 T = TypeVar("T")
 TensorList = TensorListCPU | TensorListGPU
@@ -23,6 +23,11 @@ _ALL = 1 << 30
 
 def discard(outputs: Sequence[Outputs]) -> None:
     """Discards a batch."""
+
+
+def _span(name: str) -> contextlib.AbstractContextManager[Any]:
+    """Marks a part of the work for a batch, if a profile or a trace is being recorded."""
+    return span(name) if logged.call is not None or TraceAnnotation.is_enabled() else UNTRACED
 
 
 class SourceEnded(Exception):
@@ -89,7 +94,7 @@ class _PipelineQueue:
         DALI does not reuse their buffers before `release` is called.
         """
         self._scheduled -= 1
-        with span("dalijax.wait"):
+        with _span("dalijax.wait"):
             try:
                 return self.pipeline.share_outputs()
             except UnicodeDecodeError as error:  # DALI's error names a file that is not UTF-8
@@ -270,7 +275,7 @@ class Runner:
                     shared.pop().release(runs)
             if failure is not None:
                 raise failure
-            with span("dalijax.place"):
+            with _span("dalijax.place"):
                 return convert(outputs)
         finally:
             failure = None  # its traceback refers to this frame: the cycle would keep the batch
@@ -285,9 +290,7 @@ class Runner:
             return
         with self._calls:
             for pipeline in self.pipelines if self._owned else ():
-                # Private in DALI: without it, they are freed when Python collects their cycles.
-                getattr(pipeline, "_shutdown", lambda: None)()
-                release(pipeline)
+                free(pipeline)
             self.pipelines = ()
             self._queues.clear()
 

@@ -12,14 +12,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from nvidia.dali import Pipeline
 
 from ..order.epochs import EpochPlan
 from . import reader_files
 from .envelope import digest
-from .operators import FIELD, graph_outputs, read_operators, serialized_operators
+from .operators import FIELD, Operator, graph_outputs, read_operators, serialized_operators
 
 Fingerprint = dict[str, Any]
 
@@ -62,7 +62,6 @@ def fingerprint(
     plan: EpochPlan | None,
     streams: Sequence[int],
     serialized: Sequence[bytes] = (),
-    drawn: Mapping[str, str] = MappingProxyType({}),
     batch_map: Sequence[str] = (),
 ) -> Fingerprint:
     """Returns the fingerprint of built pipelines, without the names of their outputs.
@@ -72,15 +71,10 @@ def fingerprint(
         plan: Their epochs; None if the source ends them.
         streams: The shard of each pipeline in epoch 0.
         serialized: The serialized pipelines, if they were serialized before.
-        drawn: Labels of the external sources that supply random numbers, by their names. Users do
-            not choose their number, and positions do not depend on them.
         batch_map: Names of the functions of ``batch_map``.
 
     Returns:
-        A dict of str, int and list of str. ``operators`` has the kind, name and arguments of each
-        operator in order, long arguments as a digest, and the connections of the operators;
-        ``sources`` has the arguments of readers and external sources, with descriptions of their
-        files; ``unchecked`` lists the parts that can't be compared.
+        A dict of str, int and list of str, with the lists of `GraphLines`.
     """
     first = pipelines[0]
     result = unknown()
@@ -101,9 +95,47 @@ def fingerprint(
         operators = list(serialized_operators(serialized[0]))
     else:
         operators, unchecked = read_operators(first)
-    # The order in which the fields are used has no effect.
-    operators.sort(key=lambda item: (0, item[1]) if item[1].startswith(FIELD) else (1, ""))
     outputs = graph_outputs(first, serialized[0] if serialized else b"")
+    graph = graph_lines(operators, outputs, batch_map=batch_map)
+    graph.unchecked[:0] = unchecked
+    return result | graph._asdict()
+
+
+class GraphLines(NamedTuple):
+    """The description of a graph in a state.
+
+    Attributes:
+        operators: The kind, name and arguments of each operator in order, long arguments as a
+            digest, and the connections of the operators.
+        sources: The arguments of readers and external sources, with descriptions of their files.
+        unchecked: The parts that can't be compared.
+    """
+
+    operators: list[str]
+    sources: list[str]
+    unchecked: list[str]
+
+
+def graph_lines(
+    operators: Sequence[Operator],
+    outputs: Sequence[str],
+    drawn: Mapping[str, str] = MappingProxyType({}),
+    batch_map: Sequence[str] = (),
+) -> GraphLines:
+    """Describes the operators of a graph.
+
+    Args:
+        operators: The operators, in order.
+        outputs: The outputs of the graph, as `graph_outputs` returns them.
+        drawn: Labels of the external sources that supply random numbers, by their names. Users do
+            not choose their number, and positions do not depend on them.
+        batch_map: Names of the functions of ``batch_map``.
+    """
+    lines = GraphLines([], [], [])
+    # The order in which the fields are used has no effect.
+    operators = sorted(
+        operators, key=lambda item: (0, item[1]) if item[1].startswith(FIELD) else (1, "")
+    )
     labels = labels_of([(kind, drawn.get(name, name)) for kind, name, _ in operators])
     producers = {name: label for (_, name, _), label in zip(operators, labels)}
     connections = []
@@ -112,30 +144,31 @@ def fingerprint(
         inputs = compared.pop("inputs", ())
         connections.append([label, *([_produced(of, producers), k] for of, k in inputs)])
         if name in drawn:
-            result["operators"].append(operator_line("drawn", drawn[name], {}))
+            lines.operators.append(operator_line("drawn", drawn[name], {}))
         elif is_source(kind):
             compared.pop("shard_id", None)  # compared as shard_ids
             paths = reader_files.described(reader_files.reader_of(kind), compared)
-            unchecked += [f"the files of {label}.{k}" for k, v in paths.items() if "not read" in v]
+            lines.unchecked.extend(
+                f"the files of {label}.{k}" for k, v in paths.items() if "not read" in v
+            )
             texts = {k: _short(v) for k, v in compared.items()} | paths
-            result["sources"] += [f"{label}.{k}: {v}" for k, v in sorted(texts.items()) if v]
-            result["operators"].append(operator_line(kind, name, {}))
+            lines.sources.extend(f"{label}.{k}: {v}" for k, v in sorted(texts.items()) if v)
+            lines.operators.append(operator_line(kind, name, {}))
             if kind == "external_source":
-                unchecked.append(f"the data of the source {name}")
+                lines.unchecked.append(f"the data of the source {name}")
         else:
             if "run_fn" in arguments:
-                unchecked.append(f"the Numba function of {name}")
-            result["operators"].append(operator_line(kind, name, dict(sorted(compared.items()))))
+                lines.unchecked.append(f"the Numba function of {name}")
+            lines.operators.append(operator_line(kind, name, dict(sorted(compared.items()))))
     if operators:
         connections.append([CONNECTIONS, *(_produced(of, producers) for of in outputs)])
         line = operator_line(CONNECTIONS, "__graph_0", {"inputs": connections})
-        result["operators"].append(line)
+        lines.operators.append(line)
     for number, name in enumerate(batch_map):
         line = operator_line("batch_map", f"__batch_map_{number}", {"function": name})
-        result["operators"].append(line)
-        unchecked.append(f"the code of {name}() of batch_map")
-    result["unchecked"] = unchecked
-    return result
+        lines.operators.append(line)
+        lines.unchecked.append(f"the code of {name}() of batch_map")
+    return lines
 
 
 def is_source(kind: str) -> bool:

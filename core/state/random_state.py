@@ -28,9 +28,9 @@ _COPIES = re.compile(f"^({_COPY.pattern})+")
 _MOST_PASSES = 1 << 31
 
 
-def operators(checkpoint: bytes) -> dict[str, bool]:
-    """Returns whether each operator, by name, has a state in a pipeline's checkpoint."""
-    return {name: bool(fields.get(2)) for name, fields in _contents(checkpoint).items()}
+def stateful(checkpoint: bytes = b"") -> list[str]:
+    """Returns the names of the operators that have a state in a pipeline's checkpoint, if any."""
+    return [name for name, fields in _contents(checkpoint).items() if fields.get(2)]
 
 
 def _contents(checkpoint: bytes) -> dict[str, dict[int, Any]]:

@@ -16,7 +16,8 @@ from nvidia.dali.plugin import jax as dax
 from shardings import rows_over
 
 from dalijax import data_iterator, fn
-from dalijax.core.pipeline.function_notes import live_outputs, release
+from dalijax.core.pipeline.dali_pipeline import free
+from dalijax.core.pipeline.function_notes import live_outputs
 from pages import ROOT, Page
 
 
@@ -463,7 +464,7 @@ def test_outputs_that_a_pipeline_keeps_alive_go_when_it_is_closed():
     for place in places:
         place.extend(range(5))
     assert [list(place) for place in places] == [[0, 1, 2, 3, 4], [2, 3, 4]]
-    release(pipeline_def(graph, batch_size=2, num_threads=1, device_id=None)())  # another one
+    free(pipeline_def(graph, batch_size=2, num_threads=1, device_id=None)())  # another one
     assert [len(place) for place in places[:2]] == [5, 3]
     iterator.close()
     assert [len(place) for place in places[:2]] == [0, 0]
