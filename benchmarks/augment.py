@@ -86,18 +86,18 @@ CROPPED: dict[str, tuple[Operation, Operation]] = {
 }
 
 
-def pictures(count: int, size: tuple[int, int]) -> list[np.ndarray[Any, Any]]:
+def drawn_images(count: int, size: tuple[int, int]) -> list[np.ndarray[Any, Any]]:
     """Returns images of a height and width, as arrays or as bytes of JPEGs."""
     height, width = size
     sources, arrays = photos.photographs(), []
     for number in range(count):
-        picture = sources[number % len(sources)].resize((width, height))
+        image = sources[number % len(sources)].resize((width, height))
         if GPU:
             buffer = io.BytesIO()
-            picture.save(buffer, "jpeg", quality=90)
+            image.save(buffer, "jpeg", quality=90)
             arrays.append(np.frombuffer(buffer.getvalue(), np.uint8))
         else:
-            arrays.append(np.asarray(picture.transpose(Image.Transpose(number % 2))))
+            arrays.append(np.asarray(image.transpose(Image.Transpose(number % 2))))
     return arrays
 
 
@@ -146,7 +146,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     lines = []
     for size, operations in (((HEIGHT, WIDTH), WHOLE), ((CROP, CROP), CROPPED)):
-        samples = pictures(arguments.batch, size)
+        samples = drawn_images(arguments.batch, size)
         for name, (dalis, ours) in operations.items():
             if not re.search(arguments.match, name):
                 continue

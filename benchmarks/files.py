@@ -90,12 +90,12 @@ def main() -> None:
     report.heading()
     results: dict[int, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        picture = pathlib.Path(folder) / "empty.jpg"
-        picture.write_bytes(b"x")
+        image = pathlib.Path(folder) / "empty.jpg"
+        image.write_bytes(b"x")
         for count in args.files:
             listed = pathlib.Path(folder) / f"{count}.txt"
             # The list has a single file many times: DALI opens files only when it reads them.
-            listed.write_text("".join(f"{picture} {k}\n" for k in range(count)))
+            listed.write_text("".join(f"{image} {k}\n" for k in range(count)))
             command = [sys.executable, __file__, "--only", str(listed)]
             command += ["--rounds", str(args.rounds)]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)

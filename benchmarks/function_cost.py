@@ -68,7 +68,7 @@ def copy_rows_on_gpu(out: Any, x: Any) -> None:
         out[row] = x[x.shape[0] - 1 - row]
 
 
-def copy_pictures_on_gpu(out: Any, x: Any) -> None:
+def copy_images_on_gpu(out: Any, x: Any) -> None:
     row, column = cuda.blockIdx.x, cuda.threadIdx.x
     for channel in range(x.shape[2]):
         out[row, column, channel] = x[x.shape[0] - 1 - row, column, channel]
@@ -82,7 +82,7 @@ def kernel_options(shape: list[int]) -> dict[str, Any]:
             "threads_per_block": [8, 1, 1],
         }
     return {
-        "run_fn": copy_pictures_on_gpu,
+        "run_fn": copy_images_on_gpu,
         "blocks": [shape[0], 1, 1],
         "threads_per_block": [shape[1], 1, 1],
     }

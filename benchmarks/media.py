@@ -184,8 +184,8 @@ def by_pyav(path: str) -> Batch:
             stream.codec_context.skip_frame = "DEFAULT" if wanted else "NONREF"
             for frame in packet.decode():
                 if number(frame) in WANTED:
-                    picture = converter.reformat(frame, format="rgb24", threads=1).to_ndarray()
-                    frames[WANTED.index(number(frame))] = cv2.resize(picture, (SIDE, SIDE))
+                    image = converter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+                    frames[WANTED.index(number(frame))] = cv2.resize(image, (SIDE, SIDE))
                 if number(frame) >= WANTED[-1]:
                     return frames
     raise ValueError(f"{path} ends before frame {WANTED[-1]}")

@@ -36,11 +36,11 @@ def make(folder: pathlib.Path, count: int) -> list[str]:
         files.append(str(path))
         if path.exists():
             continue
-        picture = sources[i % len(sources)]
-        width, height = picture.size
+        image = sources[i % len(sources)]
+        width, height = image.size
         left, top = rng.uniform(0, 0.3, 2) * (width, height)
         box = (left, top, left + 0.7 * width, top + 0.7 * height)
-        picture.resize(SIZE, Image.Resampling.BICUBIC, box=box).save(path, quality=92)
+        image.resize(SIZE, Image.Resampling.BICUBIC, box=box).save(path, quality=92)
     return files
 
 

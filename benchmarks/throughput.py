@@ -113,10 +113,10 @@ def to_host(files: list[str]) -> Any:
 
 
 @data_iterator(output_map=["images", "labels"], reader_name="reader")
-def pictures(
+def folder_images(
     folder: str, hw_decoder_load: float = LOAD, shard_id: int = 0, num_shards: int = 1
 ) -> Any:
-    """Defines the same over a folder, for ``python -m dalijax.tune throughput:pictures``."""
+    """Defines the same over a folder, for ``python -m dalijax.tune throughput:folder_images``."""
     encoded, labels = fn.readers.file(
         files=sorted(map(str, pathlib.Path(folder).glob("*.jpg"))),
         name="reader",

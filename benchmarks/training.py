@@ -176,7 +176,7 @@ def main() -> None:
         files = photos.make(args.folder or pathlib.Path(spare), args.files)
         others = throughput.variants(files, args.batch, args.threads, args.workers)
         call = {"batch_size": args.batch, "num_threads": args.threads}
-        function, folder = throughput.pictures, str(pathlib.Path(files[0]).parent)
+        function, folder = throughput.folder_images, str(pathlib.Path(files[0]).parent)
 
         parallel = {
             "stream_policy": StreamPolicy.PER_OPERATOR,

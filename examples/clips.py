@@ -57,7 +57,7 @@ def write_avi(path: Path, frames: Sequence[Pixels], quality: int = 90) -> None:
     # The headers avih, strh and strf of the AVI format; most of their fields are 0.
     video = [10**6 // RATE, 0, 0, 0x10, count, 0, 1, largest, width, height, 0, 0, 0, 0]
     stream = [0, 0, 0, 0, 1, RATE, 0, count, largest, 0xFFFFFFFF, 0, 0, 0, width, height]
-    picture = [40, width, height, 1, 24, b"MJPG", width * height * 3, 0, 0, 0, 0]
+    bitmap = [40, width, height, 1, 24, b"MJPG", width * height * 3, 0, 0, 0, 0]
     header = _chunk(
         b"LIST",
         b"hdrl",
@@ -66,7 +66,7 @@ def write_avi(path: Path, frames: Sequence[Pixels], quality: int = 90) -> None:
             b"LIST",
             b"strl",
             _chunk(b"strh", b"vidsMJPG", struct.pack("<IHHIIIIIIII4H", *stream)),
-            _chunk(b"strf", struct.pack("<IiiHH4sIiiII", *picture)),
+            _chunk(b"strf", struct.pack("<IiiHH4sIiiII", *bitmap)),
         ),
     )
     places = np.cumsum([4, *map(len, jpegs)]).tolist()  # offsets after the word "movi"

@@ -21,9 +21,9 @@ import optax
 import orbax.checkpoint as ocp
 from clu import metric_writers, periodic_actions
 from flax import nnx
+from images import CACHE, make_images, split
 from losses import Losses
 from nvidia.dali import backend
-from pictures import CACHE, make_pictures, split
 from quickstart import Network, train_step, training_data
 
 from dalijax.adapters.clu import DALIDatasetIterator, ReportInput
@@ -52,7 +52,7 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
 
     names, train_files, _ = split(
-        arguments.data or make_pictures(arguments.cache, count=arguments.count)
+        arguments.data or make_images(arguments.cache, count=arguments.count)
     )
     iterator = DALIDatasetIterator(
         training_data,

@@ -28,9 +28,9 @@ import nvidia.dali.fn as fn
 import optax
 import orbax.checkpoint as ocp
 from flax import nnx
+from images import CACHE, make_images
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from matplotlib.figure import Figure
-from pictures import CACHE, make_pictures
 from quickstart import SIDE, Network, train_step
 
 from dalijax import augment, data_iterator, sources
@@ -44,7 +44,7 @@ BOUND = 1e-2
 
 
 @data_iterator(output_map=["images", "labels"])
-def pictures(data: Any, label: Any, *, draw: Any) -> Any:
+def augmented(data: Any, label: Any, *, draw: Any) -> Any:
     """Defines shuffled and augmented images, with random numbers that depend on the image."""
     images = fn.decoders.image(data)
     images = augment.random_resized_crop(images, SIDE, scale=(0.6, 1.0), flip=0.5, draw=draw)
@@ -58,7 +58,7 @@ def train(options: argparse.Namespace) -> Iterator[tuple[int, float]]:
     source = sources.Files(options.data)
     # Each epoch has a new order of all files. The batch size is the size of the global batch.
     call = {"batch_size": BATCH, "seed": 1, "sharding": rows, "num_threads": 1}
-    iterator = pictures.stream(source=source, **call)  # endless
+    iterator = augmented.stream(source=source, **call)  # endless
 
     model = Network(num_classes=6, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
@@ -185,7 +185,7 @@ def main() -> None:
         run_process(options)
         return
     options.steps, options.save_every, count = (15, 4, 120) if options.smoke else (75, 10, 600)
-    options.data = options.data or make_pictures(options.cache, count=count)
+    options.data = options.data or make_images(options.cache, count=count)
     shutil.rmtree(options.out, ignore_errors=True)
     options.out.mkdir(parents=True)
 

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import nvidia.dali.fn as dali_fn
+from images import CACHE, make_images, split
 from nvidia.dali import backend, types
-from pictures import CACHE, make_pictures, split
 
 from dalijax import data_iterator, fn
 from dalijax.show import show
@@ -137,7 +137,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     names, (files, classes), _ = split(
-        arguments.data or make_pictures(arguments.cache, count=arguments.count)
+        arguments.data or make_images(arguments.cache, count=arguments.count)
     )
     call = {"files": files, "classes": classes, "num_classes": len(names)}
     iterator = batches(**call, batch_size=BATCH)

@@ -21,10 +21,10 @@ from typing import Any
 import jax
 import numpy as np
 import nvidia.dali.fn as fn
+from images import CACHE, SHAPES, make_images
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from matplotlib.figure import Figure
 from nvidia.dali import backend, pipeline_def
-from pictures import CACHE, SHAPES, make_pictures
 
 from dalijax import DALIGenericIterator, data_iterator
 from dalijax.show import show
@@ -365,7 +365,7 @@ def main() -> None:
     # CPU devices for the step `multiple_devices`. This must be set before JAX initializes its
     # devices, and does not affect GPUs.
     jax.config.update("jax_num_cpu_devices", 2)
-    image_dir = str(make_pictures(arguments.cache, count=36, sides=(160, 400)))
+    image_dir = str(make_images(arguments.cache, count=36, sides=(160, 400)))
     arguments.out.mkdir(parents=True, exist_ok=True)
     for number, step in enumerate(STEPS, 1):
         print(f"\n{number}. {(step.__doc__ or step.__name__).splitlines()[0]}\n")

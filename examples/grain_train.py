@@ -25,9 +25,9 @@ import nvidia.dali.fn as fn
 import optax
 import orbax.checkpoint as ocp
 from flax import nnx
+from images import CACHE, make_images, split
 from losses import Losses
 from nvidia.dali import backend
-from pictures import CACHE, make_pictures, split
 from quickstart import SIDE, Network
 
 from dalijax.adapters.grain import DALITransform, RandomInputs
@@ -98,7 +98,7 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
 
     names, (files, labels), _ = split(
-        arguments.data or make_pictures(arguments.cache, count=arguments.count)
+        arguments.data or make_images(arguments.cache, count=arguments.count)
     )
     model = Network(len(names), rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adamw(2e-3), wrt=nnx.Param)

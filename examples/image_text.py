@@ -39,10 +39,10 @@ def draw_pairs(folder: Path, count: int, seed: int = 0) -> Path:
     for number in range(count):
         radius, colour = int(rng.integers(8, 28)), COLOURS[rng.integers(4)]
         kind, size = ("disc", "square")[rng.integers(2)], "small " if radius < 16 else ""
-        pen = ImageDraw.Draw(picture := Image.new("RGB", (64, 64), "white"))
+        pen = ImageDraw.Draw(image := Image.new("RGB", (64, 64), "white"))
         box = [32 - radius] * 2 + [32 + radius] * 2
         (pen.ellipse if kind == "disc" else pen.rectangle)(box, fill=colour)
-        picture.save(folder / f"{number:04d}.png")
+        image.save(folder / f"{number:04d}.png")
         captions[f"{number:04d}.png"] = f"a {size}{colour} {kind}{', at last' * (number % 3)}."
     (folder / "captions.json").write_text(json.dumps(captions))
     return folder

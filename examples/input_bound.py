@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import nvidia.dali.fn as fn
+from images import CACHE, make_images
 from matplotlib.figure import Figure
-from pictures import CACHE, make_pictures
 
 import dalijax
 from dalijax.profile import Report, profile
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="time of tune")
     parser.add_argument("--model-ms", type=float, help="time of a step of the model")
     arguments = parser.parse_args()
-    data_dir = str(make_pictures(arguments.cache, count=200, sides=(500, 900)))
+    data_dir = str(make_images(arguments.cache, count=200, sides=(500, 900)))
     arguments.out.mkdir(parents=True, exist_ok=True)
     model_ms = arguments.model_ms or 750 * batch_seconds(data_dir, num_threads=1)
     print(f"A step of the model takes {model_ms:.1f} ms.")

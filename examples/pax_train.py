@@ -29,10 +29,10 @@ import numpy as np
 import nvidia.dali.fn as fn
 import tensorflow as tf
 from absl import flags
+from images import CACHE, make_images, split
 from losses import Losses
 from nvidia.dali import backend
 from paxml import base_experiment, learners, programs, tasks_lib, train
-from pictures import CACHE, make_pictures, split
 from praxis import base_model, layers, optimizers, pax_fiddle, py_utils, schedules
 
 from dalijax import augment, data_iterator, sources
@@ -43,7 +43,7 @@ SIDE = 16
 
 
 @data_iterator(output_map=["images", "labels"], reader_name="reader")
-def pictures(
+def labeled_images(
     files: list[str], classes: list[int], training: bool, shard_id: int = 0, num_shards: int = 1
 ) -> Any:
     """Defines images and labels, shuffled and augmented for training."""
@@ -164,7 +164,7 @@ class Experiment(base_experiment.BaseExperiment):
 
     def __init__(self, arguments: argparse.Namespace, losses: Losses):
         self.names, self.files, self.held_out = split(
-            arguments.data or make_pictures(arguments.cache, count=arguments.count)
+            arguments.data or make_images(arguments.cache, count=arguments.count)
         )
         self.arguments, self.losses = arguments, losses
 
@@ -172,7 +172,7 @@ class Experiment(base_experiment.BaseExperiment):
         def data(listed: Any, training: bool) -> dict[str, Any]:
             files, classes = listed
             arguments = {"files": files, "classes": classes, "training": training}
-            iterator_fn = pictures
+            iterator_fn = labeled_images
             if self.arguments.source:
                 source = sources.Files(paths=files, labels=classes)
                 arguments = {"source": source, "shuffle": training}

@@ -22,8 +22,8 @@ import jax
 import nvidia.dali.fn as fn
 import optax
 from flax import nnx
+from images import CACHE, make_images, split
 from nvidia.dali import backend, types
-from pictures import CACHE, make_pictures, split
 from tqdm import tqdm
 
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
@@ -148,7 +148,7 @@ def main() -> None:
     # graphs. This turns the recording off. XLA reads it at the first use of a device.
     os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_command_buffer= {os.environ.get('XLA_FLAGS', '')}"
     names, train_files, held_out_files = split(
-        arguments.data or make_pictures(arguments.cache, count=2000)
+        arguments.data or make_images(arguments.cache, count=2000)
     )
     # Both DALI and JAX must be able to use the GPU.
     gpu = backend.GetCUDADeviceCount() > 0 and jax.default_backend() == "gpu"

@@ -18,7 +18,7 @@ _COUNT = "a whole number of elements, or -1"
 _IN_THE_GRAPH = {
     "batch": "pass batch_size to DALIDataset",
     "bucket_by_sequence_length": "sort the reader's files by length, and use fn.pad",
-    "cache": "the operating system keeps the files; fn.decoders.image keeps decoded pictures on "
+    "cache": "the operating system keeps the files; fn.decoders.image keeps decoded images on "
     "the GPU (cache_size)",
     "concatenate": "give one reader the files of both",
     "filter": "leave its samples out of the reader's files",

@@ -13,7 +13,7 @@ from nvidia.dali.pipeline import do_not_convert
 from ..config import function_parameters, name_of
 from ..dtypes import dali_type
 from ..formats.field import Field
-from ..formats.picture_size import ImageInput
+from ..formats.image_size import ImageInput
 from ..messages.replacements import suggest_name
 from ..random.draw import DRAW, Draw, DrawRows, described_draws, draw_inputs
 from ..state.fingerprint import graph_lines, operator_line

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
-from ..formats.picture_size import ImageInput, look_at_input, special_file
+from ..formats.image_size import ImageInput, look_at_input, special_file
 from ..formats.riff import cut_off, file_cut_off
 from ..order.shuffle import Indices
 from ..pipeline.failure import is_environment, with_retries
 from ..random.draw import DrawFunction, DrawRows
 from ..random.hashing import fold
 from ..sources.record_table import RecordTable
-from ..sources.source import Source, Values, picture_sizes
+from ..sources.source import Source, Values, image_sizes
 from .reuse import ReuseCheck
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, stand_ins
 
@@ -114,7 +114,7 @@ def _cut_off(source: Source, columns: Mapping[str, Values]) -> dict[int, Excepti
     return errors
 
 
-def _no_pictures(settings: ReadSettings, records: Indices, chunk: Chunk) -> dict[int, Exception]:
+def _not_images(settings: ReadSettings, records: Indices, chunk: Chunk) -> dict[int, Exception]:
     """Checks the images that the graph decodes; returns the errors by the record's index."""
     errors: dict[int, Exception] = {}
     for name, image_input in list(settings.image_inputs.items()):
@@ -147,7 +147,7 @@ def _sizes_of(
         settings.image_inputs.get(name, ImageInput()).is_path
         and not settings.source.fields[name].is_path
     ):
-        return picture_sizes(values, are_paths=True)
+        return image_sizes(values, are_paths=True)
     return settings.source.sizes(records, name, values)
 
 
@@ -181,7 +181,7 @@ def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
 def _read_checked(settings: ReadSettings, records: Indices) -> Chunk:
     """Reads records; returns an error for each record that can't be read or processed."""
     chunk = _read(settings.source, records, settings.names)
-    chunk.errors.update(_no_pictures(settings, records, chunk))
+    chunk.errors.update(_not_images(settings, records, chunk))
     if settings.bad_samples.knows_records():
         for place, record in enumerate(records.tolist()):
             if place not in chunk.errors:

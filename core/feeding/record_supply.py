@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..formats.field import Field
-from ..formats.picture_size import Size, look_at_input
+from ..formats.image_size import Size, look_at_input
 from ..order.shuffle import Indices
 from ..pipeline.calls import calls
 from ..random.draw import DrawRows

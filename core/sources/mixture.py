@@ -232,8 +232,8 @@ class Mixture(Source):
         def look_up(unknown: Indices) -> NDArray[np.int32]:
             table = np.empty((len(unknown), 2), np.int32)
             for source, rows, local in self._split(indices[unknown]):
-                pictures = [data[row] for row in unknown[rows].tolist()]
-                table[rows] = source.sizes(local, name, pictures)
+                images = [data[row] for row in unknown[rows].tolist()]
+                table[rows] = source.sizes(local, name, images)
             return table
 
         return self._sizes.sizes(int(self._starts[-1]), indices, name, look_up)

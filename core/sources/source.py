@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..formats.field import Field
-from ..formats.picture_size import path_size, picture_size
+from ..formats.image_size import image_size, path_size
 from ..order.shuffle import Indices, shuffled
 
 # Maps samples of the stream to records, and to the epochs whose random numbers they use.
@@ -64,7 +64,7 @@ class Source(Protocol):
         Returns:
             int32 [records, 2]; -1 if the header does not contain the size.
         """
-        return picture_sizes(data, self.fields[name].is_path)
+        return image_sizes(data, self.fields[name].is_path)
 
     def name(self, index: int) -> str:
         """Returns the name of a record for errors: its path, archive and member, or index."""
@@ -75,9 +75,9 @@ class Source(Protocol):
         ...
 
 
-def picture_sizes(data: Values, are_paths: bool) -> NDArray[np.int32]:
+def image_sizes(data: Values, are_paths: bool) -> NDArray[np.int32]:
     """Reads the sizes of encoded images, or of image files; see `Source.sizes`."""
-    size_of = path_size if are_paths else picture_size
+    size_of = path_size if are_paths else image_size
     sizes = [size_of(value) or (-1, -1) for value in data]
     return np.array(sizes, np.int32).reshape(-1, 2)
 

@@ -12,11 +12,13 @@ from nvidia.dali import Pipeline
 
 from ..formats import protobuf
 from ..formats.decoder_windows import Window, window_of
-from ..formats.picture_size import ImageInput
+from ..formats.image_size import ImageInput
 from . import reader_files
 
 # Kinds of operators, by nvidia.dali.fn and nvidia.dali.ops.
-_PICTURES = re.compile(r"\bdecoders\.image|\bimage_decoder|^Image(Crop|RandomCrop|Slice|Decoder|$)")
+_IMAGE_DECODERS = re.compile(
+    r"\bdecoders\.image|\bimage_decoder|^Image(Crop|RandomCrop|Slice|Decoder|$)"
+)
 _READ = ("io.file.read", "Read")
 FIELD = "record_field_"  # and the field of a source's records: what feeds its values
 _ANY_DATA = 4  # of nvidia.dali.types: the decoder keeps the image's own channels
@@ -78,7 +80,7 @@ def image_inputs(operators: Sequence[Operator]) -> dict[str, ImageInput]:
     kinds = {name: kind for kind, name, _ in operators}
     inputs: dict[str, ImageInput] = {}
     for kind, name, arguments in operators:
-        if _PICTURES.search(kind):
+        if _IMAGE_DECODERS.search(kind):
             is_path = kinds.get(first_inputs[name]) in _READ
             source = first_inputs[first_inputs[name]] if is_path else first_inputs[name]
             # Printed arguments are texts.

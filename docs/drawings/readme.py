@@ -1,6 +1,6 @@
 """Draws the picture of the README: a batch, and images per second of several loaders.
 
-examples/pictures.py draws the images of the batch. The bars show the newest run of
+examples/images.py draws the images of the batch. The bars show the newest run of
 benchmarks/throughput.py on one H200 in benchmarks/results::
 
     python docs/drawings/readme.py
@@ -20,7 +20,7 @@ from dalijax import augment, data_iterator, sources
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
-import pictures  # noqa: E402 - a module of the examples
+import images as drawn_images  # noqa: E402 - a module of the examples
 
 ROWS, COLUMNS, SIZE = 4, 5, 96
 BARS = {  # beginnings of the names of the benchmark's variants, and their labels
@@ -48,7 +48,7 @@ def main() -> None:
     figure = Figure(figsize=(11, 3.9), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1, 1.12))
     with tempfile.TemporaryDirectory() as folder:
-        drawn = pictures.make_pictures(pathlib.Path(folder), 120)
+        drawn = drawn_images.make_images(pathlib.Path(folder), 120)
         iterator = batch_of(source=sources.Files(drawn), batch_size=ROWS * COLUMNS, seed=3)
         batch = next(iterator)
         iterator.close()

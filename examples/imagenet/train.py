@@ -36,8 +36,8 @@ from dalijax import sources
 
 # Modules of the parent folder.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from images import CACHE, make_images, split
 from losses import Losses
-from pictures import CACHE, make_pictures, split
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "out" / "imagenet"
@@ -116,7 +116,7 @@ def train(options: argparse.Namespace, config: Config, data: Any, held_out: Any)
         if writer:
             writer.write_scalars(step, {"eval/accuracy": accuracy, "eval/loss": loss})
         if first:
-            losses.add(step, loss, kind="evaluation", accuracy=accuracy, pictures=seen)
+            losses.add(step, loss, kind="evaluation", accuracy=accuracy, images=seen)
             tqdm.write(f"step {step}: accuracy {100 * accuracy:.1f} % on {seen} images")
 
     if start:  # the run may have been killed before this evaluation
@@ -227,7 +227,7 @@ def main() -> None:
     if options.smoke:
         options.threads, options.log_every = 1, 1
         options.save_every = min(options.save_every, 20)
-        names, *parts = split(make_pictures(options.cache, count=610))
+        names, *parts = split(make_images(options.cache, count=610))
         data, held_out = (sources.Files(paths=paths, labels=labels) for paths, labels in parts)
         options.classes = len(names)
     elif options.data and options.val:

@@ -8,9 +8,9 @@ import grain
 import jax
 import numpy as np
 import pytest
+from bad_image_worker import padded
 from nvidia.dali import fn as dali_fn
 from nvidia.dali import ops
-from picture_worker import padded
 from PIL import Image
 from shardings import rows_over
 
@@ -18,7 +18,7 @@ from dalijax import augment, data_iterator, fn, sources
 from dalijax.adapters.grain import DALIBatch, DALIDataLoader, DALITransform, data_loader
 from dalijax.adapters.grain import transform as transform_module
 from dalijax.core.feeding import record_supply
-from dalijax.core.formats.picture_size import look_at_input
+from dalijax.core.formats.image_size import look_at_input
 from dalijax.core.random.hashing import column_keys, fold, uniform
 from dalijax.errors import RecordError
 
@@ -26,16 +26,16 @@ N, BATCH, SEED = 22, 4, 7
 SIZES = [(20 + 3 * k, 24 + 2 * k) for k in range(N)]
 
 
-def picture(k, form="JPEG"):
+def encoded_image(k, form="JPEG"):
     file = io.BytesIO()
     pixels = np.random.default_rng(k).integers(0, 255, (*SIZES[k], 3), np.uint8)
     Image.fromarray(pixels).save(file, form, quality=95)
     return file.getvalue()
 
 
-JPEGS = [picture(k) for k in range(N)]
+JPEGS = [encoded_image(k) for k in range(N)]
 # DALI decodes it, but no parser reads its size.
-OTHER = picture(5, "GIF")  # DALI has no decoder for it
+OTHER = encoded_image(5, "GIF")  # DALI has no decoder for it
 
 
 def records(other=()):
@@ -46,7 +46,7 @@ def numbers(i, draw):
     return i + 0, draw.uniform(), draw.uniform(2, 3, shape=(2,), name="two")
 
 
-def pictures(image, i, draw):
+def augmented(image, i, draw):
     images = dali_fn.decoders.image(image)
     images = augment.random_resized_crop(images, size=16, draw=draw)
     return augment.flip(images, draw=draw), i + 0
@@ -172,10 +172,10 @@ def test_each_part_of_a_loader_draws_for_its_rows(shards):
 
 def test_augmented_images_equal_those_of_a_source():
     source = sources.Records([{"image": data, "i": np.int32(k)} for k, data in enumerate(JPEGS)])
-    make = data_iterator(pictures, ["image", "i"], source=source, shuffle=False, as_numpy=True)
+    make = data_iterator(augmented, ["image", "i"], source=source, shuffle=False, as_numpy=True)
     want = on_host(make(batch_size=BATCH, num_threads=1, seed=SEED))
     ds = grain.MapDataset.source(records()).seed(SEED)
-    got = on_host(ds.pipe(transform(pictures, ("image", "i"), seed=SEED)))
+    got = on_host(ds.pipe(transform(augmented, ("image", "i"), seed=SEED)))
     for one, other in zip(got, want, strict=True):
         valid = one["mask"]
         np.testing.assert_array_equal(one["image"][valid], other["image"][valid])
@@ -183,7 +183,7 @@ def test_augmented_images_equal_those_of_a_source():
 
 
 def of_paths(path, i, draw):
-    return pictures(fn.read_file(path), i, draw)
+    return augmented(fn.read_file(path), i, draw)
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def paths(tmp_path):
 def test_images_of_paths_equal_images_of_bytes(paths, shape):
     options = {"seed": SEED} if shape is None else {"seed": SEED, "sharding": rows_over(*shape)}
     bytes_, files = grain.MapDataset.source(records()), grain.MapDataset.source(paths)
-    want = on_host(bytes_.pipe(transform(pictures, ("image", "i"), **options)))
+    want = on_host(bytes_.pipe(transform(augmented, ("image", "i"), **options)))
     got = on_host(files.pipe(transform(of_paths, ("image", "i"), **options)))
     for one, other in zip(got, want, strict=True):
         np.testing.assert_array_equal(one["mask"], other["mask"])
@@ -241,7 +241,7 @@ def test_paths_may_be_padded_by_zeros(paths):
 
 
 def read_by_operator(path, i, draw):
-    return pictures(ops.io.file.Read()(path), i, draw)
+    return augmented(ops.io.file.Read()(path), i, draw)
 
 
 def sizes_alone(image, i, draw):
@@ -280,7 +280,7 @@ def test_a_graph_of_records_may_have_conditions():
         return images, i + 0
 
     ds = grain.MapDataset.source(records()).seed(SEED)
-    want = on_host(ds.pipe(transform(pictures, ("image", "i"))))
+    want = on_host(ds.pipe(transform(augmented, ("image", "i"))))
     got = on_host(ds.pipe(transform(graph, ("image", "i"), enable_conditionals=True)))
     for one, other in zip(got, want, strict=True):
         assert one["i"].tolist() == other["i"].tolist()
@@ -291,8 +291,8 @@ def test_a_graph_of_records_may_have_conditions():
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_a_state_before_two_bad_images_of_a_batch_resumes(on_error, nested):
     def graph(a, b, i):
-        pictures_ = [dali_fn.resize(dali_fn.decoders.image(one), size=8) for one in (a, b)]
-        return *pictures_, dali_fn.random.uniform(), i + 0
+        decoded = [dali_fn.resize(dali_fn.decoders.image(one), size=8) for one in (a, b)]
+        return *decoded, dali_fn.random.uniform(), i + 0
 
     def graph_nested(x, i):
         return graph(x["a"], x["b"], i)
@@ -328,13 +328,13 @@ def test_a_state_before_two_bad_images_of_a_batch_resumes(on_error, nested):
 def test_a_header_is_parsed_once_in_a_run(monkeypatch):
     parsed = []
 
-    def counted(data, picture):
+    def counted(data, image_input):
         parsed.append(bytes(data))
-        return look_at_input(data, picture)
+        return look_at_input(data, image_input)
 
     monkeypatch.setattr(record_supply, "look_at_input", counted)
     ds = grain.MapDataset.source(records()[: 4 * BATCH]).seed(SEED)
-    assert len(on_host(ds.pipe(transform(pictures, ("image", "i"))))) == 4
+    assert len(on_host(ds.pipe(transform(augmented, ("image", "i"))))) == 4
     assert parsed == JPEGS[: 4 * BATCH]
 
 
@@ -342,8 +342,8 @@ def test_a_header_is_parsed_once_in_a_run(monkeypatch):
 def test_an_image_without_a_size_is_a_bad_record(shape):
     options = {"seed": SEED} if shape is None else {"seed": SEED, "sharding": rows_over(*shape)}
     ds, bad = grain.MapDataset.source(records((5,))), grain.MapDataset.source(records())
-    want = on_host(bad.pipe(transform(pictures, ("image", "i"), **options)))
-    masks = on_host(ds.pipe(transform(pictures, ("image", "i"), on_error="mask", **options)))
+    want = on_host(bad.pipe(transform(augmented, ("image", "i"), **options)))
+    masks = on_host(ds.pipe(transform(augmented, ("image", "i"), on_error="mask", **options)))
     assert [np.flatnonzero(~batch["mask"]).tolist() for batch in masks] == [
         *([], [1], [], [], []),
         [2, 3],
@@ -351,18 +351,18 @@ def test_an_image_without_a_size_is_a_bad_record(shape):
     for one, other in zip(masks, want, strict=True):
         valid = one["mask"]
         np.testing.assert_array_equal(one["image"][valid], other["image"][valid])
-    skips = on_host(ds.pipe(transform(pictures, ("image", "i"), on_error="skip", **options)))
+    skips = on_host(ds.pipe(transform(augmented, ("image", "i"), on_error="skip", **options)))
     assert [batch["i"][0] for batch in skips] == [0, 8, 12, 16, 20]
     for one, other in zip(skips, want[:1] + want[2:], strict=True):
         np.testing.assert_array_equal(one["image"], other["image"])
-    raises = iter(ds.pipe(transform(pictures, ("image", "i"), **options)))
+    raises = iter(ds.pipe(transform(augmented, ("image", "i"), **options)))
     next(raises)
     state = raises.get_state()
     with pytest.raises(RecordError, match="record 5 of the stream .*decoders: GIF"):
         next(raises)
     rest = on_host(raises)
     assert [batch["i"][0] for batch in rest] == [8, 12, 16, 20]
-    again = iter(ds.pipe(transform(pictures, ("image", "i"), **options)))
+    again = iter(ds.pipe(transform(augmented, ("image", "i"), **options)))
     again.set_state(state)
     with pytest.raises(RecordError, match="record 5 of the stream"):
         next(again)

@@ -38,7 +38,7 @@ def jpeg(i):
 
 
 BAD = jpeg(1)[: jpeg(1).index(b"\xff\xda") + 12]  # without pixels
-NO_PICTURE = b"<html>"
+NO_IMAGE = b"<html>"
 
 
 def records(count=10, bad=(), instead=BAD):
@@ -469,7 +469,7 @@ def compare(got, want, how):
 @pytest.mark.parametrize("how", ("raise", "skip", "mask"))
 @pytest.mark.parametrize(
     ("bad", "step", "instead"),
-    [(*one, BAD) for one in ONE + SEVERAL] + [(*one, NO_PICTURE) for one in ONE[3:] + SEVERAL],
+    [(*one, BAD) for one in ONE + SEVERAL] + [(*one, NO_IMAGE) for one in ONE[3:] + SEVERAL],
 )
 def test_a_corrupt_record_changes_no_other_batch_and_no_random_number(
     how, bad, step, instead, caplog

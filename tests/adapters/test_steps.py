@@ -160,7 +160,7 @@ def test_a_finite_clu_iterator():
 
 def with_a_bad_file(jpegs, tmp_path):
     bad = tmp_path / "bad.jpg"
-    bad.write_bytes(b"no picture")
+    bad.write_bytes(b"not an image")
     files = [*jpegs[:2], str(bad), jpegs[3]]
 
     def graph():
@@ -184,7 +184,7 @@ def over_bad_records(bad):
 
 
 def of_grain():
-    records = [{"data": Numbers(4, undecodable=[2]).picture(i)} for i in range(4)]
+    records = [{"data": Numbers(4, undecodable=[2]).image(i)} for i in range(4)]
     graph = lambda data: fn.decoders.image(data)[0, 0, 0]  # noqa: E731
     transform = DALITransform(graph, batch_size=1, output_map=["p"], on_error="skip", **CALL)
     return iter(grain.MapDataset.source(records).pipe(transform))

@@ -450,8 +450,8 @@ def class_folders(tmp_path):
     for k in range(10):
         folder = tmp_path / f"class{k % 2}"
         folder.mkdir(exist_ok=True)
-        picture = Image.fromarray(rng.integers(0, 256, (80, 100, 3), np.uint8))
-        picture.save(folder / f"{k}.jpg")
+        image = Image.fromarray(rng.integers(0, 256, (80, 100, 3), np.uint8))
+        image.save(folder / f"{k}.jpg")
     return str(tmp_path)
 
 

@@ -230,12 +230,12 @@ def test_leaves(jpegs_many):
 
 
 def test_leaves_are_dalis_buffers_and_stay_valid(jpegs):
-    def pictures():
+    def images():
         image, label = read_files(jpegs, random_shuffle=True)
         return fn.resize(fn.decoders.image(image), size=(64, 64)), label
 
     ds = DALIDataset(
-        data_iterator(pictures, ["image", "x"], reader_name="reader"), batch_size=4, num_threads=2
+        data_iterator(images, ["image", "x"], reader_name="reader"), batch_size=4, num_threads=2
     )
     kept = list(itertools.islice(ds.repeat(), 60))
     del ds
@@ -434,11 +434,11 @@ def test_to_tf_dataset(jpegs_many, way, policy, mask):
 
 
 def test_to_tf_dataset_aliases_nothing(jpegs, way):
-    def pictures(exec_dynamic=True):
+    def images(exec_dynamic=True):
         image, label = read_files(jpegs, pad_last_batch=True)
         return fn.resize(fn.decoders.image(image), size=(128, 128)), label
 
-    made = data_iterator(pictures, ["image", "x"], reader_name="reader")
+    made = data_iterator(images, ["image", "x"], reader_name="reader")
     for dynamic in (True, False):
         ds = DALIDataset(made, batch_size=4, num_threads=2, exec_dynamic=dynamic).repeat(15)
         kept = list(ds.to_tf_dataset().prefetch(2))
@@ -600,9 +600,9 @@ def test_a_call_that_fails_within_a_skip_loses_nothing():
 
 
 @pytest.fixture
-def pictures_one_broken(jpegs, tmp_path):
+def images_one_broken(jpegs, tmp_path):
     broken = tmp_path / "broken.jpg"
-    broken.write_bytes(b"no picture")
+    broken.write_bytes(b"not an image")
     return [*jpegs[:3], str(broken), *jpegs[4:6]]
 
 
@@ -618,9 +618,9 @@ def walked(iterator, count):
     return got
 
 
-def test_failed_batches_in_chains(pictures_one_broken):
+def test_failed_batches_in_chains(images_one_broken):
     def decoded():
-        image, label = read_files(pictures_one_broken, pad_last_batch=True)
+        image, label = read_files(images_one_broken, pad_last_batch=True)
         return label, fn.decoders.image(image)[0, 0, 0]
 
     def made(on_error):

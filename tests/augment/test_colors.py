@@ -5,7 +5,7 @@ import pytest
 from PIL import Image, ImageEnhance
 
 from dalijax import augment
-from drawing import numbers, picture, run
+from drawing import drawn_image, numbers, run
 
 RGB_TO_YIQ = np.array(
     [[0.299, 0.587, 0.114], [0.595716, -0.274453, -0.321263], [0.211456, -0.522591, 0.311135]]
@@ -38,12 +38,12 @@ def plain_jitter(pixels, brightness, contrast, saturation, hue):
     ],
 )
 def test_jitter_against_numpy(options, ranges):
-    pictures = [picture(k) for k in range(12)]
+    originals = [drawn_image(k) for k in range(12)]
     (images,) = run(
         lambda images, draw: augment.color_jitter(images, draw=draw, name="jitter", **options),
-        pictures,
+        originals,
     )
-    for image, pixels, row in zip(images, pictures, numbers(range(12), "jitter", 4)):
+    for image, pixels, row in zip(images, originals, numbers(range(12), "jitter", 4)):
         factors = [low + u * (high - low) for u, (low, high) in zip(row, ranges)]
         expected = plain_jitter(pixels.astype(float), *factors)
         assert image.dtype == np.uint8
@@ -56,19 +56,19 @@ def test_jitter_against_numpy(options, ranges):
     (("brightness", ImageEnhance.Brightness), ("saturation", ImageEnhance.Color)),
 )
 def test_brightness_and_saturation_are_pillows(name, enhancer, factor):
-    pictures = [picture(k) for k in range(4)]
+    originals = [drawn_image(k) for k in range(4)]
     (images,) = run(
-        lambda x, draw: augment.color_jitter(x, draw=draw, **{name: (factor, factor)}), pictures
+        lambda x, draw: augment.color_jitter(x, draw=draw, **{name: (factor, factor)}), originals
     )
-    for image, pixels in zip(images, pictures):
+    for image, pixels in zip(images, originals):
         expected = np.asarray(enhancer(Image.fromarray(pixels)).enhance(factor))
         assert np.abs(image.astype(int) - expected).max() <= 1
 
 
 def test_no_jitter_changes_nothing():
-    pictures = [picture(k) for k in range(3)]
-    (images,) = run(lambda images, draw: augment.color_jitter(images, draw=draw), pictures)
-    for image, pixels in zip(images, pictures):
+    originals = [drawn_image(k) for k in range(3)]
+    (images,) = run(lambda images, draw: augment.color_jitter(images, draw=draw), originals)
+    for image, pixels in zip(images, originals):
         assert np.abs(image.astype(int) - pixels).max() <= 1
 
 
@@ -81,4 +81,4 @@ def test_no_jitter_changes_nothing():
 )
 def test_ranges_that_can_not_be_are_refused(options):
     with pytest.raises(ValueError, match=f"{next(iter(options))} must be a number from 0"):
-        run(lambda x, draw: augment.color_jitter(x, draw=draw, **options), [picture(0)])
+        run(lambda x, draw: augment.color_jitter(x, draw=draw, **options), [drawn_image(0)])

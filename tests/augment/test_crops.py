@@ -11,7 +11,7 @@ from PIL import Image
 from dalijax import augment
 from dalijax.core.augment import windows
 from dalijax.core.augment.windows import COLUMNS
-from drawing import numbers, picture, run
+from drawing import drawn_image, numbers, run
 
 SIZES = [(375, 500), (500, 375), (40, 60), (7, 400), (400, 7), (1, 1), (2, 3), (1000, 30)]
 
@@ -116,13 +116,13 @@ def test_erased_windows_have_torchvisions_distribution():
 
 def test_a_resized_crop_has_the_pixels_of_pillows_box():
     shapes = [(60, 90), (120, 50), (40, 40), (33, 200)]
-    pictures = [picture(k, *shape) for k, shape in enumerate(shapes)]
+    originals = [drawn_image(k, *shape) for k, shape in enumerate(shapes)]
     (images,) = run(
         lambda images, draw: augment.random_resized_crop(images, (24, 32), draw=draw, name="crop"),
-        pictures,
+        originals,
     )
     u = numbers(np.arange(4), "crop", COLUMNS)
-    for image, pixels, row in zip(images, pictures, u):
+    for image, pixels, row in zip(images, originals, u):
         y, x, h, w = plain_crop(row, *pixels.shape[:2])
         box = (x, y, x + w, y + h)
         expected = Image.fromarray(pixels).resize((32, 24), Image.Resampling.BILINEAR, box=box)
@@ -135,12 +135,12 @@ def test_a_resized_crop_has_the_pixels_of_pillows_box():
 def test_some_resized_crops_are_flipped(interpolation, antialias):
     count = 40
     settings = {"interp_type": interpolation, "antialias": antialias, "name": "crop"}
-    pictures = [picture(k, 40 + k, 90 - k) for k in range(count)]
+    originals = [drawn_image(k, 40 + k, 90 - k) for k in range(count)]
 
     def cropped(flip):
         options = {"flip": flip, **settings}
         (images,) = run(
-            lambda x, d: augment.random_resized_crop(x, (24, 32), draw=d, **options), pictures
+            lambda x, d: augment.random_resized_crop(x, (24, 32), draw=d, **options), originals
         )
         return images
 
@@ -163,16 +163,16 @@ def test_no_window_or_each_is_flipped(share):
 
 @pytest.mark.parametrize("padding", (0, 4, (1, 2), (0, 3, 5, 7)))
 def test_random_crops_are_torchvisions(padding):
-    pictures = [picture(k, 32 + k, 40) for k in range(6)]
+    originals = [drawn_image(k, 32 + k, 40) for k in range(6)]
     (images,) = run(
         lambda images, draw: augment.random_crop(
             images, (32, 34), draw=draw, padding=padding, fill_value=(9, 8, 7), name="crop"
         ),
-        pictures,
+        originals,
     )
     sides = {0: (0,) * 4, 4: (4,) * 4, (1, 2): (1, 2, 1, 2)}.get(padding, padding)
     left, top, right, bottom = sides
-    for image, pixels, (i, j) in zip(images, pictures, numbers(range(6), "crop", 2)):
+    for image, pixels, (i, j) in zip(images, originals, numbers(range(6), "crop", 2)):
         height, width = pixels.shape[0] + top + bottom, pixels.shape[1] + left + right
         padded = np.empty((height, width, 3), np.uint8)
         padded[:] = (9, 8, 7)
@@ -191,15 +191,15 @@ def test_random_crops_are_uniform():
 
 def test_a_center_crop_is_torchvisions():
     shapes = [(60, 90), (91, 60), (77, 101), (64, 64)]
-    pictures = [picture(k, *shape) for k, shape in enumerate(shapes)]
+    originals = [drawn_image(k, *shape) for k, shape in enumerate(shapes)]
     plain, resized = run(
         lambda images, draw: (
             augment.center_crop(images, 33, draw=draw),
             augment.center_crop(images, (32, 35), draw=draw, resize=40),
         ),
-        pictures,
+        originals,
     )
-    for one, other, pixels in zip(plain, resized, pictures):
+    for one, other, pixels in zip(plain, resized, originals):
         height, width = pixels.shape[:2]
         y, x = round((height - 33) / 2), round((width - 33) / 2)
         np.testing.assert_array_equal(one, pixels[y : y + 33, x : x + 33])
@@ -213,16 +213,16 @@ def test_a_center_crop_is_torchvisions():
 
 @pytest.mark.parametrize("vertical", (False, True))
 def test_flips_follow_the_draws(vertical):
-    pictures = [picture(k) for k in range(20)]
+    originals = [drawn_image(k) for k in range(20)]
     (images,) = run(
         lambda images, draw: augment.flip(
             images, draw=draw, probability=0.3, vertical=vertical, name="flip"
         ),
-        pictures,
+        originals,
     )
     coins = numbers(range(20), "flip", 1)[:, 0] < 0.3
     assert 0 < coins.sum() < 20
-    for image, pixels, coin in zip(images, pictures, coins):
+    for image, pixels, coin in zip(images, originals, coins):
         flipped = pixels[::-1] if vertical else pixels[:, ::-1]
         np.testing.assert_array_equal(image, flipped if coin else pixels)
 
@@ -241,15 +241,15 @@ def test_erased_windows_are_torchvisions():
 
 
 def test_erased_pixels():
-    pictures = [picture(k) for k in range(12)]
+    originals = [drawn_image(k) for k in range(12)]
     (images,) = run(
         lambda images, draw: augment.random_erasing(
             images, draw=draw, probability=0.7, value=(1, 2, 3), name="erase"
         ),
-        pictures,
+        originals,
     )
     erased = 0
-    for image, pixels, row in zip(images, pictures, numbers(range(12), "erase", COLUMNS + 1)):
+    for image, pixels, row in zip(images, originals, numbers(range(12), "erase", COLUMNS + 1)):
         expected = pixels.copy()
         h, w, *place = plain_erase(row, 40, 60, p=0.7)
         if h:
@@ -261,7 +261,7 @@ def test_erased_pixels():
 
 
 def test_sizes_are_known_after_decoders_and_augmentation_or_requested():
-    pictures = [picture(k, 30 + k) for k in range(3)]
+    originals = [drawn_image(k, 30 + k) for k in range(3)]
     seen = []
 
     def look(images, draw):
@@ -275,13 +275,13 @@ def test_sizes_are_known_after_decoders_and_augmentation_or_requested():
         other = draw.sized(fn.resize(images, size=[5, 6]), (5, 6))
         return tuple(look(x, draw) for x in (flipped, crop, small, augment.flip(other, draw=draw)))
 
-    run(graph, pictures)
+    run(graph, originals)
     for sizes in ([(30, 60), (31, 60), (32, 60)], [(20, 30)] * 3, [(8, 9)] * 3, [(5, 6)] * 3):
         assert any(np.array_equal(one, sizes) for one in seen)
     for call in (augment.random_erasing, lambda x, draw: augment.random_crop(x, 8, draw=draw)):
         for between in (lambda x, draw: x, lambda x, draw: augment.flip(x, draw=draw)):
             with pytest.raises(TypeError, match=r"after .*(Resize|Flip).*draw\.sized\(images, "):
-                run(lambda x, d: call(between(fn.resize(x, size=[9, 9]), draw=d), draw=d), pictures)
+                run(lambda x, d: call(between(fn.resize(x, size=9), draw=d), draw=d), originals)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_sizes_are_known_after_decoders_and_augmentation_or_requested():
 )
 def test_invalid_settings_are_refused(call, text):
     with pytest.raises(ValueError, match=text):
-        run(call, [picture(0)])
+        run(call, [drawn_image(0)])
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,12 @@ def test_invalid_settings_are_refused(call, text):
     ),
 )
 def test_an_image_that_is_too_small_is_a_bad_record(call):
-    given = [picture(0, 70, 120), picture(1), picture(2, 64, 100), picture(3, 64, 2)]
+    given = [
+        drawn_image(0, 70, 120),
+        drawn_image(1),
+        drawn_image(2, 64, 100),
+        drawn_image(3, 64, 2),
+    ]
     with pytest.raises(ValueError, match="has 40 x 60 pixels, too few for a crop of 64 x"):
         run(call, given)
     refused = {}

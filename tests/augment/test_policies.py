@@ -10,7 +10,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from dalijax import augment
 from dalijax.core.augment import policies
-from drawing import numbers, picture, run
+from drawing import drawn_image, numbers, run
 
 # torchvision's order, written out again.
 OPERATIONS = (
@@ -115,13 +115,13 @@ def check(image, pixels, name, magnitude, wide=False):
     assert np.min(differences, axis=0).max() <= most, (name, magnitude)
 
 
-def pictures(count):
-    return [picture(k, 40 + k % 3, 60) for k in range(count)]
+def drawn_images(count):
+    return [drawn_image(k, 40 + k % 3, 60) for k in range(count)]
 
 
 @pytest.mark.parametrize(("magnitude", "bins"), ((9, 31), (30, 31), (0, 31), (4, 10)))
 def test_rand_augment_does_torchvisions_operations(magnitude, bins):
-    given = pictures(80)
+    given = drawn_images(80)
     (images,) = run(
         lambda images, draw: augment.rand_augment(
             images,
@@ -155,7 +155,7 @@ def check_alone(given, name, expected):
 
 
 def test_equalizing_matches_pillow_even_for_mostly_black_images():
-    given = [picture(k, 300, 400) for k in range(6)]
+    given = [drawn_image(k, 300, 400) for k in range(6)]
     given += [np.asarray(Image.fromarray(one).rotate(20)) for one in given]
     check_alone(given, "equalize", ImageOps.equalize)
 
@@ -188,7 +188,7 @@ def test_auto_contrast_leaves_channels_of_one_value_as_they_are():
 
 
 def test_operations_follow_one_another():
-    given = pictures(120)
+    given = drawn_images(120)
     (images,) = run(
         lambda images, draw: augment.rand_augment(images, draw=draw, num_ops=3, name="rand"), given
     )
@@ -205,7 +205,7 @@ def test_operations_follow_one_another():
 
 
 def test_trivial_augment_does_torchvisions_operations():
-    given = pictures(120)
+    given = drawn_images(120)
     (images,) = run(
         lambda images, draw: augment.trivial_augment(images, draw=draw, name="trivial"), given
     )
@@ -249,7 +249,7 @@ def plain_policy(policy, u):
 @pytest.mark.parametrize("policy", TABLES)
 def test_auto_augment_does_torchvisions_operations(policy):
     count = 150
-    given = pictures(count)
+    given = drawn_images(count)
     (images,) = run(
         lambda images, draw: augment.auto_augment(images, draw=draw, policy=policy, name="auto"),
         given,
@@ -314,7 +314,7 @@ def test_auto_augment_has_the_tables_probabilities(policy):
 
 
 def test_interpolation_and_filling():
-    given = pictures(60)
+    given = drawn_images(60)
 
     def graph(images, draw):
         return augment.rand_augment(
@@ -353,4 +353,4 @@ def test_interpolation_and_filling():
 )
 def test_invalid_settings_are_refused(call, text):
     with pytest.raises(ValueError, match=text):
-        run(call, [picture(0)])
+        run(call, [drawn_image(0)])

@@ -4,26 +4,26 @@ import numpy as np
 import pytest
 
 from dalijax import augment
-from drawing import FUNCTIONS, picture, run
+from drawing import FUNCTIONS, drawn_image, run
 
 RECORDS = [7, 10**10, 0, 3, 12, 5, 9, 1, 2, 4, 6, 8]
 
 
-def pictures(records):
-    return [picture(record, 30 + record % 7, 44 + record % 5) for record in records]
+def drawn_images(records):
+    return [drawn_image(record, 30 + record % 7, 44 + record % 5) for record in records]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_record_is_augmented_equally_in_every_batch(function):
     graph = FUNCTIONS[function]
-    (together,) = run(graph, pictures(RECORDS), RECORDS)
+    (together,) = run(graph, drawn_images(RECORDS), RECORDS)
     for conditionals in (False, True):
         for start, stop in ((0, 1), (1, 2), (2, 7), (7, 12)):
             part = RECORDS[start:stop]
-            (images,) = run(graph, pictures(part), part, conditionals=conditionals)
+            (images,) = run(graph, drawn_images(part), part, conditionals=conditionals)
             for image, expected in zip(images, together[start:stop]):
                 np.testing.assert_array_equal(image, expected)
-    (others,) = run(graph, pictures(RECORDS), RECORDS, epoch=2)
+    (others,) = run(graph, drawn_images(RECORDS), RECORDS, epoch=2)
     assert sum(not np.array_equal(a, b) for a, b in zip(together, others)) > 3
 
 
@@ -37,10 +37,10 @@ def test_a_branch_of_a_graph_with_conditionals_augments_its_samples_alone(functi
     def always(images, draw):
         return draw.coin_flip(name="some"), FUNCTIONS[function](images, draw)
 
-    (images,) = run(graph, pictures(RECORDS), RECORDS, conditionals=True)
-    some, augmented = run(always, pictures(RECORDS), RECORDS)
+    (images,) = run(graph, drawn_images(RECORDS), RECORDS, conditionals=True)
+    some, augmented = run(always, drawn_images(RECORDS), RECORDS)
     assert 0 < np.sum(some) < len(RECORDS)
-    for image, one, other, pixels in zip(images, some, augmented, pictures(RECORDS)):
+    for image, one, other, pixels in zip(images, some, augmented, drawn_images(RECORDS)):
         np.testing.assert_array_equal(image, other if one else pixels)
 
 
@@ -70,7 +70,7 @@ def test_states_detect_different_settings(function, change):
         return output
 
     for more in ({}, {}, change):
-        run(lambda x, d: graph(x, d, **more), pictures(RECORDS[:2]))
+        run(lambda x, d: graph(x, d, **more), drawn_images(RECORDS[:2]))
     assert seen[0] == seen[1] != seen[2]
     assert all(
         len(lines) == 1 and lines[0][:2] == (f"augment.{function.__name__}", "draw.it")

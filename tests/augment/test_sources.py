@@ -137,7 +137,7 @@ def test_a_state_is_refused_if_draws_changed_their_order(function):
         next(other)
 
 
-def test_pictures_that_are_too_small_are_named():
+def test_images_that_are_too_small_are_named():
     with (
         make(4, function=crops, shuffle=False) as iterator,
         pytest.raises(

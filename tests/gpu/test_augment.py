@@ -6,7 +6,7 @@ import pytest
 from nvidia.dali import backend
 
 from dalijax import augment
-from drawing import FUNCTIONS, picture, run
+from drawing import FUNCTIONS, drawn_image, run
 
 pytestmark = pytest.mark.skipif(
     backend.GetCUDADeviceCount() == 0 or jax.default_backend() != "gpu",
@@ -30,7 +30,7 @@ def test_a_gpu_has_the_numbers_of_a_cpu_and_its_pixels(function):
     def graph(images, draw):
         return ALL[function](images, draw), *draw.drawn
 
-    given = [picture(k, 40 + k % 3, 60 + k % 5) for k in range(96)]
+    given = [drawn_image(k, 40 + k % 3, 60 + k % 5) for k in range(96)]
     images, *drawn = run(graph, given)
     others, *again = run(graph, given, gpu=True)
     assert len(drawn) == len(again) > 0
@@ -46,7 +46,7 @@ def test_a_gpu_has_the_numbers_of_a_cpu_and_its_pixels(function):
 
 
 def test_a_record_is_augmented_equally_in_every_batch_on_a_gpu():
-    given = [picture(k) for k in range(24)]
+    given = [drawn_image(k) for k in range(24)]
     (together,) = run(ALL["chain"], given, gpu=True)
     for start, stop in ((0, 1), (1, 9), (9, 24)):
         records = range(start, stop)
@@ -60,7 +60,7 @@ def test_a_flipped_crop_is_the_crop_turned_on_a_gpu():
     def cropped(flip):
         (images,) = run(
             lambda x, d: augment.random_resized_crop(x, 32, flip=flip, draw=d, name="crop"),
-            [picture(k, 40 + k, 60) for k in range(24)],
+            [drawn_image(k, 40 + k, 60) for k in range(24)],
             gpu=True,
         )
         return images

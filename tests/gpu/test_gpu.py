@@ -36,7 +36,7 @@ def decoded(path):
     return np.asarray(Image.open(path), np.float32)
 
 
-def test_mixed_decoding_gives_the_pictures(photos):
+def test_mixed_decoding_gives_the_images(photos):
     iterator = make(photos)
     seen = []
     for batch in iterator:

@@ -4,9 +4,9 @@ import itertools
 import json
 import pathlib
 
+import bad_image_worker
 import jax
 import numpy as np
-import picture_worker
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import backend, fn
@@ -118,5 +118,5 @@ def test_moves_drop_batches_that_a_gpu_has_prepared(photos):
     [("records", "empty"), ("files", "text"), ("record paths", "cut"), ("grain", "gif")],
 )
 def test_an_invalid_image_is_masked_in_a_large_batch(how, bad):
-    done = run_python(pathlib.Path(picture_worker.__file__), f"{how}:{bad}", "mixed")
-    assert json.loads(done.stdout) == picture_worker.MASKS
+    done = run_python(pathlib.Path(bad_image_worker.__file__), f"{how}:{bad}", "mixed")
+    assert json.loads(done.stdout) == bad_image_worker.MASKS

@@ -25,20 +25,20 @@ def train(data, label, *, draw):
     return images, label
 
 def some():
-    return sources.Files("pictures")
+    return sources.Files("images")
 """
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    write_jpegs(tmp_path / "pictures" / "class", 8)
+    write_jpegs(tmp_path / "images" / "class", 8)
     (tmp_path / "ten_lines.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 
 
-@pytest.mark.parametrize("source", ("pictures", "ten_lines:some"))
+@pytest.mark.parametrize("source", ("images", "ten_lines:some"))
 def test_show_takes_a_source(folder, source, capsys):
     show(["ten_lines:train", "--batch-size", "4", "--source", source])
     assert "images, labels, mask: batch.html" in capsys.readouterr().out
@@ -47,7 +47,7 @@ def test_show_takes_a_source(folder, source, capsys):
 
 def test_tune_takes_a_source(folder, capsys):
     options = ["--batch-size", "4", "--seconds", "0.1", "--threads", "1", "--prefetch", "2"]
-    tune(["ten_lines:train", "--source", "pictures", *options])
+    tune(["ten_lines:train", "--source", "images", *options])
     assert "iterator = train(..., num_threads=" in capsys.readouterr().out
 
 

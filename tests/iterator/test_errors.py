@@ -439,7 +439,7 @@ def decode(image):
 
 
 def records():
-    return grain.MapDataset.source([{"picture": b"x", "label": i} for i in range(4)])
+    return grain.MapDataset.source([{"photo": b"x", "label": i} for i in range(4)])
 
 
 def test_invalid_graphs_of_grains_records(jpegs):
@@ -450,13 +450,13 @@ def test_invalid_graphs_of_grains_records(jpegs):
     refused(
         lambda: transform(decode),
         TypeError,
-        r"The parameter \['image'\] .* is not one of the keys \['label', 'picture'\]",
+        r"The parameter \['image'\] .* is not one of the keys \['label', 'photo'\]",
         "Rename it to a key, or index the dict",
     )
     refused(
         lambda: transform(lambda image, label: image),
         TypeError,
-        r"needs \['image'\] of the record's keys, which are \['label', 'picture'\]",
+        r"needs \['image'\] of the record's keys, which are \['label', 'photo'\]",
     )
     refused(
         lambda: transform(train),

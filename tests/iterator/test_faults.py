@@ -71,7 +71,7 @@ def failing(case, bad, stream=0, epochs=EPOCHS):
 
 
 @pytest.fixture
-def pictures(tmp_path):
+def write_images(tmp_path):
     """Creates a folder of JPEGs, some of which are corrupt."""
 
     def make(bad, count=N):
@@ -103,7 +103,7 @@ two_policies = pytest.mark.parametrize(
 
 
 @three_policies
-def test_a_corrupt_file_at_every_position(pictures, policy, padded):
+def test_a_corrupt_file_at_every_position(write_images, policy, padded):
     case = Case(N, 1, 2, policy, padded, False)
     positions = range(N) if FULL or policy == "FILL" else (0, N // 2, N - 1)
     for position in positions:
@@ -113,28 +113,28 @@ def test_a_corrupt_file_at_every_position(pictures, policy, padded):
             # DROP never delivers the last file if it is padded, as it is not in epoch 0.
             assert failures > 0 or (policy == "DROP" and position == N - 1)
             tail = None if FULL or position == 0 else 5
-            check(maker(pictures({position}), case, depth), Expected(expected), tail=tail)
+            check(maker(write_images({position}), case, depth), Expected(expected), tail=tail)
 
 
 @two_policies
 @pytest.mark.parametrize("bad", [in_full({1, 2, 3, 4, 5}), {0, 1, 2}, set(range(N))], ids=str)
-def test_many_corrupt_files_in_a_row(pictures, policy, padded, bad):
+def test_many_corrupt_files_in_a_row(write_images, policy, padded, bad):
     # The three shards are 0-1, 2-3 and 4-6: with {0, 1, 2}, a whole epoch of a shard fails.
     depth = 1 + len(bad) % 3
     for case in (Case(N, 1, 2, policy, padded, False), Case(N, 3, 2, policy, padded, False)):
         stream = case.shards - 1
         for auto_reset in (False, True) if FULL else (case.shards > 1,):
             expected = Expected(failing(case, bad, stream), auto_reset)
-            make = maker(pictures(bad), case, depth, stream, auto_reset=auto_reset)
+            make = maker(write_images(bad), case, depth, stream, auto_reset=auto_reset)
             check(make, expected, tail=4)
     whole = failing(case, bad, stream)
     assert bad == {1, 2, 3, 4, 5} or any(set(map(type, epoch)) == {type(None)} for epoch in whole)
 
 
 @pytest.mark.parametrize("depth", (1, 2, 3))
-def test_pipelines_made_by_hand_with_corrupt_files(pictures, depth):
+def test_pipelines_made_by_hand_with_corrupt_files(write_images, depth):
     case, bad = Case(N, 1, 2, "FILL", True, False), {0, 4, 5}
-    paths = pictures(bad)
+    paths = write_images(bad)
 
     def make():
         pipeline = pipeline_def(decode)(
@@ -169,9 +169,9 @@ SHUFFLED += [in_full({3}, 3), in_full({0, 6}, 1), in_full({1, 2, 5}, 3)]
 
 
 @pytest.mark.parametrize("bad,depth", SHUFFLED)
-def test_corrupt_files_in_a_shuffled_reader(pictures, bad, depth):
+def test_corrupt_files_in_a_shuffled_reader(write_images, bad, depth):
     case = Case(N, 1, 2, "FILL", True, False)
-    paths = pictures(bad)
+    paths = write_images(bad)
     numbers = shuffled(paths, case)
     epochs = []
     for epoch, streams in case.epochs(EPOCHS):
@@ -183,9 +183,9 @@ def test_corrupt_files_in_a_shuffled_reader(pictures, bad, depth):
     check(maker(paths, case, depth, shuffle=True), Expected(epochs), tail=5)
 
 
-def test_failures_are_counted_in_the_state(pictures):
+def test_failures_are_counted_in_the_state(write_images):
     case, bad = Case(N, 1, 2, "FILL", False, False), {2, 4, 5}
-    iterator = maker(pictures(bad), case)()
+    iterator = maker(write_images(bad), case)()
     failed = 0
     for epoch in failing(case, bad):
         for want in epoch:
@@ -229,10 +229,10 @@ SKIPPED = [
 
 
 @pytest.mark.parametrize("policy,padded,bad", SKIPPED)
-def test_skipped_batches(pictures, caplog, policy, padded, bad):
+def test_skipped_batches(write_images, caplog, policy, padded, bad):
     case = Case(N, 1, 2, policy, padded, False)
     auto_reset, depth = bool(bad & {0}), 1 + len(bad) % 3
-    make = maker(pictures(bad), case, depth, on_error="skip", auto_reset=auto_reset)
+    make = maker(write_images(bad), case, depth, on_error="skip", auto_reset=auto_reset)
     expected = failing(case, bad)
     numbers = [number for number, _ in case.epochs(EPOCHS)]
     # The calls, their expected result, and the failures after them.
@@ -290,9 +290,9 @@ def test_skipped_batches(pictures, caplog, policy, padded, bad):
         new.close()
 
 
-def test_a_skipped_batch_is_logged_once_despite_repeated_peeks(pictures, caplog):
+def test_a_skipped_batch_is_logged_once_despite_repeated_peeks(write_images, caplog):
     case = Case(N, 1, 2, "FILL", True, False)
-    iterator = maker(pictures({2}), case, on_error="skip")()
+    iterator = maker(write_images({2}), case, on_error="skip")()
     next(iterator)
     before = iterator.get_state()
     for _ in range(3):
@@ -306,12 +306,12 @@ def test_a_skipped_batch_is_logged_once_despite_repeated_peeks(pictures, caplog)
 
 
 @pytest.mark.parametrize("call", ("reset", "iter"))
-def test_peek_past_a_skipped_last_batch_moves_nothing(pictures, call):
+def test_peek_past_a_skipped_last_batch_moves_nothing(write_images, call):
     # The last batch is corrupt: only peek() finds out that the epoch has no more batches.
     case = Case(N, 1, 2, "FILL", True, False)
     after = []
     for looks in (0, 1):
-        iterator = maker(pictures({6}), case, on_error="skip")()
+        iterator = maker(write_images({6}), case, on_error="skip")()
         for _ in range(3):
             next(iterator)
         for _ in range(looks):
@@ -439,9 +439,9 @@ def away(path):
 
 
 @pytest.mark.parametrize("depth", (1, 2, 3))
-def test_a_missing_file(pictures, depth):
+def test_a_missing_file(write_images, depth):
     case = Case(12, 1, 3, "FILL", True, False)
-    paths = pictures(set(), 12)
+    paths = write_images(set(), 12)
     make = maker(paths, case, depth, prepare_first_batch=False)
     reference = make()
     epochs = [[frozen(batch) for batch in reference] for _ in range(3)]
@@ -479,10 +479,10 @@ def test_a_missing_file(pictures, depth):
 
 
 @pytest.mark.parametrize("on_error", ("raise", "skip"))
-def test_a_file_that_comes_back_is_read_again(pictures, on_error):
+def test_a_file_that_comes_back_is_read_again(write_images, on_error):
     # DALI's readers never run again after an error: new readers start before the same batch.
     case = Case(12, 1, 3, "FILL", True, False)
-    paths = pictures(set(), 12)
+    paths = write_images(set(), 12)
     make = maker(paths, case, prepare_first_batch=False, on_error=on_error)
     reference, iterator = make(), make()
     whole, second = ([frozen(batch) for batch in reference] for _ in range(2))
@@ -537,10 +537,10 @@ def test_an_unreadable_array_is_retried_until_it_is_repaired(tmp_path, depth):
             assert [frozen(batch) for batch in one] == epoch
 
 
-def test_a_corrupt_file_that_is_repaired(pictures):
+def test_a_corrupt_file_that_is_repaired(write_images):
     # Long epochs, so that the file of the next epoch is not read before the repair.
     case = Case(24, 1, 2, "FILL", True, False)
-    paths = pictures({2}, 24)
+    paths = write_images({2}, 24)
     good = write_jpegs(pathlib.Path(paths[0]).parent / "good", 24)
     make = maker(paths, case)
     reference = maker(good, case)()

@@ -206,11 +206,11 @@ def test_bad_files_at_the_start(tmp_path, kind, bad):
 
 
 def test_ragged_outputs_name_two_records(tmp_path):
-    pictures = records(at_2=jpeg(20, 20))
+    images = records(at_2=jpeg(20, 20))
     with pytest.raises(
         ValueError, match=r"\(32, 40, 3\) \(record 0\) and \(20, 20, 3\) \(record 2"
     ):
-        next(over_source(pictures, lambda x: x, "raise"))
+        next(over_source(images, lambda x: x, "raise"))
     data = [GOOD, GOOD, GOOD, jpeg(20, 20)]
     with pytest.raises(ValueError, match=r"\(record 0 .*\) and \(20, 20, 3\) \(record 3"):
         next(over_grain(lambda x: x, "raise", data))

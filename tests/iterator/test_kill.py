@@ -47,20 +47,20 @@ class Trainer:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("train") / "pictures"
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("train") / "images"
     write_jpegs(folder, FILES)
     return folder
 
 
-def test_a_run_that_is_killed_repeatedly_equals_an_unbroken_run(pictures, tmp_path):
+def test_a_run_that_is_killed_repeatedly_equals_an_unbroken_run(folder, tmp_path):
     print(f"DALIJAX_SEED={SEED}")  # noqa: T201
     chance = random.Random(SEED)
     checkpoint = tmp_path / "killed.json"
     for kill in range(KILLS):
         # Without a delay, the kill hits the step or the save after it.
         steps, more = chance.randint(EVERY + 2, 11), chance.randint(0, 3)
-        reached = Trainer(pictures, checkpoint).kill(steps, more, chance.choice([0, 0.001, 0.003]))
+        reached = Trainer(folder, checkpoint).kill(steps, more, chance.choice([0, 0.001, 0.003]))
         saved = json.loads(checkpoint.read_text())  # never half a file
         print(f"kill {kill}: after step {reached}, saved at {len(saved['log'])}")  # noqa: T201
         assert reached - EVERY <= len(saved["log"]) <= reached + more
@@ -68,10 +68,10 @@ def test_a_run_that_is_killed_repeatedly_equals_an_unbroken_run(pictures, tmp_pa
             saved["log"]
         )
     assert reached + more < STEPS
-    done, killed = Trainer(pictures, checkpoint).finish()
+    done, killed = Trainer(folder, checkpoint).finish()
     assert len(done) < STEPS  # it resumed instead of restarting
 
-    done, whole = Trainer(pictures, tmp_path / "whole.json").finish()
+    done, whole = Trainer(folder, tmp_path / "whole.json").finish()
     assert len(done) == STEPS
     assert killed["state"] == whole["state"]
     assert killed["log"] == whole["log"]

@@ -47,7 +47,7 @@ def stream_of(jpegs, policy="FILL", epochs=3, **options):
 
 
 @pytest.fixture(scope="module")
-def pictures(jpegs):
+def image_paths(jpegs):
     """Returns paths of valid images, repeated."""
     return list(itertools.islice(itertools.cycle(jpegs), N))
 
@@ -79,15 +79,15 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_skip_moves_like_next(pictures, options, request):
+def test_skip_moves_like_next(image_paths, options, request):
     seed = 0 if os.environ.get("CI") else random.SystemRandom().randrange(2**31)
     request.node.add_report_section("setup", "seed", str(seed))  # shown if it fails
     chance = random.Random(seed)
-    with_all = stream_of(pictures, **options)
+    with_all = stream_of(image_paths, **options)
     batches = [frozen(batch) for batch in with_all]
     assert len(batches) == len(with_all) > 20
     for _ in range(6):
-        stream, at = stream_of(pictures, **options), 0
+        stream, at = stream_of(image_paths, **options), 0
         while at < len(batches):
             for _ in range(chance.choice([0, 1, 2, 5])):
                 if at < len(batches):
@@ -106,7 +106,7 @@ def test_skip_moves_like_next(pictures, options, request):
             if chance.random() < 0.5:
                 state = json.loads(json.dumps(stream.get_state()))
                 stream.close()
-                stream = stream_of(pictures, **options)
+                stream = stream_of(image_paths, **options)
                 stream.set_state(state)
             if at < len(batches) and chance.random() < 0.5:
                 assert frozen(next(stream)) == batches[at]
@@ -179,7 +179,7 @@ def test_skip_if_only_the_source_knows_its_end():
 
 def test_skip_counts_a_batch_that_fails(jpegs, tmp_path):
     broken = tmp_path / "broken.jpg"
-    broken.write_bytes(b"no picture")
+    broken.write_bytes(b"not an image")
     files = [*jpegs[:2], str(broken), *jpegs[3:]] * 3
     made = data_iterator(
         lambda: fn.decoders.image(fn.readers.file(files=files, name="reader")[0]),
@@ -218,7 +218,7 @@ def test_a_failed_skip_can_be_retried(runs):
 
 def test_skip_with_skipped_batches(jpegs, tmp_path):
     broken = tmp_path / "broken.jpg"
-    broken.write_bytes(b"no picture")
+    broken.write_bytes(b"not an image")
     files = [*jpegs[:3], str(broken), *jpegs[4:]] * 3
 
     def pipe():

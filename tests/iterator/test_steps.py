@@ -178,7 +178,7 @@ def test_a_seek_over_a_reader_runs_the_batches(jpegs_many, policy, options, runs
 
 def test_a_reader_that_ends_and_failing_batches(jpegs, tmp_path):
     broken = tmp_path / "broken.jpg"
-    broken.write_bytes(b"no picture")
+    broken.write_bytes(b"not an image")
     files = [*jpegs[:3], str(broken), *jpegs[4:6]]
 
     def decoded():

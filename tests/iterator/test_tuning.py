@@ -55,7 +55,7 @@ def test_thread_counts():
     assert thread_counts(6) == [1, 2, 4, 6] and thread_counts(16) == [1, 2, 4, 8, 16]
 
 
-def pictures(files, hw_decoder_load=0.65, shard_id=0, num_shards=1):
+def labeled_images(files, hw_decoder_load=0.65, shard_id=0, num_shards=1):
     image, label = read_files(files, pad_last_batch=True, shard_id=shard_id, num_shards=num_shards)
     # Like a GPU graph that passes the value to its decoder, which requires 0 to 1.
     if not 0 <= hw_decoder_load <= 1:
@@ -63,13 +63,13 @@ def pictures(files, hw_decoder_load=0.65, shard_id=0, num_shards=1):
     return fn.resize(fn.decoders.image(image), size=(16, 16)), label
 
 
-PICTURES = data_iterator(pictures, ["image", "x"], reader_name="reader")
+LABELED_IMAGES = data_iterator(labeled_images, ["image", "x"], reader_name="reader")
 
 
 def test_every_setting_is_measured_and_failures_are_excluded(jpegs):
     seen = []
     found = tune(
-        PICTURES,
+        LABELED_IMAGES,
         batch_size=4,
         seconds=0.5,
         num_threads=[1, 2],
@@ -97,13 +97,13 @@ def test_every_setting_is_measured_and_failures_are_excluded(jpegs):
     assert found.rate > 0
     np.testing.assert_allclose(found.rate / found.before, np.prod(gains))
     assert seen[0] == (0, 30, "num_threads=1") and seen[-1] == (30, 30, "done")
-    assert found.line.startswith("iterator = pictures(..., num_threads=")
+    assert found.line.startswith("iterator = labeled_images(..., num_threads=")
     for name, value in found.settings.items():
         shown = f"{value} (kept)" if name in found.unchanged else f"**{value}**"
         assert f"| {name} | {shown} |" in found.table()
         assert {*found.memory[name]} == {*found.measured[name]}
     # The printed line works.
-    scope = {"pictures": PICTURES}
+    scope = {"labeled_images": LABELED_IMAGES}
     exec(found.line.replace("...", f"files={jpegs!r}"), scope)  # noqa: S102 - made above
     assert next(scope["iterator"])["image"].shape == (found.settings["batch_size"], 16, 16, 3)
     scope["iterator"].close()
@@ -112,7 +112,7 @@ def test_every_setting_is_measured_and_failures_are_excluded(jpegs):
 def test_no_measurement_starts_after_the_time_limit(jpegs):
     seen = []
     found = tune_within(
-        PICTURES,
+        LABELED_IMAGES,
         batch_size=4,
         seconds=0.1,
         max_seconds=0.0,
@@ -133,12 +133,12 @@ def test_no_measurement_starts_after_the_time_limit(jpegs):
 
 def test_failing_current_settings_are_an_error(jpegs):
     wrong = data_iterator(
-        functools.partial(pictures, hw_decoder_load=3.0), ["image", "x"], reader_name="reader"
+        functools.partial(labeled_images, hw_decoder_load=3.0), ["image", "x"], reader_name="reader"
     )
     with pytest.raises(ValueError, match="hw_decoder_load=3"):
         tune(wrong, batch_size=4, seconds=0.1, files=jpegs)
     with pytest.raises(TypeError, match="Decorate it with dalijax.data_iterator"):
-        tune(pictures, batch_size=4)
+        tune(labeled_images, batch_size=4)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_the_functions_settings_are_measured_first(jpegs, default, first):
 
     def graph(hw_decoder_load):
         seen.append(hw_decoder_load)
-        return pictures(jpegs, hw_decoder_load)
+        return labeled_images(jpegs, hw_decoder_load)
 
     if default is not inspect.Parameter.empty:
         graph.__defaults__ = (default,)
@@ -249,11 +249,11 @@ def test_the_memory_of_deeper_queues_is_more():
 
 def test_a_progress_bar_is_shown(jpegs, capsys):
     call = dict(batch_size=4, seconds=0.1, num_threads=[4], hw_decoder_load=[0.65], files=jpegs)
-    tune(PICTURES, prefetch_queue_depth=[2], **call)
+    tune(LABELED_IMAGES, prefetch_queue_depth=[2], **call)
     shown = capsys.readouterr().err.split("\r")[1:]
     assert len(shown) == 10 and shown[0].startswith("[" + " " * 30 + "] 0/9 num_threads=4")
     assert shown[-1].startswith("[" + "#" * 30 + "] 9/9 done") and shown[-1].endswith("\n")
-    tune(PICTURES, prefetch_queue_depth=[2], progress=None, **call)
+    tune(LABELED_IMAGES, prefetch_queue_depth=[2], progress=None, **call)
     assert capsys.readouterr().err == ""
 
 
@@ -267,7 +267,7 @@ def test_the_docs_and_the_docstring_agree():
 def test_shardings(jpegs):
     sharding = rows_over(2)
     found = tune(
-        PICTURES,
+        LABELED_IMAGES,
         batch_size=4,
         seconds=0.2,
         num_threads=[1],

@@ -341,7 +341,7 @@ def test_seeds(jpegs_many):
 
 def test_a_failed_peek_or_state_has_no_effect(jpegs, tmp_path):
     broken = tmp_path / "broken.jpg"
-    broken.write_bytes(b"no picture")
+    broken.write_bytes(b"not an image")
 
     def pipe():
         files = [*jpegs[:4], str(broken), *jpegs[5:]]

@@ -51,7 +51,7 @@ def test_labels_have_the_shape_of_the_weights(jpegs, monkeypatch):
     arguments = {"files": jpegs, "classes": list(range(len(jpegs))), "training": True}
     config = pax_fiddle.Config(
         DALIInput,
-        iterator_fn=example.pictures,
+        iterator_fn=example.labeled_images,
         arguments=arguments,
         batch_size=4,
         is_training=True,

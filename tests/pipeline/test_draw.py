@@ -174,7 +174,7 @@ def test_distributions():
     assert abs(coins.mean() - 0.2) < 5 * 0.4 / 200
 
 
-def test_a_function_gets_the_sizes_of_the_pictures_of_a_field():
+def test_a_function_gets_the_sizes_of_the_images_of_a_field():
     sizes = np.array([[3, 4], [5, 6]], np.int32)
     white = np.full((8, 8, 3), 255, np.uint8)
     bytes_ = np.frombuffer(b"P6 8 8 255\n" + white.tobytes(), np.uint8)

@@ -13,7 +13,7 @@ from dalijax.core.pipeline.runner import Runner
 
 
 @pytest.fixture(scope="module")
-def picture_bytes():
+def image_bytes():
     file = io.BytesIO()
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     Image.fromarray(pixels).save(file, "WEBP")
@@ -81,8 +81,8 @@ def test_the_named_record_is_run_first(named, most_together):
 
 
 @pytest.mark.parametrize("bad", ([5], [0, 63], [3, 4, 5, 40]))
-def test_dali_names_the_record_that_it_cannot_decode(bad, picture_bytes):
-    images = [picture_bytes[:-500] if row in bad else picture_bytes for row in range(64)]
+def test_dali_names_the_record_that_it_cannot_decode(bad, image_bytes):
+    images = [image_bytes[:-500] if row in bad else image_bytes for row in range(64)]
     asked = []
 
     def run(rows):

@@ -285,7 +285,7 @@ def test_shards_that_end_one_after_the_other_begin_the_next_epoch_together(count
 
 def test_a_batch_that_fails_in_one_shard_fails_in_all(jpegs, tmp_path):
     bad = tmp_path / "broken.jpg"
-    bad.write_bytes(b"no picture")
+    bad.write_bytes(b"not an image")
     files = [*jpegs[:8]]
     files[5] = str(bad)  # the second shard's second batch
 

@@ -14,9 +14,9 @@ from nvidia.dali import fn, types
 from dalijax import augment, data_iterator, sources
 
 def graph(x, draw):
-    pictures = draw.sized(fn.reinterpret(x, shape=(24, 32, 3), layout="HWC"), (24, 32))
+    images = draw.sized(fn.reinterpret(x, shape=(24, 32, 3), layout="HWC"), (24, 32))
     crop = draw.compute(lambda u, _: u, (), columns=1)
-    windows = augment.random_resized_crop(pictures, 8, draw=draw)
+    windows = augment.random_resized_crop(images, 8, draw=draw)
     return draw.normal(1, 3, shape=(100,)), draw.uniform(-3, 7, shape=(100,)), windows, crop
 
 rows = np.random.default_rng(0).integers(0, 255, (64, 24 * 32 * 3), np.uint8)

@@ -15,7 +15,7 @@ from PIL import Image
 
 from dalijax import data_iterator, sources
 from dalijax.adapters.grain import DALITransform
-from dalijax.core.formats.picture_size import look_at, picture_size
+from dalijax.core.formats.image_size import image_size, look_at
 from dalijax.core.state.operators import image_inputs, operators_of
 from dalijax.fn import read_file
 from programs import run_python
@@ -25,7 +25,7 @@ def test_no_window_ends_the_process():
     done = run_python(pathlib.Path(window_worker.__file__), 64, timeout=300)
     images = window_worker.images()
     found = json.loads(done.stdout)
-    sizes = {name: picture_size(data) for name, data in images.items()}
+    sizes = {name: image_size(data) for name, data in images.items()}
     undecoded = set(found["random crop"][0])
     smallest = {"crop": (16, 30), "crop at the end": (25, 41), "crop of an image's size": (24, 40)}
     smallest |= {"slice": (23, 23), "slice outside": (80, 70), "random crop": (0, 0)}

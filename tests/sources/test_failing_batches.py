@@ -200,9 +200,9 @@ def jpeg(number, whole=True):
     return file.getvalue() if whole else file.getvalue()[:-600]
 
 
-def pictures(count, cut=()):
+def image_source(count, cut=()):
     data = [{"data": jpeg(k, k not in cut), "number": k} for k in range(count)]
-    return sources.Records(data, identity=f"{count} pictures")
+    return sources.Records(data, identity=f"{count} images")
 
 
 def first_pixel(data):
@@ -211,7 +211,7 @@ def first_pixel(data):
 
 @pytest.mark.parametrize("devices", (1, 2, 4))
 def test_masked_rows_of_images_do_not_depend_on_the_devices(devices):
-    source = pictures(16, {1, 2, 3, 4, 9})
+    source = image_source(16, {1, 2, 3, 4, 9})
     make = data_iterator(first_pixel, ["x"], source=source, on_error="mask", mask="m")
     iterator = make(batch_size=8, shuffle=False, sharding=rows_over(devices))
     batches = [np.asarray(batch["x"]).tolist() for batch in iterator]
@@ -221,7 +221,7 @@ def test_masked_rows_of_images_do_not_depend_on_the_devices(devices):
 
 
 def test_a_record_that_can_not_be_decoded_is_searched_for_once():
-    source = pictures(64, {5, 33})
+    source = image_source(64, {5, 33})
     make = data_iterator(first_pixel, ["x"], source=source, on_error="mask", mask="m")
     iterator = make(batch_size=16, seed=3)
     engine, searches = iterator._engine, []
@@ -328,18 +328,18 @@ def test_an_environment_that_recovers_has_no_effect():
 def test_an_environment_that_fails_in_a_search_makes_no_record_bad(call):
     calls = []
 
-    def fails_once(picture):
-        if picture.flat[0] < 2:  # record 0, which replaces record 5
+    def fails_once(image):
+        if image.flat[0] < 2:  # record 0, which replaces record 5
             calls.append(None)
             if len(calls) == call:
                 raise MemoryError
-        return picture
+        return image
 
     def graph(data):
-        picture = fn.decoders.image(data)
-        return fn.python_function(picture, function=fails_once)[0, 0, 0]
+        image = fn.decoders.image(data)
+        return fn.python_function(image, function=fails_once)[0, 0, 0]
 
-    make = data_iterator(graph, ["x"], source=pictures(6, {5}), on_error="mask", mask="m")
+    make = data_iterator(graph, ["x"], source=image_source(6, {5}), on_error="mask", mask="m")
     iterator = make(batch_size=2, shuffle=False, as_numpy=True)
     epochs = [np.concatenate([batch["m"] for batch in iterator])]
     iterator.reset()
@@ -351,7 +351,7 @@ def test_an_environment_that_fails_in_a_search_makes_no_record_bad(call):
 def test_closing_ends_a_search_that_waits_for_a_read(monkeypatch):
     monkeypatch.setattr("dalijax.core.pipeline.engine._PATIENCE", 0.1)
     waits, gate, errors = threading.Event(), threading.Event(), []
-    source = pictures(6, {5})
+    source = image_source(6, {5})
     read = source.read
 
     def stalled(indices, names):

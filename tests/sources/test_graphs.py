@@ -14,7 +14,7 @@ from tars import write_tar
 SHAPES = [(17, 23), (40, 11), (8, 8), (31, 64), (5, 90)]
 
 
-def pictures():
+def encoded_images():
     rng = np.random.default_rng(0)
     for shape in SHAPES:
         buffer = io.BytesIO()
@@ -23,7 +23,7 @@ def pictures():
 
 
 def sources(folder):
-    contents = list(pictures())
+    contents = list(encoded_images())
     for number, content in enumerate(contents):
         (folder / f"{number}.png").write_bytes(content)
     entries = [
@@ -37,7 +37,7 @@ def sources(folder):
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_pictures_are_decoded(which, tmp_path):
+def test_images_are_decoded(which, tmp_path):
     source = list(sources(tmp_path))[which]
     batches = [np.array(rows) for rows in ([4, 0, 2], [1, 1, 3], [3, 2, 0])]
     turns = iter(batches)

@@ -46,11 +46,11 @@ def read(files):
 
 @pytest.fixture
 def folder(tmp_path):
-    write_jpegs(tmp_path / "pictures", 7)
-    return tmp_path / "pictures"
+    write_jpegs(tmp_path / "images", 7)
+    return tmp_path / "images"
 
 
-@pytest.mark.parametrize("content", [b"not a picture", None])
+@pytest.mark.parametrize("content", [b"not an image", None])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_errors_and_logs_of_files(name, content, folder, caplog):
     (folder / name).write_bytes(b"x" if content is None else content)
@@ -78,7 +78,7 @@ def test_errors_and_logs_of_files(name, content, folder, caplog):
 
 @pytest.mark.parametrize("name", HOSTILE[:3])
 def test_errors_of_readers(name, folder):
-    (folder / name).write_bytes(b"not a picture")
+    (folder / name).write_bytes(b"not an image")
     with (
         read(sorted(map(str, folder.iterdir())), batch_size=8) as iterator,
         pytest.raises(BatchError) as raised,
@@ -153,7 +153,7 @@ def test_errors_of_tfrecords(name, tmp_path):
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_pages(name, folder, tmp_path):
-    (folder / name).write_bytes(b"not a picture")
+    (folder / name).write_bytes(b"not an image")
     page = show.show(decode, source=Files(folder), batch_size=8)
     assert page.failures
     for suffix in (".html", ".png"):

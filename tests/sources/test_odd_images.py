@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 
 from dalijax import augment, data_iterator, sources
 from dalijax.adapters.grain import DALITransform
-from dalijax.core.formats.picture_size import ImageInput, look_at, picture_size
+from dalijax.core.formats.image_size import ImageInput, image_size, look_at
 from dalijax.fn import read_file
 from programs import run_python
 
@@ -70,7 +70,7 @@ def test_no_damaged_image_ends_the_process():
     for number in range(600):
         name, data = odd_image_worker.mutation(names, odd_images(), number)
         if name in decoded["shapes"]:
-            assert [*picture_size(data)] == decoded["shapes"][name][:2], name
+            assert [*image_size(data)] == decoded["shapes"][name][:2], name
 
 
 @pytest.mark.parametrize(

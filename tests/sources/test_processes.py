@@ -6,7 +6,7 @@ import os
 import pathlib
 import random
 
-from elastic_graphs import GRAPHS, MORE, PICTURES, SEED, SOURCES, iterator_function, rows_of, write
+from elastic_graphs import GRAPHS, IMAGES, MORE, SEED, SOURCES, iterator_function, rows_of, write
 
 from processes import launched, started
 
@@ -71,7 +71,7 @@ def jobs_of(pairs, folder):
 
 def uninterrupted(folder, source, graph):
     """Returns the records of a few epochs in order, from an iterator on one device."""
-    count = PICTURES + (MORE if source == "Mixture" else 0)
+    count = IMAGES + (MORE if source == "Mixture" else 0)
     iterator = iterator_function(folder, source, graph)(
         batch_size=count, seed=SEED, mask="mask", auto_reset=True, as_numpy=True, num_threads=1
     )
@@ -80,7 +80,7 @@ def uninterrupted(folder, source, graph):
     labels = [[row[0] for row in epoch] for epoch in epochs]
     assert labels[0] != labels[1] and len(labels) == 5
     if source != "Mixture":  # whose components have their own epochs
-        assert all(sorted(epoch) == list(range(PICTURES)) for epoch in labels)
+        assert all(sorted(epoch) == list(range(IMAGES)) for epoch in labels)
     return epochs
 
 
@@ -193,9 +193,9 @@ def test_a_run_killed_twice_has_each_sample_of_the_epoch_once(tmp_path):
                 process.kill()
         for process, output in zip(running, outputs):
             assert (process.returncode == 0) == (saves == 0), output[-4000:]
-        last = json.loads(state.read_text())["sample"] if saves else 2 * PICTURES
-        assert last < PICTURES or not saves
+        last = json.loads(state.read_text())["sample"] if saves else 2 * IMAGES
+        assert last < IMAGES or not saves
         seen += notes_of(tmp_path, processes, last)
         job["resume"] = True
     assert seen == uninterrupted(tmp_path, "Files", "augment")[0]
-    assert sorted(row[0] for row in seen) == list(range(PICTURES))
+    assert sorted(row[0] for row in seen) == list(range(IMAGES))

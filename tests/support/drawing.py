@@ -29,7 +29,7 @@ FUNCTIONS = {
 }
 
 
-def picture(record, height=40, width=60):
+def drawn_image(record, height=40, width=60):
     """Returns a smooth colorful image with a few lines, of the given size."""
     rng = np.random.default_rng(record)
     coarse = rng.integers(0, 256, (5, 6, 3), np.uint8)
@@ -69,21 +69,21 @@ class RecordingDraw(Draw):
         return nodes
 
 
-def run(graph, pictures, records=None, *, gpu=False, conditionals=False, epoch=EPOCH, **more):
+def run(graph, originals, records=None, *, gpu=False, conditionals=False, epoch=EPOCH, **more):
     """Runs a graph of (images, draw) on images, and returns a list of arrays for each output.
 
     Args:
         graph: Called with decoded images and a `RecordingDraw` with their sizes.
-        pictures: Arrays of pixels.
+        originals: Arrays of pixels.
         records: The record number of each image; None for 0, 1, 2, ...
         gpu: Whether to decode on the GPU.
         conditionals: The pipeline's enable_conditionals.
         epoch: The epoch in which to draw.
         more: Additional attributes of `DrawRows`.
     """
-    records = np.arange(len(pictures)) if records is None else np.asarray(records)
-    sizes = np.array([one.shape[:2] for one in pictures], np.int32)
-    files = [png(one) for one in pictures]
+    records = np.arange(len(originals)) if records is None else np.asarray(records)
+    sizes = np.array([one.shape[:2] for one in originals], np.int32)
+    files = [png(one) for one in originals]
     rows = DrawRows(record_hashes(records, epoch=epoch), lambda field: sizes, **more)
 
     def define():
@@ -93,7 +93,7 @@ def run(graph, pictures, records=None, *, gpu=False, conditionals=False, epoch=E
 
     pipeline = pipeline_def(
         define,
-        batch_size=len(pictures),
+        batch_size=len(originals),
         num_threads=2,
         device_id=0 if gpu else None,
         enable_conditionals=conditionals,

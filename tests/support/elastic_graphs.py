@@ -9,21 +9,21 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import fn
 
 from dalijax import augment, data_iterator, sources
-from drawing import picture, png
+from drawing import drawn_image, png
 from tars import FIELDS, write_tar
 
-PICTURES, MORE = 21, 8  # in the class folder and in the tars
+IMAGES, MORE = 21, 8  # in the class folder and in the tars
 SEED = 11
 
 
 def write(folder):
     """Writes the files of all sources."""
-    (folder / "pictures").mkdir()
-    names = [f"{k:03d}" for k in range(PICTURES + MORE)]
-    files = [png(picture(k, 30 + k % 5, 40 + k % 3)).tobytes() for k in range(len(names))]
-    for name, data in zip(names[:PICTURES], files):
-        (folder / "pictures" / f"{name}.png").write_bytes(data)
-    for tar, part in (("most", slice(PICTURES)), ("rest", slice(PICTURES, None))):
+    (folder / "images").mkdir()
+    names = [f"{k:03d}" for k in range(IMAGES + MORE)]
+    files = [png(drawn_image(k, 30 + k % 5, 40 + k % 3)).tobytes() for k in range(len(names))]
+    for name, data in zip(names[:IMAGES], files):
+        (folder / "images" / f"{name}.png").write_bytes(data)
+    for tar, part in (("most", slice(IMAGES)), ("rest", slice(IMAGES, None))):
         entries = zip(names[part], files[part])
         write_tar(
             folder / f"{tar}.tar",
@@ -32,11 +32,11 @@ def write(folder):
 
 
 def paths(folder):
-    return sorted(pathlib.Path(folder, "pictures").glob("*.png"))
+    return sorted(pathlib.Path(folder, "images").glob("*.png"))
 
 
 def files(folder):
-    return sources.Files(paths=paths(folder), labels=range(PICTURES))
+    return sources.Files(paths=paths(folder), labels=range(IMAGES))
 
 
 def tar(folder, name="most"):

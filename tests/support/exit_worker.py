@@ -29,7 +29,7 @@ import dalijax
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALITransform
 
-PICTURE = np.zeros((128, 128, 3), np.uint8)  # DALI needs about 0.04 s per batch
+IMAGE = np.zeros((128, 128, 3), np.uint8)  # DALI needs about 0.04 s per batch
 HOWS = (
     *("none", "thread", "device_put", "mp", "own_thread", "iterator", "peek"),
     *("functions", "stalled", "stalled_and_closed"),
@@ -52,12 +52,12 @@ def graph(x):
 
 def read():
     return fn.gaussian_blur(
-        fn.external_source(lambda info: PICTURE, batch=False), sigma=3.0, window_size=31
+        fn.external_source(lambda info: IMAGE, batch=False), sigma=3.0, window_size=31
     )
 
 
 def python_graph():
-    return fn.python_function(read(), function=lambda picture: picture + 1)
+    return fn.python_function(read(), function=lambda image: image + 1)
 
 
 class Stalled(dalijax.sources.Records):
@@ -98,7 +98,7 @@ def opened(how):
             iterator.peek_async()
         return iterator
     transform = DALITransform(graph, batch_size=8, output_map=["x"], device_id=None)
-    ds = grain.MapDataset.source([PICTURE]).repeat().pipe(transform)
+    ds = grain.MapDataset.source([IMAGE]).repeat().pipe(transform)
     if how == "thread":
         ds = grain.experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2)
     elif how == "device_put":

@@ -34,7 +34,7 @@ class Numbers(Source):
     def __len__(self):
         return self.count
 
-    def picture(self, index):
+    def image(self, index):
         """Returns the encoded image of a record; its size depends on the record."""
         file = io.BytesIO()
         shape = (16 + index % 3, 16 + index % 2, 3)
@@ -52,7 +52,7 @@ class Numbers(Source):
                 raise OSError(f"number {i} is gone")
         every = {
             "number": np.array(indices, np.int32),
-            "data": [self.picture(i) for i in indices] if "data" in names else [],
+            "data": [self.image(i) for i in indices] if "data" in names else [],
             "text": [f"text {i}" for i in indices],
         }
         return {name: every[name] for name in names}

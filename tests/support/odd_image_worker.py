@@ -17,7 +17,7 @@ from odd_images import GRAY, MODES, RGB, odd_images, saved
 from PIL import Image, ImageOps
 
 from dalijax import data_iterator, sources
-from dalijax.core.formats.picture_size import look_at
+from dalijax.core.formats.image_size import look_at
 
 BATCH, SIDE = 40, 48
 LARGEST = 1 << 21  # pixels of a mutation that is decoded

@@ -3,8 +3,8 @@
 import pathlib
 
 import numpy as np
+from images import make_images
 from nvidia.dali import fn
-from pictures import make_pictures
 
 from dalijax import data_iterator
 
@@ -14,7 +14,7 @@ TRAIN = pathlib.Path("imagenet/train")
 def draw_folder(count=300):
     """Draws imagenet/train: a folder of images for each class."""
     TRAIN.parent.mkdir()
-    make_pictures(pathlib.Path("drawn"), count=count).rename(TRAIN)
+    make_images(pathlib.Path("drawn"), count=count).rename(TRAIN)
 
 
 def paths():

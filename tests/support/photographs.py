@@ -22,9 +22,9 @@ def photos(tmp_path_factory) -> list[str]:
         rows = np.linspace(0, 255, height)[:, None]
         cols = np.linspace(0, 255, width)[None]
         red = np.full((height, width), 10 * i)
-        picture = np.stack([red, rows + 0 * cols, cols + 0 * rows], -1).astype(np.uint8)
+        image = np.stack([red, rows + 0 * cols, cols + 0 * rows], -1).astype(np.uint8)
         files.append(str(folder / f"{i:03d}.jpg"))
-        Image.fromarray(picture).save(files[-1], quality=95, subsampling=0)
+        Image.fromarray(image).save(files[-1], quality=95, subsampling=0)
     return files
 
 

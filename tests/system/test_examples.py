@@ -8,7 +8,7 @@ import re
 import pytest
 import tensorflow as tf
 from forks import run_fork
-from pictures import make_pictures
+from images import make_images
 from PIL import Image
 
 from full import FULL
@@ -62,7 +62,7 @@ def test_help(name):
 
 def test_quickstart_trains_on_a_users_folder(tmp_path):
     """The accuracy on these images is unknown."""
-    own = make_pictures(tmp_path / "own", count=60)
+    own = make_images(tmp_path / "own", count=60)
     out = tmp_path / "batch.png"
     cache = ("--cache", tmp_path / "cache")
     said = run("quickstart.py", *cache, "--data", own, "--epochs", "1", "--out", out)

@@ -37,9 +37,9 @@ def test_each_caption_belongs_to_its_image(folder):
             texts = image_text.captions_of(batch, row)
             assert batch["used"][row].tolist() == [k < len(texts) for k in range(4)]
             assert not batch["image"][row, len(texts) :].any()
-            for text, picture in zip(texts, batch["image"][row]):
+            for text, image in zip(texts, batch["image"][row]):
                 colour = next(one for one in image_text.COLOURS if one in text)
-                assert picture[24, 24].tolist() == list(ImageColor.getrgb(colour))
+                assert image[24, 24].tolist() == list(ImageColor.getrgb(colour))
             seen += texts
     # A last batch with fewer rows is dropped.
     assert len(seen) > N - image_text.ROWS * image_text.SLOTS
@@ -65,7 +65,7 @@ def test_every_state_resumes(folder):
                 np.testing.assert_array_equal(batch[name], wanted[name], name)
 
 
-def test_a_bad_picture_is_named(folder):
+def test_a_bad_image_is_named(folder):
     captions = json.loads((folder / "captions.json").read_text())
     name = list(captions)[7]
     (folder / name).write_bytes((folder / name).read_bytes()[:40])
@@ -85,7 +85,7 @@ def test_a_bad_picture_is_named(folder):
 
 
 @pytest.mark.parametrize("text", (None, "", 7))
-def test_a_picture_without_a_text_is_named(folder, text):
+def test_an_image_without_a_text_is_named(folder, text):
     captions = json.loads((folder / "captions.json").read_text())
     name = list(captions)[7]
     (folder / "captions.json").write_text(json.dumps(captions | {name: text}))

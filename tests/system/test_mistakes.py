@@ -31,9 +31,9 @@ NUMBERS = sources.Arrays({"x": np.arange(COUNT, dtype=np.int32)})
 def data(tmp_path_factory):
     """A folder of class folders, its files, and a tar."""
     folder = tmp_path_factory.mktemp("mistakes")
-    files = write_jpegs(folder / "pictures" / "class", COUNT)
+    files = write_jpegs(folder / "images" / "class", COUNT)
     return python_types.SimpleNamespace(
-        folder=str(folder / "pictures"),
+        folder=str(folder / "images"),
         files=files,
         tar=write_tar(folder / "a.tar", samples(0, COUNT)),
         missing=str(folder / "missing"),
@@ -53,13 +53,13 @@ def open_numbers(**call):
 
 
 def decoded(data, **arguments):
-    """An iterator of decoded pictures."""
+    """An iterator of decoded images."""
     graph = data_iterator(lambda data: fn.decoders.image(data, **arguments), ["images"])
     return lambda files: graph(source=sources.Files(files.folder), batch_size=BATCH)
 
 
 def define(function, **call):
-    """Defines a graph of pictures and labels, and takes a batch."""
+    """Defines a graph of images and labels, and takes a batch."""
 
     def program(data):
         graph = data_iterator(function, ["images"])
@@ -313,7 +313,7 @@ PROGRAMS = {
     "a directory": (
         lambda d: open_numbers(source=d.folder),
         TypeError,
-        "source pictures dalijax.sources.Files(",
+        "source images dalijax.sources.Files(",
     ),
     "a path of a tar": (
         lambda d: open_numbers(source=pathlib.Path(d.tar)),
@@ -345,12 +345,12 @@ PROGRAMS = {
     "a positional path": (
         lambda d: take(d.folder, batch_size=BATCH),
         TypeError,
-        "pictures source=dalijax.sources.Files(",
+        "images source=dalijax.sources.Files(",
     ),
     "a positional path beside a source": (
         lambda d: take(d.folder, source=NUMBERS, batch_size=BATCH),
         TypeError,
-        "pictures by keyword",
+        "images by keyword",
     ),
     "a positional batch size": (lambda d: take(BATCH, source=NUMBERS), TypeError, "4 by keyword"),
     "a decorator's source": (
@@ -362,7 +362,7 @@ PROGRAMS = {
     "a path on a draw": (
         lambda d: data_iterator(lambda data, *, draw: data, ["x"])(d.folder, batch_size=BATCH),
         TypeError,
-        "'draw' pictures source=dalijax.sources.Files(",
+        "'draw' images source=dalijax.sources.Files(",
     ),
     "draw with a reader": (
         with_reader(lambda files, *, draw: label_reader(files)),
@@ -487,9 +487,9 @@ PROGRAMS = {
     "a TFRecord's folder": (
         lambda d: sources.TFRecord(d.folder, {"image": "data"}),
         OSError,
-        "pictures directory /*",
+        "images directory /*",
     ),
-    "a tar's folder": (lambda d: sources.Tar(d.folder, FIELDS), OSError, "directory pictures/*"),
+    "a tar's folder": (lambda d: sources.Tar(d.folder, FIELDS), OSError, "directory images/*"),
     "features as a list": (
         lambda d: sources.TFRecord(d.files[0], ["image"]),
         ValueError,
@@ -561,7 +561,7 @@ PROGRAMS = {
     "show(folder)": (
         lambda d: show_module.show(d.folder),
         TypeError,
-        "pictures dalijax.sources.Files(",
+        "images dalijax.sources.Files(",
     ),
     "show(Path)": (
         lambda d: show_module.show(pathlib.Path(d.files[0])),
@@ -824,7 +824,7 @@ PROGRAMS = {
     "a pipeline_def in Grain": (
         lambda d: DALITransform(pipeline_def(same), batch_size=2, output_map=["x"]),
         TypeError,
-        "plain function",
+        "undecorated function",
     ),
     "an undecorated function in Grain": (
         lambda d: DALIIterDataset(same, batch_size=2),

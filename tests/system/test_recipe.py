@@ -48,11 +48,11 @@ def lines(folder, name, kind="training"):
     return {row["step"]: row for row in rows if row["kind"] == kind}
 
 
-def test_the_smoke_run_learns_and_evaluates_each_picture_once(tmp_path):
+def test_the_smoke_run_learns_and_evaluates_each_image_once(tmp_path):
     train(*command(tmp_path, "out", "--steps", 75), env=environment(2))
     evaluated = lines(tmp_path, "out", "evaluation")
     assert len(evaluated) == 5  # one after each epoch
-    assert {row["pictures"] for row in evaluated.values()} == {HELD_OUT}
+    assert {row["images"] for row in evaluated.values()} == {HELD_OUT}
     assert evaluated[max(evaluated)]["accuracy"] > 0.3  # chance is a sixth
     tensorflow = pytest.importorskip("tensorflow")
     read = tensorflow.compat.v1.train.summary_iterator
@@ -99,7 +99,7 @@ def test_a_killed_run_resumes_on_another_number_of_devices(tmp_path):
         assert broken[step]["loss"] == pytest.approx(row["loss"], abs=2e-3), step
     for name in ("unbroken", "broken"):
         counted = lines(tmp_path, name, "evaluation").values()
-        assert counted and {row["pictures"] for row in counted} == {HELD_OUT}
+        assert counted and {row["images"] for row in counted} == {HELD_OUT}
 
 
 def labelled(numbers):
@@ -148,7 +148,7 @@ def test_two_processes_over_tars_train_and_resume_like_one(tmp_path):
     for step, row in one.items():  # sums over processes differ in their last bits
         assert two[step]["loss"] == pytest.approx(row["loss"], abs=2e-3), step
     for name in ("one", "two"):
-        assert {row["pictures"] for row in lines(tmp_path, name, "evaluation").values()} == {25}
+        assert {row["images"] for row in lines(tmp_path, name, "evaluation").values()} == {25}
 
 
 @pytest.fixture
@@ -294,7 +294,7 @@ def resnet_step(devices, **changes):
 
 
 @pytest.mark.parametrize(("devices", "size"), [(1, 4), (4, 4), (2, 64)])  # of batches of 16
-def test_moments_are_of_so_many_pictures_whatever_the_devices(recipe, devices, size):
+def test_moments_are_of_so_many_images_whatever_the_devices(recipe, devices, size):
     config, state, batch, step = resnet_step(devices, depths=(1,), virtual_batch_size=size)
     models, steps = map(importlib.import_module, ("models", "steps"))
     model = models.build(config, 6)
@@ -350,7 +350,7 @@ def test_a_configuration_is_refused_before_anything_is_removed(recipe, tmp_path,
     assert (tmp_path / "old").exists()
 
 
-def test_groups_of_a_negative_number_of_pictures_are_refused(recipe):
+def test_groups_of_a_negative_number_of_images_are_refused(recipe):
     message = "virtual_batch_size=-1 must not be negative; 0 uses the whole batch"
     with pytest.raises(ValueError, match=re.escape(message)):
         dataclasses.replace(recipe[1], virtual_batch_size=-1)
@@ -380,7 +380,7 @@ def test_normalization_is_about_imagenets_mean(recipe):
 
 
 @pytest.mark.parametrize("changes", [{"cutmix": 0.0}, {"mixup": 0.0}])
-def test_labels_have_the_shares_of_the_mixed_pictures(recipe, changes):
+def test_labels_have_the_shares_of_the_mixed_images(recipe, changes):
     module, config = recipe
     mix = module.mixing(dataclasses.replace(config, smoothing=0.0, **changes), 10)
     labels = jnp.arange(4)

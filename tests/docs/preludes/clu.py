@@ -1,4 +1,4 @@
-"""A folder of pictures, a graph over them, and a writer."""
+"""A folder of images, a graph over them, and a writer."""
 
 from clu import metric_writers
 from page_data import draw_folder

@@ -2,9 +2,9 @@
 
 import pathlib
 
-from pictures import make_pictures
+from images import make_images
 
-make_pictures(pathlib.Path("drawn"), count=36, sides=(160, 400)).rename("pictures")
+make_images(pathlib.Path("drawn"), count=36, sides=(160, 400)).rename("images")
 pathlib.Path("my_data.py").write_text("""
 from nvidia.dali import fn
 from dalijax import data_iterator

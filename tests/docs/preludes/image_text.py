@@ -1,4 +1,4 @@
-"""Pictures with captions."""
+"""Images with captions."""
 
 import io
 import json
@@ -12,7 +12,7 @@ named = json.loads((folder / "captions.json").read_text())
 captions = list(named.values())
 
 
-def picture(number):
+def image_of(number):
     if number:
         return (folder / list(named)[number - 1]).read_bytes()
     blank = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Records: encoded pictures and their numbers."""
+"""Records: encoded images and their numbers."""
 
 import page_data
 

@@ -1,4 +1,4 @@
-"""Tars of pictures and their classes, with DALI's index files."""
+"""Tars of images and their classes, with DALI's index files."""
 
 import subprocess
 import sys

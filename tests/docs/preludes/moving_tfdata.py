@@ -1,4 +1,4 @@
-"""The paths of pictures, and a label for each."""
+"""The paths of images, and a label for each."""
 
 import page_data
 

@@ -1,4 +1,4 @@
-"""A folder of pictures, one folder for each class."""
+"""A folder of images, one folder for each class."""
 
 from page_data import draw_folder
 

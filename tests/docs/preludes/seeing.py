@@ -1,4 +1,4 @@
-"""An iterator, a training step, and a module with an iterator function of pictures."""
+"""An iterator, a training step, and a module with an iterator function of images."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""A folder of pictures, and a graph over them."""
+"""A folder of images, and a graph over them."""
 
 from nvidia.dali import fn, types
 from page_data import draw_folder

@@ -13,8 +13,8 @@ import pytest
 from nvidia.dali import fn, pipeline_def
 from PIL import Image
 
-from dalijax.core.formats import picture_size as picture_size_module
-from dalijax.core.formats.picture_size import look_at, look_at_file, path_size, picture_size
+from dalijax.core.formats import image_size as image_size_module
+from dalijax.core.formats.image_size import image_size, look_at, look_at_file, path_size
 from dalijax.sources import Arrays, Files, Mixture, Records
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (37, 61, 3), np.uint8)
@@ -51,7 +51,7 @@ def png_with(exif, before):
 
 
 EXIF = b"Exif\0\0"
-PICTURES = {
+IMAGES = {
     **{
         f"{form} {orientation} {options}": encoded(form, orientation, **options)
         for form, several in {
@@ -94,12 +94,12 @@ def shape_by_dali(data):
     return tuple(pixels.shape()[0][:2]), tuple(np.array(shape[0])[:2].tolist())
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", IMAGES)
 def test_sizes_match_dali(name, tmp_path):
-    size = picture_size(PICTURES[name])
-    assert (size, size) == shape_by_dali(PICTURES[name])
-    (tmp_path / "picture").write_bytes(PICTURES[name])
-    assert path_size(os.fsencode(tmp_path / "picture")) == size
+    size = image_size(IMAGES[name])
+    assert (size, size) == shape_by_dali(IMAGES[name])
+    (tmp_path / "image").write_bytes(IMAGES[name])
+    assert path_size(os.fsencode(tmp_path / "image")) == size
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "BMP", "TIFF"])
@@ -107,27 +107,27 @@ def test_sizes_match_dali(name, tmp_path):
 def test_sizes_match_pillow(form, shape):
     data = encoded(form, pixels=np.zeros((*shape, 3), np.uint8))
     assert Image.open(io.BytesIO(data)).size[::-1] == shape
-    assert picture_size(data) == picture_size(np.frombuffer(data, np.uint8)) == shape
+    assert image_size(data) == image_size(np.frombuffer(data, np.uint8)) == shape
 
 
 def test_an_image_upside_down():
     data = bytearray(encoded("BMP"))
     data[22:26] = struct.pack("<i", -37)
-    assert picture_size(data) == (37, 61)
+    assert image_size(data) == (37, 61)
 
 
 @pytest.mark.parametrize("name", ["JPEG None {}", "PNG 6 {}", "WEBP 6 {}", "TIFF None {}", "BMP"])
 def test_truncated_or_damaged_headers_have_no_size(name, tmp_path):
-    data = PICTURES[name]
+    data = IMAGES[name]
     rng = np.random.default_rng(0)
-    known = {picture_size(data), None, (37, 61)}
+    known = {image_size(data), None, (37, 61)}
     for end in [*range(40), len(data) // 2]:
-        assert picture_size(data[:end]) in known
-    assert picture_size(data[:10]) is None
+        assert image_size(data[:end]) in known
+    assert image_size(data[:10]) is None
     for _ in range(300):  # never another error, nor a size below 1
         damaged = bytearray(data)
         damaged[rng.integers(0, min(len(data), 700))] = rng.integers(0, 256)
-        size = picture_size(damaged)
+        size = image_size(damaged)
         assert size is None or min(size) > 0
 
 
@@ -142,7 +142,7 @@ def test_invalid_images_have_no_size(tmp_path):
         bytes(1000),
         b"\xff\xd8\xff\xd9",
     ):
-        assert picture_size(data) is None
+        assert image_size(data) is None
         (tmp_path / "x").write_bytes(data)
         assert path_size(os.fsencode(tmp_path / "x")) is None
 
@@ -151,7 +151,7 @@ def test_sources_have_the_sizes_of_their_images(tmp_path):
     names = ["JPEG 6 {}", "PNG None {}", "JPEG, profile", "BMP"]
     paths = [tmp_path / f"{i}.jpg" for i in range(5)]
     for path, name in zip(paths, names):
-        path.write_bytes(PICTURES[name])
+        path.write_bytes(IMAGES[name])
     paths[4].write_bytes(b"text")
     expected = [(61, 37), (37, 61), (61, 37), (37, 61), (-1, -1)]
     files = Files(paths=paths)
@@ -211,16 +211,16 @@ def parsed_by_dali(data):
 def test_an_image_that_dali_does_not_parse_is_invalid(name, tmp_path):
     data = DAMAGED[name]
     assert not parsed_by_dali(data)
-    (tmp_path / "picture").write_bytes(data)
+    (tmp_path / "image").write_bytes(data)
     size, fault = look_at(data)
-    assert look_at_file(os.fsencode(tmp_path / "picture")) == (size, fault)
+    assert look_at_file(os.fsencode(tmp_path / "image")) == (size, fault)
     assert fault != ""
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", IMAGES)
 def test_images_are_valid_even_truncated_if_dali_parses_them(name, tmp_path):
-    data = PICTURES[name]
-    assert look_at(data) == (picture_size(data), "") and parsed_by_dali(data)
+    data = IMAGES[name]
+    assert look_at(data) == (image_size(data), "") and parsed_by_dali(data)
     known = name.split()[0] in ("JPEG", "PNG", "WEBP", "BMP")
     cuts = {*range(5, min(len(data), 700), 60), len(data) // 2, len(data) - 20, len(data) - 1}
     for end in cuts if known else ():
@@ -270,7 +270,7 @@ def test_the_parser_prints_nothing(capfd):
 
 def test_without_the_parser_the_error_names_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", None)
-    picture_size_module._code_stream.cache_clear()
+    image_size_module._code_stream.cache_clear()
     with pytest.raises(ImportError, match="pip install nvidia-nvimgcodec-cu12 for CUDA 12"):
         look_at(WHOLE)
     monkeypatch.undo()
@@ -280,11 +280,11 @@ def test_without_the_parser_the_error_names_its_package(monkeypatch):
 
 def test_threads_and_forked_processes_may_check_concurrently():
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        sizes = list(pool.map(picture_size, [WHOLE, WEBP, PNG, b"text"] * 500))
+        sizes = list(pool.map(image_size, [WHOLE, WEBP, PNG, b"text"] * 500))
     assert sizes == [(37, 61), (37, 61), (37, 61), None] * 500
     code = (
         "import os, sys, threading\n"
-        "from dalijax.core.formats.picture_size import look_at\n"
+        "from dalijax.core.formats.image_size import look_at\n"
         "data = sys.stdin.buffer.read()\n"
         "look_at(data)\n"  # a process that forks during an import may wait for it forever
         "threading.Thread(target=lambda: [look_at(data) for _ in range(99)]).start()\n"
@@ -300,7 +300,7 @@ def test_exif_after_the_frame_header_rotates_an_image():
     segment = b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif
     at = WHOLE.index(b"\xff\xda")
     data = WHOLE[:at] + segment + WHOLE[at:]
-    assert picture_size(data) == (61, 37)
+    assert image_size(data) == (61, 37)
     assert shape_by_dali(data) == ((61, 37), (61, 37))
 
 

@@ -1,8 +1,8 @@
 """Sizes of encoded images, and the reasons why DALI can't decode some files.
 
-The parser is nvImageCodec's, DALI's own. DALI 2.4 may end the process if it refuses one of 32
-images or more, or a window that isn't inside: it raises the error while other threads still read
-their images.
+nvImageCodec, DALI's decoding library, parses the headers. An image that it rejects must not reach
+DALI: in a batch of 32 or more, DALI 2.4 raises its error while other threads still read their
+images, which may crash the process. So may a decoder's window that exceeds its image.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ImageInput(NamedTuple):
 _RGB = ImageInput()  # decoded to RGB
 
 
-def picture_size(data: Any) -> Size | None:
+def image_size(data: Any) -> Size | None:
     """Returns the height and width of an image as DALI decodes it; None if it can't decode it.
 
     Some EXIF orientations swap height and width.
@@ -71,7 +71,7 @@ def picture_size(data: Any) -> Size | None:
 
 
 def path_size(path: Any) -> Size | None:
-    """Returns the `picture_size` of a file, None if it can't be read.
+    """Returns the `image_size` of the image in a file; None if it can't be read or decoded.
 
     Args:
         path: The bytes of its path, with the buffer protocol.
@@ -80,7 +80,7 @@ def path_size(path: Any) -> Size | None:
 
 
 def look_at_input(value: Any, image_input: ImageInput) -> tuple[Size | None, str]:
-    """Returns `look_at` of an image, or `look_at_file` of its path; (None, "") for other files.
+    """Inspects an image by `look_at` or `look_at_file`, and other files by `special_file`.
 
     Args:
         value: The encoded image or the path, with the buffer protocol.
@@ -92,7 +92,7 @@ def look_at_input(value: Any, image_input: ImageInput) -> tuple[Size | None, str
 
 
 def special_file(path: Any) -> str:
-    """Returns the reason why a file must not be opened, which may wait without end; else "".
+    """Returns "" for a regular file; otherwise the reason not to open it, which might never return.
 
     Args:
         path: The bytes of its path, up to the first zero, with the buffer protocol.
@@ -106,7 +106,7 @@ def special_file(path: Any) -> str:
 
 
 def look_at(data: Any, image_input: ImageInput = _RGB) -> tuple[Size | None, str]:
-    """Returns the `picture_size` of an image, and the reason if DALI can't decode it, else "".
+    """Inspects an image; returns its size, and the reason if DALI can't decode it, else "".
 
     Args:
         data: The encoded image, with the buffer protocol.
@@ -134,7 +134,7 @@ def look_at(data: Any, image_input: ImageInput = _RGB) -> tuple[Size | None, str
 
 
 def look_at_file(path: Any, image_input: ImageInput = _RGB) -> tuple[Size | None, str]:
-    """Returns `look_at` of a file; (None, "") if it can't be read: DALI then raises the cause.
+    """Inspects the image in a file; (None, "") if the file can't be read, which DALI will report.
 
     Args:
         path: The bytes of its path, up to the first zero, with the buffer protocol.

@@ -2,8 +2,8 @@
 
 import json
 
+import bad_image_worker
 import numpy as np
-import picture_worker
 import pytest
 from nvidia.dali import fn
 from shardings import rows_over
@@ -12,7 +12,7 @@ from dalijax import data_iterator, sources
 from full import FULL
 from programs import run_python
 
-CASES = [(how, bad) for how in picture_worker.HOWS for bad in picture_worker.BAD]
+CASES = [(how, bad) for how in bad_image_worker.HOWS for bad in bad_image_worker.BAD]
 SHORT = [
     ("records", "text"),
     ("files", "cut"),
@@ -31,12 +31,12 @@ SHORT = [
 def test_an_invalid_image_is_masked_in_a_large_batch():
     """In a new process, which a crash of DALI would end at the case after the printed cases."""
     cases = CASES if FULL else SHORT
-    done = run_python(picture_worker.__file__, ",".join(map(":".join, cases)))
+    done = run_python(bad_image_worker.__file__, ",".join(map(":".join, cases)))
     masks = map(json.loads, done.stdout.splitlines())
-    assert dict(zip(cases, masks)) == dict.fromkeys(cases, picture_worker.MASKS)
+    assert dict(zip(cases, masks)) == dict.fromkeys(cases, bad_image_worker.MASKS)
 
 
-GOOD = picture_worker.GOOD
+GOOD = bad_image_worker.GOOD
 CUT = GOOD[: GOOD.index(b"\xff\xda") + 12]  # a complete header, and no pixels
 NONE = b"<html>"
 
@@ -61,7 +61,7 @@ def test_good_images_are_delivered_once_among_wholly_bad_batches(seed, devices):
 
 
 def test_an_image_of_impossible_size_is_invalid():
-    png = bytearray(picture_worker.encoded("PNG"))
+    png = bytearray(bad_image_worker.encoded("PNG"))
     png[16:20] = b"\xff" * 4
     source = sources.Records([{"data": GOOD, "number": 0}, {"data": bytes(png), "number": 1}])
     make = data_iterator(decode, ["x", "n"], source=source, mask="mask", shuffle=False)

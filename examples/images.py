@@ -61,9 +61,7 @@ def draw(shape: str, sides: tuple[int, int], rng: np.random.Generator) -> Image.
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
-def make_pictures(
-    cache: Path, count: int, sides: tuple[int, int] = (80, 220), seed: int = 0
-) -> Path:
+def make_images(cache: Path, count: int, sides: tuple[int, int] = (80, 220), seed: int = 0) -> Path:
     """Returns a folder with one folder of JPEGs for each shape, and creates it if necessary.
 
     Args:
@@ -80,7 +78,7 @@ def make_pictures(
     names = list(SHAPES)
     # The folder is renamed when it is complete, so that an interrupted run leaves no partial data.
     with tempfile.TemporaryDirectory(dir=cache, prefix="unfinished-") as unfinished:
-        drawn = Path(unfinished) / "pictures"
+        drawn = Path(unfinished) / "images"
         for name in names:
             (drawn / name).mkdir(parents=True)
         for k in tqdm(range(count), desc="Drawing images", unit="image"):

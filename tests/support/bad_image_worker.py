@@ -1,6 +1,6 @@
 """A program that decodes batches of 64 images with a single invalid image, which could crash DALI.
 
-python picture_worker.py HOW:BAD[,HOW:BAD...] [DEVICE]
+python bad_image_worker.py HOW:BAD[,HOW:BAD...] [DEVICE]
 
 DEVICE is the device of DALI's decoders. Prints which rows of the batches are valid, as a line of
 JSON for each case.
