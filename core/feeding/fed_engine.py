@@ -25,7 +25,7 @@ from ..pipeline.failure import (
     failure_of,
     is_environment,
 )
-from ..pipeline.failure_errors import describe, listed, with_printable
+from ..pipeline.failure_errors import describe, listed, with_dali
 from ..pipeline.pipeline_factory import GraphPipelineFactory
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..state import random_state
@@ -96,8 +96,8 @@ class FedEngine(Engine[P]):
         self._seed: Any = seed
         self._graph: FedGraph | None = None
         self._learned = False  # whether the first pipelines were inspected
-        self._feed: RowSupply[P] | None = None
-        self._fed: tuple[RowSupply[P], GraphPipelineFactory] | None = None
+        self._supply: RowSupply[P] | None = None
+        self._factory: GraphPipelineFactory
         self._runs_taken = 0  # the number of runs taken from the current pipelines
         # Both return nothing before the first build. They are called when a state needs the values.
         self._random: Callable[[], list[str]] = list  # names of the operators of ``fn.random``
@@ -106,8 +106,8 @@ class FedEngine(Engine[P]):
     # Methods that subclasses define
 
     @abc.abstractmethod
-    def _open_supply(self) -> RowSupply[P]:
-        """Returns the supply of new pipelines."""
+    def _open(self) -> tuple[RowSupply[P], GraphPipelineFactory]:
+        """Returns a supply, and the factory of the pipelines that it feeds."""
 
     @abc.abstractmethod
     def _after(self, position: P, supply: RowSupply[P], run: int, runner: Runner | None) -> P:
@@ -151,26 +151,26 @@ class FedEngine(Engine[P]):
 
     def drop(self) -> None:
         """Frees the pipelines and the peeked batch; the next use builds pipelines again."""
-        supply, self._feed = self._feed, None
+        supply, self._supply = self._supply, None
         super().drop()
         if supply is not None:
             supply.close()
 
     def _runner_at(self, position: P) -> Runner:
-        return self._fed_at(position)[0]
+        return self._pipelines_at(position)[0]
 
-    def _fed_at(self, position: P) -> tuple[Runner, RowSupply[P]]:
+    def _pipelines_at(self, position: P) -> tuple[Runner, RowSupply[P]]:
         """Returns pipelines whose next run is at a position, and their supply."""
         if self.closed:
             raise ValueError(CLOSED)
         position = self._run_of(position)
-        if self._runner is None or self._feed is None:
+        if self._runner is None or self._supply is None:
             return self._build(position)
-        if not self._feed.is_at(self._runs_taken, position):
-            self._go_back(self._runner, self._feed, position)
-        return self._runner, self._feed
+        if not self._supply.is_at(self._runs_taken, position):
+            self._move_to(self._runner, self._supply, position)
+        return self._runner, self._supply
 
-    def _go_back(self, runner: Runner, supply: RowSupply[P], position: P) -> None:
+    def _move_to(self, runner: Runner, supply: RowSupply[P], position: P) -> None:
         """Moves the next run to a position, and drops the batches that DALI has prefetched."""
         if runner.source_failed():  # for a prefetched run
             self._stop()
@@ -183,29 +183,26 @@ class FedEngine(Engine[P]):
     def _build(self, position: P) -> tuple[Runner, RowSupply[P]]:
         """Builds the pipelines at a position; returns them and their supply."""
         self.process = os.getpid()
-        supply = self._feed = self._feed or self._open_supply()
+        if self._supply is None:
+            self._supply, self._factory = self._open()
+        supply = self._supply
         supply.next_run = self._runs_taken = 0
         try:
             supply.seek(position)
-            runner = self._runner = self._started(supply, position)
+            runner = self._runner = self._started(position)
         except BaseException:
             self._stop()
             raise
         return runner, supply
 
-    def _started(self, supply: RowSupply[P], position: P) -> Runner:
+    def _started(self, position: P) -> Runner:
         """Builds pipelines at a position, to which the supply has moved."""
-        return self._first_look(self._new_runner(supply))
+        return self._first_look(self._new_runner())
 
-    def _new_runner(
-        self, supply: RowSupply[P], checkpoints: Sequence[bytes] | None = None
-    ) -> Runner:
-        """Builds pipelines over a supply, from DALI's checkpoints if there are any."""
-        if self._fed is None or self._fed[0] is not supply:
-            self._fed = supply, self._pipelines(supply.rows, self._pipeline_arguments)
-        factory = self._fed[1]
-        factory.set_seed(self._seed)
-        return Runner(factory.build(checkpoints), gradual=self._gradual)
+    def _new_runner(self, checkpoints: Sequence[bytes] | None = None) -> Runner:
+        """Builds pipelines over the supply, from DALI's checkpoints if there are any."""
+        self._factory.set_seed(self._seed)
+        return Runner(self._factory.build(checkpoints), gradual=self._gradual)
 
     def _first_look(self, runner: Runner) -> Runner:
         """Inspects the first pipelines before their first run; returns the pipelines."""
@@ -246,7 +243,7 @@ class FedEngine(Engine[P]):
     # Batches
 
     def _run_at(self, position: P) -> Outcome[P] | None:
-        runner, supply = self._fed_at(position)
+        runner, supply = self._pipelines_at(position)
         batch: Batch | None = None
         error: Exception | None = None
         run = self._runs_taken
@@ -270,7 +267,7 @@ class FedEngine(Engine[P]):
             named = self._bad_records(position, bad)
             masked = FailedBatch(*self._place(position), str(named), named.files)
         after = self._after(position, supply, run, runner)
-        if self._feed is supply:  # another thread may have closed it
+        if self._supply is supply:  # another thread may have closed it
             supply.forget(run)
         failures = int(isinstance(error, (BatchError, RecordError)))
         return Outcome(after, batch, error, masked=masked, failures=failures)
@@ -345,13 +342,11 @@ class FedEngine(Engine[P]):
                     )
                 )
         files = tuple(dict.fromkeys(name for group in groups.values() for name, _ in group))
-        dali = (
-            f"\nDALI says: {with_printable(dali_text, files)}"
-            if with_dali_text and dali_text
-            else ""
-        )
+        text = "; ".join(texts)
+        if with_dali_text:
+            text = with_dali(text, dali_text, files)
         unfit = not any(isinstance(reason, UnusableRecord) for _, reason in bad)
-        error = self._described(position, "; ".join(texts) + dali, unfit=unfit)
+        error = self._described(position, text, unfit=unfit)
         error.files = files
         error.__cause__ = bad[0][1]
         return error
@@ -387,13 +382,13 @@ class FedEngine(Engine[P]):
         unread = self._bad_of(supply, run)
         described: BatchError | RecordError
         if every or not (samples or unread or failure.reads_file):
-            dali = f"\nDALI says: {text}"
-            described = self._described(position, describe(failure, (), every) + dali, every)
+            message = with_dali(describe(failure, (), every), text)
+            described = self._described(position, message, every)
             described.unexplained = True
         elif failure.is_read and not samples and not unread:  # all files can be read now
             raise EnvironmentFailure(failure.message) from error
         elif not samples and not unread:  # a file's error that occurs for no record alone
-            described = self._described(position, f"{failure.message}\nDALI says: {text}")
+            described = self._described(position, with_dali(failure.message, text))
         else:
             # With stand-ins, random operators advance as in any other run.
             replace = self._config.on_error == "mask" or self._keeps_checkpoints
@@ -417,7 +412,7 @@ class FedEngine(Engine[P]):
         """Runs parts of a failed batch again; returns the samples that fail."""
 
         def run_alone(places: Sequence[int]) -> Failure | None:
-            return self._run_alone(supply, used[list(places)])
+            return self._run_alone(supply.alone(used[list(places)]))
 
         return [int(used[place]) for place in find_bad(len(used), run_alone, failure)]
 
@@ -438,38 +433,36 @@ class FedEngine(Engine[P]):
     def _has_stand_in(self, supply: RowSupply[P], run: int, failure: Failure) -> bool:
         """Returns whether a record can replace a batch's bad records; remembers bad samples."""
         for sample in supply.stand_ins(run):
-            if not self._can_read(supply, sample):
+            rows = self._readable(supply, sample)
+            if rows is None:
                 continue
-            if self._works_alone(supply, sample):
+            if self._run_alone(rows) is None:
                 return True
             supply.remember(sample, UnusableRecord(failure), True)
         return False
 
     def _is_good(self, supply: RowSupply[P], sample: int) -> bool:
         """Returns whether a sample can be read and processed."""
-        return self._can_read(supply, sample) and self._works_alone(supply, sample)
+        rows = self._readable(supply, sample)
+        return rows is not None and self._run_alone(rows) is None
 
-    def _works_alone(self, supply: RowSupply[P], sample: int) -> bool:
-        """Returns whether the graph processes a sample, which must be readable."""
-        return self._run_alone(supply, np.array([sample], np.int64)) is None
-
-    def _can_read(self, supply: RowSupply[P], sample: int) -> bool:
-        """Returns whether a sample can be read, and its record has not failed before."""
+    def _readable(self, supply: RowSupply[P], sample: int) -> RowBatch | None:
+        """Reads a sample; returns None if it can't be read, or its record is known to be bad."""
         try:
-            return not supply.alone(np.array([sample], np.int64)).errors
+            rows = supply.alone(np.array([sample], np.int64))
+            return None if rows.errors else rows
         except Exception as error:
             if isinstance(error, WorkersEnded) or is_environment(error):
                 raise
-            return False
+            return None
 
-    def _run_alone(self, supply: RowSupply[P], samples: Indices) -> Failure | None:
+    def _run_alone(self, rows: RowBatch) -> Failure | None:
         """Runs some samples in a separate pipeline; returns the failure, or None if it succeeds.
 
         Raises:
             EnvironmentFailure: If the failure isn't caused by the samples.
         """
-        rows = supply.alone(samples)
-        differing = {**self._pipeline_arguments[0], "batch_size": len(samples)}
+        differing = {**self._pipeline_arguments[0], "batch_size": len(rows.valid)}
         factory = self._pipelines(lambda run, part: rows, [differing], prefetch_queue_depth=1)
         failure = failure_alone(Runner(factory.build()))
         if failure is not None and failure.environment:

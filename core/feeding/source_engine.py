@@ -20,7 +20,7 @@ from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import queue_depth
 from ..pipeline.engine import EpochEngine, Outcome
 from ..pipeline.failure_errors import MOST_SKIPPED, can_skip
-from ..pipeline.pipeline_factory import shard_pipelines
+from ..pipeline.pipeline_factory import GraphPipelineFactory, shard_pipelines
 from ..pipeline.processes import is_one_of_several
 from ..pipeline.runner import Runner
 from ..random.seeds import ShardSeed
@@ -335,15 +335,15 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     @contextlib.contextmanager
     def replicas(self) -> Iterator[tuple[list[Pipeline], str]]:
         """Returns a context with further pipelines of the same graph; see `Engine`."""
-        feed = self._open_supply()
-        feed.seek(self._samples.run_from(self.position))
+        supply = self._open_supply()
+        supply.seek(self._samples.run_from(self.position))
         lead = 1  # the number of runs that a pipeline may be ahead of the others
 
         def rows_of(run: int, part: int) -> Rows:
             """Returns the rows of a run; forgets runs that every pipeline has taken."""
             if run > lead:
-                feed.forget(run - lead - 1)
-            return feed.rows(run, part)
+                supply.forget(run - lead - 1)
+            return supply.rows(run, part)
 
         try:
             source = self._pipelines(rows_of, self._pipeline_arguments)
@@ -351,7 +351,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             lead = max(map(queue_depth, pipelines))
             yield pipelines, f"source {type(self._source).__name__}"
         finally:
-            feed.close()
+            supply.close()
 
     def _sample(self) -> Batch:
         """Returns the first batch of the next epoch that does not fail; DALI prepares it anyway."""
@@ -383,6 +383,10 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         stats._delivered(*self._number(outcome), *counts, errors)
 
     # Positions, supply and graph
+
+    def _open(self) -> tuple[SourceSupply, GraphPipelineFactory]:
+        supply = self._open_supply()
+        return supply, self._pipelines(supply.rows, self._pipeline_arguments)
 
     def _open_supply(self) -> SourceSupply:
         graph = self._fields
@@ -430,12 +434,12 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             )
 
     def _stop_waiting(self) -> None:
-        feed = self._feed
-        if feed is not None:
-            feed.close()
+        supply = self._supply
+        if supply is not None:
+            supply.close()
 
     def __del__(self) -> None:
         # Rows refer to the supply: its threads would run until Python's cyclic gc frees it.
-        feed = getattr(self, "_feed", None)
-        if feed is not None:
-            feed.close()
+        supply = getattr(self, "_supply", None)
+        if supply is not None:
+            supply.close()

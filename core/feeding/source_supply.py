@@ -43,7 +43,7 @@ class Rows:
     """The rows of one run of one pipeline, read by threads; see `RowBatch`.
 
     Args:
-        feed: The supply.
+        supply: The supply.
         samples: The sample of the stream in each row, shape [rows].
         valid: Whether the sample belongs to the consumer's epoch, shape [rows].
         batch: Returns the samples of the global batch; by default those of these rows.
@@ -63,7 +63,7 @@ class Rows:
     ):
         self.valid = valid
         self._samples = samples
-        self._feed = supply
+        self._supply = supply
         self._batch, self._first = batch or (lambda: samples), first
         self._result = Result[ReadRows]()
         self._read: ReadRows | None = None
@@ -77,7 +77,7 @@ class Rows:
             self._result.fail(error)
 
     def _submit_chunks(self) -> None:
-        supply = self._feed
+        supply = self._supply
         records, epochs = supply.settings.order(self._samples)
         # In the order of record numbers, so that a task reads few files or parts of a mixture.
         order = np.argsort(records, kind="stable")
@@ -114,7 +114,7 @@ class Rows:
 
     def end(self) -> None:
         """Makes threads that wait for the rows raise an error, unless the rows were read."""
-        self._result.fail(self._feed.ended)
+        self._result.fail(self._supply.ended)
 
     @property
     def read(self) -> ReadRows:
@@ -125,7 +125,7 @@ class Rows:
         """
         if self._read is None:
             with calls.suspended():  # a read may take any time
-                self._read = self._feed.wait_for(self._result)
+                self._read = self._supply.wait_for(self._result)
         return self._read
 
     @property

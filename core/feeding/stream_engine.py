@@ -13,7 +13,7 @@ from ..pipeline.batch import Batch
 from ..pipeline.engine import Engine, Outcome
 from ..pipeline.failure import failure_of
 from ..pipeline.failure_errors import MOST_SKIPPED
-from ..pipeline.pipeline_factory import check_resumable
+from ..pipeline.pipeline_factory import GraphPipelineFactory, check_resumable
 from ..pipeline.runner import Runner, SourceEnded, SourceError, discard
 from ..state import differences, random_state
 from ..state.agreement import Values
@@ -129,7 +129,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         self._peeked: RecordBatch | None = None  # the records of the outcome
         parameters = function_parameters(pipeline_fn)
         settings = {k: v for k, v in call.items() if k in parameters}
-        self._supply = RecordSupply(
+        self._records = RecordSupply(
             self._reader,
             len(differing),
             rows,
@@ -139,7 +139,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         )
         options = {k: v for k, v in call.items() if k not in parameters}
         self.feed_by(pipeline_fn, _unknown_graph, options, differing, None)
-        self._main = self._pipelines(self._supply.rows, self._pipeline_arguments)
+        self._factory = self._pipelines(self._records.rows, self._pipeline_arguments)
 
     @property
     def epoch(self) -> int:
@@ -171,7 +171,9 @@ class StreamEngine(FedEngine[RecordPosition]):
         # A ReadError is raised when its batch is due, and the next call compares.
         with contextlib.suppress(ReadError):
             if self._part is not None and self._part.must_agree(self.step):
-                self._part.agree(self.step, lambda: self._supply.read_batches(self.position, _HELD))
+                self._part.agree(
+                    self.step, lambda: self._records.read_batches(self.position, _HELD)
+                )
             if not self._compared:
                 super()._agree()
             self._compared, self._must_agree = True, False
@@ -222,8 +224,8 @@ class StreamEngine(FedEngine[RecordPosition]):
 
     # Positions, supply and graph
 
-    def _open_supply(self) -> RecordSupply:
-        return self._supply
+    def _open(self) -> tuple[RecordSupply, GraphPipelineFactory]:
+        return self._records, self._factory
 
     def _is_end(self, position: RecordPosition) -> bool:
         return self._part is not None and self._part.is_behind_end(position.step)
@@ -253,7 +255,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         run: int,
         runner: Runner | None,
     ) -> RecordPosition:
-        self._peeked = self._supply.batch(run)
+        self._peeked = self._records.batch(run)
         step, after = position.step + 1, self._peeked.after
         checkpoints = self._after_failure(position) if runner is None else runner.checkpoints()
         return dataclasses.replace(position, step=step, after=after, checkpoints=checkpoints)
@@ -294,7 +296,7 @@ class StreamEngine(FedEngine[RecordPosition]):
 
     def _unread(self, position: RecordPosition, error: ReadError) -> Outcome[RecordPosition]:
         """Returns the outcome if reading a record raised; the next batch begins after it."""
-        self._supply.pass_over(error)
+        self._records.pass_over(error)
         cause = error.__cause__ or error
         if isinstance(cause, StopIteration):  # callers would take it for the end
             stop = cause
@@ -305,8 +307,8 @@ class StreamEngine(FedEngine[RecordPosition]):
 
     # Pipelines
 
-    def prepare(self) -> None:
-        """Builds the pipelines at the position, unless they are built.
+    def prepare(self) -> Runner:
+        """Returns the pipelines at the position; builds them if necessary.
 
         Raises:
             StopIteration: If there is no batch: the first one determines the records' dtypes.
@@ -314,7 +316,7 @@ class StreamEngine(FedEngine[RecordPosition]):
             StateError: If the position is of other pipelines.
         """
         with self.lock:
-            super().prepare()
+            return super().prepare()
 
     def schedule(self) -> None:
         """Builds the pipelines, unless they are built, and schedules runs without waiting."""
@@ -324,31 +326,30 @@ class StreamEngine(FedEngine[RecordPosition]):
 
     def restart(self) -> None:
         """Continues after the reader had no batch, if it may have a batch now."""
-        if self._runner is not None and self._supply.ended:
+        if self._runner is not None and self._records.ended:
             self._runner.restart()  # DALI numbers the runs from 0 again
-            self._runs_taken = self._supply.next_run = 0
-            self._supply.seek(self.position)
+            self._runs_taken = self._records.next_run = 0
+            self._records.seek(self.position)
 
     def drop(self) -> None:
         """Frees the pipelines and the records that were read; the next use builds new pipelines."""
-        self._supply.close()  # first, in case of an interrupt
+        self._records.close()  # first, in case of an interrupt
         self._peeked = None
         super().drop()
 
-    def _started(self, supply: RowSupply[RecordPosition], position: RecordPosition) -> Runner:
+    def _started(self, position: RecordPosition) -> Runner:
         if self._graph is None:
-            self._graph = self._define = self._supply.learn()
-            self._main = self._pipelines(self._supply.rows, self._pipeline_arguments)
-            self._fed = self._supply, self._main
+            self._graph = self._define = self._records.learn()
+            self._factory = self._pipelines(self._records.rows, self._pipeline_arguments)
         restored = position.restored
         self._seed = restored.seed
         drawn = restored.seed if restored.draw_seed is None else restored.draw_seed
-        self._supply.seed = self._draw_seed if drawn is None else drawn
+        self._records.seed = self._draw_seed if drawn is None else drawn
         runner: Runner | None = None
         try:
             if self._seed not in self._first:
                 # The first checkpoint is needed to know the others by their difference.
-                runner = self._new_runner(supply)
+                runner = self._new_runner()
                 self._first_look(runner)
                 self._first[self._seed] = runner.checkpoints() or ()
             self._check_graph(restored.operators)
@@ -361,7 +362,7 @@ class StreamEngine(FedEngine[RecordPosition]):
             if runner is None or checkpoints != start:
                 if runner is not None:
                     runner.close()
-                runner = self._new_runner(supply, checkpoints)
+                runner = self._new_runner(checkpoints)
         except BaseException:
             if runner is not None:
                 runner.close()
@@ -387,15 +388,15 @@ class StreamEngine(FedEngine[RecordPosition]):
         """
         with contextlib.suppress(NoStandIn):
             while True:
-                rows = self._supply.whole_rows()
+                rows = self._records.whole_rows()
                 try:
                     return self._moved_on(steps, rows)
                 except RuntimeError as error:
                     failure = failure_of(error)
-                bad = self._find_bad(self._supply, sample_numbers(rows), failure)
+                bad = self._find_bad(self._records, sample_numbers(rows), failure)
                 for sample in bad:
-                    self._supply.remember(sample, UnusableRecord(failure), True)
-                if not bad or not self._has_stand_in(self._supply, 0, failure):
+                    self._records.remember(sample, UnusableRecord(failure), True)
+                if not bad or not self._has_stand_in(self._records, 0, failure):
                     break
         raise StateError(
             f"no record after step {steps} can be decoded, so that the run can't be resumed there"
@@ -411,7 +412,7 @@ class StreamEngine(FedEngine[RecordPosition]):
             return None
         start = self._checkpoints_at(position)
         try:
-            return self._moved_on(1, self._supply.whole_rows(), start)
+            return self._moved_on(1, self._records.whole_rows(), start)
         # The graph may fail with any random numbers.
         except (StateError, RuntimeError, SourceError, NoStandIn):
             return start
@@ -455,7 +456,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         Raises:
             StateError: If the graph can't be resumed.
         """
-        check_resumable(self._main)
+        check_resumable(self._factory)
         if not position.checkpoints:
             return position.restored.random
         if not self.stateful():  # the state does not depend on the devices
@@ -518,6 +519,6 @@ class StreamEngine(FedEngine[RecordPosition]):
                 move()
                 if self._part is not None:
                     self._part.start_at(position.step)
-                self._supply.moved_to(position)
+                self._records.moved_to(position)
             self.position, self._interrupted = position, None
             self.moved()

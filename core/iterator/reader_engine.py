@@ -25,7 +25,7 @@ from ..pipeline.dali_pipeline import (
 )
 from ..pipeline.engine import CLOSED, EpochEngine, Mark, NoReplica, Outcome
 from ..pipeline.failure import EnvironmentFailure, failure_of
-from ..pipeline.failure_errors import MOST_SKIPPED, describe
+from ..pipeline.failure_errors import MOST_SKIPPED, describe, with_dali
 from ..pipeline.pipeline_factory import PipelineFactory, check_resumable
 from ..pipeline.reader import check_epochs, check_shards, epochs_of
 from ..pipeline.runner import (
@@ -184,7 +184,7 @@ class ReaderEngine(EpochEngine[Position]):
         """Moves from the end of an epoch to the start of the next epoch."""
         if self._outcome is not None:
             self.advance()
-        self.runner()
+        self.prepare()
         self.checkpoint()
         position = self._with_start(self.position)
         start, epoch = position.checkpoints or Checkpoints(), position.epoch + 1
@@ -193,10 +193,10 @@ class ReaderEngine(EpochEngine[Position]):
             num_run = self.plan.first_batch(position.epoch) + position.step
             skipped = self.plan.first_batch(epoch) - num_run
             start = start.later(skipped)
-            self.runner().to_drop += skipped
+            self.prepare().to_drop += skipped
         else:
-            self.runner().restart()
-            start = Checkpoints(self.runner().checkpoints())
+            self.prepare().restart()
+            start = Checkpoints(self.prepare().checkpoints())
         self.position = Position(epoch, 0, start, start, position.errors)
 
     def rewind(self) -> None:
@@ -262,7 +262,7 @@ class ReaderEngine(EpochEngine[Position]):
         saved = dali_checkpoints.read(pieces)
         if saved is not None:
             return saved
-        self.runner()  # DALI's counters can only be interpreted with the epochs
+        self.prepare()  # DALI's counters can only be interpreted with the epochs
         position = dali_checkpoints.plugin_position(pieces, self.plan, self.shards)
         return ReaderState(position, self.fingerprint())
 
@@ -274,7 +274,7 @@ class ReaderEngine(EpochEngine[Position]):
         """
         if not self._factory.restored:
             return False
-        runner = self.runner()
+        runner = self.prepare()
         saved = self._read_checkpoints(self._factory.restored)
         check_resumable(self._factory)
         if changes := differences(saved.fingerprint, self.fingerprint()):
@@ -472,14 +472,14 @@ class ReaderEngine(EpochEngine[Position]):
         """Takes DALI's checkpoint of the position, while DALI can still provide it."""
         position = self.position
         if position is self._exact and position.checkpoints and position.checkpoints.to_drop:
-            exact = Checkpoints(self.runner().checkpoints())
+            exact = Checkpoints(self.prepare().checkpoints())
             self.position = self._exact = dataclasses.replace(position, checkpoints=exact)
 
     # The pipelines
 
     def start(self) -> None:
         """Builds the pipelines, and takes the checkpoints of their start."""
-        self.runner()
+        self.prepare()
         self.position = self._with_start(self.position)
 
     @contextlib.contextmanager
@@ -553,7 +553,7 @@ class ReaderEngine(EpochEngine[Position]):
             if not self.batch_size:  # never built
                 return self._unknown()
             self._fingerprint = self._unknown() | fingerprint(
-                self.runner().pipelines,
+                self.prepare().pipelines,
                 self.plan,
                 self.shards,
                 self._factory.serialized,
@@ -636,7 +636,7 @@ class ReaderEngine(EpochEngine[Position]):
     # Batches
 
     def _first_position(self) -> Position:
-        self.runner()
+        self.prepare()
         return self._with_start(self.position)
 
     def _place(self, position: Position) -> tuple[int, int]:
@@ -676,7 +676,7 @@ class ReaderEngine(EpochEngine[Position]):
         except RuntimeError as failed:
             if self._can_run_again(failed, position):
                 return None
-            error = self._with_files(_batch_error(failed, position), position.checkpoints)
+            error = self._with_files(self._batch_error(failed, position), position.checkpoints)
         except Exception as failed:  # the outputs can't be converted to arrays
             error = failed
         after = Position(
@@ -708,9 +708,9 @@ class ReaderEngine(EpochEngine[Position]):
             if is_unmappable(failed) and stands and self._factory.unmap():
                 return True  # now an empty file fails alone, without the batches before it
             raise self._unread(failed, position) from failed
-        if self.runner().stopped:  # after this batch, or a prefetched later batch, failed
+        if self.prepare().stopped:  # after this batch, or a prefetched later batch, failed
             self._rebuild_at(position)
-            raise _described(failed, position, _STOPPED, RuntimeError) from failed
+            raise self._described(failed, position, _STOPPED, RuntimeError) from failed
         return False
 
     def _unread(self, failed: RuntimeError, position: Position) -> RuntimeError:
@@ -725,7 +725,7 @@ class ReaderEngine(EpochEngine[Position]):
                 "stops. Repair or remove the file, or use a source of dalijax.sources, which "
                 "skips single records"
             )
-        return _described(failed, position, problem, RuntimeError)
+        return self._described(failed, position, problem, RuntimeError)
 
     def _exhausted_retries(self, position: Position, failed: EnvironmentFailure) -> RuntimeError:
         error = failed.__cause__
@@ -736,7 +736,22 @@ class ReaderEngine(EpochEngine[Position]):
         problem = (
             "can't be produced, but not because of its files; the following call tries it again"
         )
-        return _described(error, position, problem, RuntimeError)
+        return self._described(error, position, problem, RuntimeError)
+
+    def _described(
+        self, error: RuntimeError, position: Position, problem: str, kind: type[_Error]
+    ) -> _Error:
+        """Adds the number of the batch, and what happens to it, to DALI's error."""
+        reason = with_dali(describe(failure_of(error), (), every=False), advice.run_message(error))
+        described = kind(f"{self._label(position)} {problem}: {reason}")
+        described.__cause__ = error
+        return described
+
+    def _batch_error(self, error: RuntimeError, position: Position) -> BatchError:
+        """Creates the error of a batch that counts as delivered."""
+        described = self._described(error, position, _COUNTS, BatchError)
+        described.unexplained = not failure_of(error).reads_file
+        return described
 
     def _checkpoints_after(self, position: Position, failed: bool) -> Checkpoints:
         """Returns the checkpoints for the batch after a position."""
@@ -750,7 +765,7 @@ class ReaderEngine(EpochEngine[Position]):
         is_first = position.step == 0 or later.data is None
         if can_rerun and not is_first and later.to_drop < self._most_to_drop:
             return later
-        return Checkpoints(self.runner().checkpoints())
+        return Checkpoints(self.prepare().checkpoints())
 
     def _to_batch(self, outputs: Sequence[Outputs], position: Position) -> Batch:
         runner = self._runner_at(position)
@@ -820,23 +835,6 @@ class ReaderEngine(EpochEngine[Position]):
 def _reads(error: RuntimeError) -> bool:
     """Returns whether the operator that failed reads files."""
     return _READER.search(str(error)) is not None
-
-
-def _described(error: RuntimeError, position: Position, problem: str, kind: type[_Error]) -> _Error:
-    """Adds the number of the batch, and what happens to it, to DALI's error."""
-    reason = (
-        f"{describe(failure_of(error), (), every=False)}\nDALI says: {advice.run_message(error)}"
-    )
-    described = kind(f"batch {position.step} of epoch {position.epoch} {problem}: {reason}")
-    described.__cause__ = error
-    return described
-
-
-def _batch_error(error: RuntimeError, position: Position) -> BatchError:
-    """Creates the error of a batch that counts as delivered."""
-    described = _described(error, position, _COUNTS, BatchError)
-    described.unexplained = not failure_of(error).reads_file
-    return described
 
 
 def _refusal(error: Exception) -> Exception:

@@ -403,17 +403,13 @@ class Engine(abc.ABC, Generic[P]):
             ValueError: If the engine is closed.
         """
 
-    def runner(self) -> Runner:
-        """Returns the running pipelines; builds them at the position if necessary."""
+    def prepare(self) -> Runner:
+        """Returns the pipelines at the position; builds them if necessary."""
         return self._runner_at(self.position)
-
-    def prepare(self) -> None:
-        """Builds the pipelines at the position, unless they are built."""
-        self.runner()
 
     def schedule(self) -> None:
         """Builds the pipelines, unless they are built, and schedules runs without waiting."""
-        self.runner().schedule()
+        self.prepare().schedule()
 
     def drop(self) -> None:
         """Frees the pipelines and a peeked batch; the next use builds pipelines at the position."""

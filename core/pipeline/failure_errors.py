@@ -22,7 +22,18 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(map(printable, names[:_MOST_NAMED])) + " and more" * (len(names) > _MOST_NAMED)
 
 
-def with_printable(text: str, names: Iterable[str]) -> str:
+def with_dali(text: str, dali_text: str, names: Iterable[str] = ()) -> str:
+    """Appends DALI's complete message, if there is one.
+
+    Args:
+        text: The message of this package.
+        dali_text: DALI's message.
+        names: Names of records that DALI's message may contain.
+    """
+    return f"{text}\nDALI says: {_with_printable(dali_text, names)}" if dali_text else text
+
+
+def _with_printable(text: str, names: Iterable[str]) -> str:
     """Returns DALI's message with the names in it escaped, which may contain line breaks."""
     for name in names:
         if not name.isprintable():
@@ -39,7 +50,7 @@ def describe(failure: Failure, names: Sequence[str], every: bool, verb: str = "d
         every: Whether every record that was tried fails.
         verb: What DALI could not do with a bad file, as a participle.
     """
-    shown, message = listed(names), with_printable(failure.message, names)
+    shown, message = listed(names), _with_printable(failure.message, names)
     if failure.reads_file:
         return f"{shown} can't be {verb}: {message}" if names else message
     if every:

@@ -31,7 +31,7 @@ def test_meshes(photos, shape, spec, order):
         sharding={"image": sharding, "x": by_rows},
     )(photos, batch_size=8)
     shards = shape[0]
-    assert len(iterator._engine.runner().pipelines) == shards
+    assert len(iterator._engine.prepare().pipelines) == shards
     reference = [
         iter(
             data_iterator(graph, ["image", "x"], reader_name="reader", mask="mask")(

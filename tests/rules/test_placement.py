@@ -106,7 +106,7 @@ def test_every_device_has_its_rows(jpegs_many, shape, spec, order):
             last_batch_policy=LastBatchPolicy[policy],
         )
         iterator = iterator_fn(jpegs_many, case, batch_size=2 * shards, num_threads=1)
-        assert len(iterator._engine.runner().pipelines) == shards
+        assert len(iterator._engine.prepare().pipelines) == shards
         for batches in expected_epochs(case):
             assert len(iterator) == len(batches)
             for got, (rows, mask) in zip(iterator, batches, strict=True):
@@ -188,7 +188,7 @@ def test_devices_have_the_layout_of_pmap(jpegs_many, picked):
     case = Case(4 * len(picked) + 1, len(picked), 2, "FILL", True, True)
     make = data_iterator(graph, ["g", "x"], reader_name="reader", devices=devices, mask="mask")
     iterator = make(jpegs_many, case, batch_size=2 * len(picked))
-    assert len(iterator._engine.runner().pipelines) == len(picked)
+    assert len(iterator._engine.prepare().pipelines) == len(picked)
     flat_fn = data_iterator(
         graph, ["g", "x"], reader_name="reader", devices=devices, pmap_compatible=False
     )

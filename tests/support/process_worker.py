@@ -65,7 +65,7 @@ def main():
         report.append(
             {
                 "events": events,
-                "pipelines": len(iterator._engine.runner().pipelines),
+                "pipelines": len(iterator._engine.prepare().pipelines),
                 "shape": list(iterator.element_spec["x"].shape),
             }
         )
