@@ -411,5 +411,5 @@ def test_a_key_of_the_records_takes_precedence():
 def test_an_operation_of_a_loader_has_no_place_in_the_stream():
     batch = DALIBatch(numbers, BATCH, ["x", "u", "v"], num_threads=1)
     sampler = grain.samplers.IndexSampler(N, shuffle=False, num_epochs=1)
-    with pytest.raises(ValueError, match="use DALITransform or DALIDataLoader, or draw"):
+    with pytest.raises(ValueError, match="Use DALITransform or DALIDataLoader, or draw"):
         next(iter(grain.DataLoader(data_source=records(), sampler=sampler, operations=[batch])))
