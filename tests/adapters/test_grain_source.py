@@ -342,7 +342,7 @@ def test_checkpoints_under_multithread_prefetch(jpegs_many):
     assert sorted(merge_rows(walk(ds))) == sorted([*range(N)] * 2)
     check_checkpoints(ds)
     placed = source(jpegs_many, sharding=rows_over(2), pad="mask")
-    with pytest.raises(ValueError, match="DALI has its own threads"):
+    with pytest.raises(ValueError, match="DALI reads in its own threads"):
         toolbox.multithread_prefetch(placed, 2, 1)
 
 

@@ -204,9 +204,9 @@ def test_wrong_outputs_are_named():
             uniform((2,)), function=lambda x: np.zeros(2), batch_processing=False
         )
 
-    with pytest.raises(RuntimeError, match="return an array of JAX, CuPy or PyTorch"):
+    with pytest.raises(RuntimeError, match="Return an array of JAX, CuPy or PyTorch"):
         next(data_iterator(graph, ["x"])(batch_size=2))
-    with pytest.raises(ValueError, match=r"Call .gpu\(\)"):
+    with pytest.raises(ValueError, match=r"call .gpu\(\)"):
         run(lambda: fn.jax_function(lambda x, y: x)(uniform(), dali_fn.random.uniform()))
 
 

@@ -52,7 +52,7 @@ FAULTS = {
     "cat": (lambda x: fn.cat(x, x[:4, :5], axis=0), "can differ in size only in the"),
     "python_function": (lambda x: fn.python_function(x, function=raising), "KeyError: 'boom'"),
     "jax_function": (raising_in_jax, "KeyError: 'boom'"),
-    "jax_function ": (unbatched, "its first dimension must be the batch"),
+    "jax_function ": (unbatched, "Its first dimension must be the batch"),
 }
 
 
