@@ -37,7 +37,6 @@ def find_bad(
     count: int,
     run: Callable[[Sequence[int]], Failure | None],
     failure: Failure,
-    most_together: int | None = None,
 ) -> list[int]:
     """Finds the records that made a batch fail.
 
@@ -49,7 +48,6 @@ def find_bad(
         count: The number of records.
         run: Runs some rows, and returns their failure.
         failure: The failure of the batch.
-        most_together: The largest number of records that can run together.
 
     Returns:
         The row numbers of the bad records.
@@ -67,7 +65,7 @@ def find_bad(
             failures[rows[0]] = row_failure
         return False
 
-    bad = failing_rows(count, succeed, most_together, suspect=lambda: named_row)
+    bad = failing_rows(count, succeed, suspect=lambda: named_row)
     similar = [row for row in bad if failures[row].is_like(failure)]
     return similar or (bad if len(bad) < count else [])
 
@@ -75,7 +73,6 @@ def find_bad(
 def failing_rows(
     count: int,
     succeed: Callable[[Sequence[int]], bool],
-    most_together: int | None = None,
     most: int | None = None,
     suspect: Callable[[], int | None] = lambda: None,
 ) -> list[int]:
@@ -87,7 +84,6 @@ def failing_rows(
     Args:
         count: The number of records.
         succeed: Returns whether some rows run together.
-        most_together: The largest number of records that can run together.
         most: The number of failing records after which the search stops.
         suspect: Returns which of the last rows that didn't succeed the error names, as an index
             into these rows.
@@ -95,8 +91,7 @@ def failing_rows(
     Returns:
         The row numbers of the failing records, in order.
     """
-    size = most_together or max(count, 1)
-    todo = [list(range(at, min(at + size, count))) for at in range(0, count, size)][::-1]
+    todo = [list(range(count))] if count else []
     bad: list[int] = []
     trusted = True  # until a named record succeeds alone
     while todo and (most is None or len(bad) < most):

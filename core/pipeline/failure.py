@@ -61,14 +61,12 @@ class Failure:
     Attributes:
         operator: The operator, as users write it: "decoders.image", "math.add"; "" if unknown.
         message: DALI's error, without the surrounding lines.
-        reads_file: Whether reading or decoding a file failed.
         environment: Whether the machine or the network failed, so that a retry may succeed.
         row: The row of the batch that failed, if DALI names it. Other rows may fail, too.
     """
 
     operator: str
     message: str
-    reads_file: bool
     environment: bool
     row: int | None = None
 
@@ -80,8 +78,14 @@ class Failure:
 
     @property
     def is_read(self) -> bool:
-        """Whether DALI failed to read a file, for a reason that it does not name."""
+        """Whether an operator that reads files failed, e.g. because a file is missing."""
         return _FILE_READS.match(self.operator) is not None
+
+    @property
+    def reads_file(self) -> bool:
+        """Whether reading or decoding a file failed, so that the record may be at fault."""
+        decodes = _DECODERS.match(self.operator) is not None
+        return self.is_read or (decodes and not _WINDOW.search(self.message))
 
     @property
     def subject(self) -> str:
@@ -97,12 +101,10 @@ def failure_of(error: BaseException) -> Failure:
     begin = text.rfind(_BEGIN)
     body = text[begin + len(_BEGIN) :] if begin >= 0 else _PREFIX.sub("", text.strip())
     message = _PREFIX.sub("", _END.split(body, maxsplit=1)[0].strip()).strip(" :") or text.strip()
-    reads = _FILE_READS.match(operator) is not None
-    decodes = _DECODERS.match(operator) is not None and not _WINDOW.search(message)
     environment = _ENVIRONMENT.search(message) is not None or is_environment(error)
     named = _SAMPLE.search(message)
     row = int(named[1]) if named else None
-    return Failure(operator, message, reads or decodes, environment, row)
+    return Failure(operator, message, environment, row)
 
 
 def _public_name(name: str) -> str:
