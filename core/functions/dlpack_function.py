@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..dtypes import check_width
+from ..messages.user_warnings import warn_user
 from . import checks
 from .dali_operators import dlpack_operator
 from .dlpack import DLTensor
@@ -134,11 +134,11 @@ def dl_tensor_python_function(
 @functools.cache
 def _warn_of_default() -> None:
     """Warns once per process that DALI's documented default isn't its default."""
-    warnings.warn(
+    warn_user(
         "fn.dl_tensor_python_function without batch_processing: DALI documents False, calls with "
         "one sample, but itself calls with lists of samples (True). Here it is False. Pass "
         "batch_processing=False, or True for code that runs so with DALI's operator",
-        stacklevel=3,
+        UserWarning,
     )
 
 

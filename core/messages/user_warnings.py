@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import warnings
 
-_PACKAGE = __name__.partition(".")[0]
+# Packages whose code may be between the user's line and the warning.
+_INTERNAL = (__name__.partition(".")[0], "nvidia", "grain")
 
 
-def warn_user(message: str) -> None:
-    """Issues a RuntimeWarning at the innermost line of code outside the package."""
+def warn_user(message: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Issues a warning at the innermost line of code outside this package, DALI and Grain."""
     frame, level = inspect.currentframe(), 1
-    while frame and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in _INTERNAL:
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, RuntimeWarning, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)

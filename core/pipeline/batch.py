@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 from ..config import IteratorConfig
 from ..dtypes import WIDE, check_width, narrowed
 from ..errors import RaggedError
+from ..messages.user_warnings import warn_user
 from ..order.epochs import EpochPlan
 from ..placement import DataShard, GlobalPlacement, over_devices
 from .runner import Outputs, TensorList
@@ -212,11 +212,11 @@ class BatchMaker:
             return
         shapes.add(shape)
         if len(shapes) > _MOST_SHAPES:
-            warnings.warn(
+            warn_user(
                 f"samples of output {name!r} have had {len(shapes)} different shapes, such as "
                 f"{min(shapes)} and {max(shapes)}, in different batches: a jitted step compiles "
                 "for each. Pass the largest shape (shape=...), or multiples (align=...), to fn.pad",
-                stacklevel=2,
+                UserWarning,
             )
 
     def spec(

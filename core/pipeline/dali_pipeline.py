@@ -10,7 +10,6 @@ import random
 import re
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MappingProxyType, MethodType
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from nvidia.dali import Pipeline, backend
 
 from ..environment import cuda_queues
 from ..errors import StateError
+from ..messages.user_warnings import warn_user
 from ..state.operators import kind_of, operator_inputs
 from ..state.random_state import to_other_device
 from . import advice, function_notes
@@ -190,7 +190,7 @@ def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
     if pipeline.device_id is not None and backend.GetCUDADeviceCount() > 0:
         cuda_queues.warn_if_too_late()
     if _forks_workers(pipeline):
-        warnings.warn(advice.FORKED, RuntimeWarning, stacklevel=2)
+        warn_user(advice.FORKED)
     try:
         pipeline.build()
     except (NotImplementedError, TypeError, ValueError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..config import IteratorConfig
+from ..messages.user_warnings import warn_user
 from ..order.epochs import EpochPlan
 from ..placement import DataShard
 from ..state.operators import Operator, operators_of, serialized_operators
@@ -226,9 +226,8 @@ def check_epochs(
             f"would be all True. To define one, {cure}"
         )
     if names:
-        warnings.warn(
+        warn_user(
             f"the graph's readers are {names}, but without reader_name the iterator has no epochs: "
             f"it never raises StopIteration, and has no len(). To end epochs, {cure}",
             UserWarning,
-            stacklevel=2,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from ..formats.index_checks import is_valid
 from ..formats.paths import Path, Paths, home_expanded, path_list, path_text
 from ..formats.tar_index import ABOUT, columns_of, index_tars, kinds_of, sample_key
 from ..messages.printable import printable
+from ..messages.user_warnings import warn_user
 from ..order.shuffle import Indices
 from .byte_records import ByteRecords, Decode, as_json, as_text
 from .field_names import check_names
@@ -73,10 +73,10 @@ class Tar(ByteRecords):
         if missing not in ("raise", "skip"):
             raise ValueError(f"missing must be 'raise' or 'skip', not {missing!r}")
         if index_paths is not None:
-            warnings.warn(
+            warn_user(
                 "Tar does not read index_paths. Omit them: it reads the headers of the tars once, "
                 "and stores its own index (cache_dir=)",
-                stacklevel=2,
+                UserWarning,
             )
         tars = path_list(paths)
         check_names("fields", fields, "{'jpg;png': 'data'}")

@@ -165,10 +165,12 @@ with warnings.catch_warnings(record=True) as caught:
     run()
 assert set(shapes) == {(3,)}
 print(len(caught), caught[0].message)
+print(caught[0].filename, caught[0].lineno)
 """
     done = run_python("-c", program)
     assert done.stdout.startswith("1 fn.dl_tensor_python_function without batch_processing: DALI")
     assert "batch_processing=False, or True" in done.stdout
+    assert done.stdout.endswith("\n<string> 14\n")  # the line of the graph
 
 
 @pytest.mark.parametrize("batch", (False, True))

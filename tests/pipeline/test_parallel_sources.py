@@ -77,6 +77,7 @@ def test_a_fork_is_warned_of(tmp_path, call, started, warned):
     done = run_python(program)
     assert done.stdout.strip() == "[[0, 1, 2], [3, 4, 5]]"
     assert ("Pass py_start_method='spawn' to pipeline_def" in done.stderr) == warned
+    assert (f"{program}:" in done.stderr) == warned  # the line that created the iterator
 
 
 def test_a_missing_main_guard_is_an_error_that_shows_it(tmp_path):

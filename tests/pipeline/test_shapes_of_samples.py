@@ -45,10 +45,11 @@ def test_more_than_a_few_shapes_are_warned_of_once(make, options):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             assert next(iterator)["x"].shape == (2, number + 1)
-        warned += [(number, str(one.message)) for one in caught]
+        warned += [(number, str(warning.message), warning.filename) for warning in caught]
     iterator.close()
-    ((number, text),) = warned
+    ((number, text, file),) = warned
     assert number == 8
+    assert file == __file__  # of the call of next()
     assert text.startswith(
         "samples of output 'x' have had 9 different shapes, such as (1,) and (9,)"
     )

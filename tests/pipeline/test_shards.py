@@ -174,7 +174,7 @@ def test_a_reader_without_its_name_is_warned_of_once(jpegs_many):
             next(iterator)
         iterator.set_state(state)
         next(iterator)
-    assert len(caught) == 1
+    assert [warning.filename for warning in caught] == [__file__]
     with pytest.warns(UserWarning, match=r"\['__File_0'\].*name='reader' to the reader"):
         data_iterator(lambda: reader(jpegs_many, name=None), ["x"])(batch_size=2)
     with pytest.warns(UserWarning, match="pass reader_name='reader'"):

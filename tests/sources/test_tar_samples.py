@@ -205,8 +205,9 @@ def test_an_index_of_dali_next_to_a_tar_changes_nothing(archives, zeros, tmp_pat
 
 def test_index_paths_are_not_read(tmp_path):
     path = write_tar(tmp_path / "a.tar", samples(0, 3))
-    with pytest.warns(UserWarning, match="does not read index_paths. Omit them"):
+    with pytest.warns(UserWarning, match="does not read index_paths. Omit them") as caught:
         source = Tar(path, FIELDS, index_paths=tmp_path / "missing.idx")
+    assert caught[0].filename == __file__
     assert read_all(source) == read_all(Tar(path, FIELDS))
 
 
