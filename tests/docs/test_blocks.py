@@ -24,7 +24,7 @@ each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.rel
 
 
 @each_page
-def test_its_blocks_run(path, tmp_path):
+def test_its_blocks_run(path, tmp_path, tmp_path_factory):
     """In a single namespace and an empty folder, on 8 CPU devices, as a separate program.
 
     `make test-full` runs each page in a new process.
@@ -43,6 +43,7 @@ def test_its_blocks_run(path, tmp_path):
         "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "8",
+        "DRAWN_IMAGES": str(tmp_path_factory.getbasetemp() / "drawn"),
         "MPLBACKEND": "agg",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
@@ -58,8 +59,8 @@ def test_its_blocks_run(path, tmp_path):
 
 def slow_modules(code):
     """Returns the modules of a page that forks should share."""
-    slow = {"tensorflow": "tfdata|metric_writers|ReportInput|tensorflow", "grain": "grain"}
-    return [name for name, uses in slow.items() if re.search(uses, code)]
+    tensorflow = re.search("tfdata|metric_writers|ReportInput|tensorflow", code)
+    return ["grain", "orbax.checkpoint", *(["tensorflow"] if tensorflow else [])]
 
 
 @each_page

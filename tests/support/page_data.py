@@ -1,6 +1,8 @@
 """Data that the pages' blocks assume: a folder of images, a graph, records for Grain."""
 
+import os
 import pathlib
+import shutil
 
 import numpy as np
 from images import make_images
@@ -12,9 +14,12 @@ TRAIN = pathlib.Path("imagenet/train")
 
 
 def draw_folder(count=300):
-    """Draws imagenet/train: a folder of images for each class."""
-    TRAIN.parent.mkdir()
-    make_images(pathlib.Path("drawn"), count=count).rename(TRAIN)
+    """Draws imagenet/train: a folder of images for each class.
+
+    The pages of a test run copy the images that the first page drew.
+    """
+    drawn = pathlib.Path(os.environ.get("DRAWN_IMAGES", "drawn"))
+    shutil.copytree(make_images(drawn, count=count), TRAIN)
 
 
 def paths():
