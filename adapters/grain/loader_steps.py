@@ -16,7 +16,9 @@ Row = dict[str, Any]  # "index" and "key" of a record, and the "record"
 
 
 class Steps(grain.MapDataset):
-    """This process's rows of each global batch, indexed by the step.
+    """The records of this process's rows of each global batch, indexed by the step.
+
+    It also pads the last batch; `dalijax.core.order` lists all places that pad.
 
     Attributes:
         records: Number of records of the sampler.

@@ -1,4 +1,8 @@
-"""`DALITransform`: decodes and augments the records of a Grain dataset."""
+"""`DALITransform`: decodes and augments the records of a Grain dataset.
+
+`adapters.grain.reading.Reader` reads the records of a batch from Grain's iterator, and
+`core.feeding.stream_engine.StreamEngine` feeds them to the graph through ``fn.external_source``.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,7 @@ _DEEPEST = 100  # levels of a state; each transformation of Grain adds one
 
 
 def check_policy(drop_remainder: bool, pad: str | None, sharding: Any) -> None:
-    """Raises ValueError if arguments about the last batch exclude each other."""
+    """Raises ValueError if the arguments about padding (see `core.order`) exclude each other."""
     if pad not in (None, "mask"):
         raise ValueError(f"pad must be None or 'mask', not {pad!r}")
     if pad and drop_remainder:

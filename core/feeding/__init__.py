@@ -2,8 +2,13 @@
 
 `fed_engine` is the common base. `source_engine` feeds the records of a `dalijax.sources` source,
 which `source_supply` reads by number. `stream_engine` feeds a stream of records that is read in
-order, such as Grain's, which `record_supply` reads. `stand_ins` replaces bad records. These modules
-do not import `core.iterator`.
+order, such as Grain's, which `record_supply` reads. `graph` defines the ``external_source`` inputs,
+and `schema` maps the keys of Grain's records to them. These modules do not import `core.iterator`.
+
+Bad records: the supplies reject records that can't be read, or whose images DALI can't decode
+(`core.formats.image_size`). If DALI fails nevertheless, `fed_engine` runs the records of the batch
+alone to find the bad ones. Depending on ``on_error``, it raises an error that names them, skips the
+batch, or replaces them by good records (`stand_ins`), which the mask excludes.
 
 Words of this package:
 

@@ -76,7 +76,7 @@ class RecordBatch:
     valid: np.ndarray | None = None
 
     def padded(self, rows: int) -> RecordBatch:
-        """Returns the batch, padded with its last record to a number of rows."""
+        """Returns the batch, padded with its last record to ``rows`` rows; see `core.order`."""
         missing = rows - len(self.records)
         if missing <= 0:
             return self

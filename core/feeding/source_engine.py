@@ -64,11 +64,12 @@ def _mixed(plan: SamplePlan, position: SamplePosition) -> str:
 class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     """Runs pipelines that are fed with the records of a record source; see `FedEngine`.
 
-    The records of a batch depend only on its position. To move, the engine drops the batches that
-    DALI has prepared, and feeds the records of the new position.
+    The records of a batch depend only on its position: a `SamplePlan` determines them and the
+    padding (see `dalijax.core.order`). To move, the engine drops the batches that DALI has
+    prepared, and feeds the records of the new position.
 
     Args:
-        source: The source.
+        source: The record source.
         graph: The graph's function over the source's fields.
         call: Arguments of ``nvidia.dali.pipeline_def``; with a sharding, ``batch_size`` is that of
             the global batch, else that of this process.

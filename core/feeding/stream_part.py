@@ -33,7 +33,7 @@ class StreamPart:
 
 
 class PartReader:
-    """Reads equally many batches in every process; see `RecordReader`.
+    """Reads equally many batches in every process, by dropping or padding; see `RecordReader`.
 
     If the number of batches isn't known before they are read, the processes repeatedly exchange how
     many they have read. A process delivers a batch once every process has it or can pad.

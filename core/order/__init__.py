@@ -2,4 +2,19 @@
 
 `epochs` assigns the samples of an epoch to batches and masks. `samples` does the same for positions
 in an endless stream of samples. `shuffle` permutes the samples of an epoch.
+
+Padding of an incomplete last batch is decided by ``last_batch_policy`` (FILL fills the batch up,
+DROP omits it, PARTIAL shortens it), and by whether FILL repeats the last sample or takes samples of
+the next epoch. There are three cases, depending on the origin of the data:
+
+- DALI's readers: the reader decides (``pad_last_batch``), or ``last_batch_padded`` if no
+  ``reader_name`` is given. `core.pipeline.reader.epochs_of` makes an `epochs.EpochPlan` of it,
+  whose `valid` counts the samples of the epoch in a batch, and `core.pipeline.batch.BatchMaker`
+  makes the mask or cuts the batch.
+- Record sources: ``last_batch_padded`` decides, by default `samples.pads_by_default`.
+  `samples.SamplePlan.rows` returns the samples of a batch, padding included, and their mask.
+- Grain: there are no epochs. ``drop_remainder`` and ``pad`` of the adapters decide, and
+  `core.feeding.record_reader.RecordBatch.padded` repeats the last record. A `DALIDataLoader` pads
+  in `adapters.grain.loader_steps.Steps`. Several processes with unequal slices of a dataset add
+  whole batches of padding: `core.feeding.stream_part.PartReader`.
 """

@@ -1,8 +1,8 @@
 """Epoch arithmetic: how many batches an epoch has and which of their samples belong to it.
 
-All functions are pure and need no pipeline. Shard i of S holds the samples
-[floor(N*i/S), floor(N*(i+1)/S)) of N. The reader with ``shard_id=i`` reads shard i in epoch 0 and
-continues without end. With batches of B samples::
+All functions are pure and need no pipeline. (`dalijax.core.order` describes who decides about
+padding.) Shard i of S holds the samples [floor(N*i/S), floor(N*(i+1)/S)) of N. The reader with
+``shard_id=i`` reads shard i in epoch 0 and continues without end. With batches of B samples::
 
     N = 7, S = 2, B = 2          shard 0: 0 1 2      shard 1: 3 4 5 6
 

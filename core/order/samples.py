@@ -2,7 +2,7 @@
 
 Sample ``t`` of the stream is position ``t % N`` of epoch ``t // N``. Each batch takes the next
 samples of the stream. An epoch's last batch is handled as for a DALI reader with one shard and
-global batches (`dalijax.core.order.epochs`)::
+global batches (`dalijax.core.order.epochs`; for padding in general see `dalijax.core.order`)::
 
     N = 7, batches of 2     unpadded    0 1|2 3|4 5|6 7|8 9|...     runs on into the next epoch
                             padded      0 1|2 3|4 5|6 6|7 8|...

@@ -45,6 +45,8 @@ def epochs_of(
 ) -> tuple[EpochPlan | None, tuple[int, ...]]:
     """Determines the epochs of an iterator's pipelines, and the shard of each in epoch 0.
 
+    The reader determines whether the last batch is padded; see `dalijax.core.order`.
+
     Args:
         built: Built pipelines.
         config: Arguments of the iterator.
