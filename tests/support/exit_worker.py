@@ -9,6 +9,7 @@ HOW may be followed by some of the exits: mp:normal,exit
 
 import collections
 import contextlib
+import gc
 import os
 import pathlib
 import re
@@ -173,6 +174,7 @@ def table(times, hows):
     """
     lines = ["| | " + " | ".join(ENDS) + " |", "|---" * (len(ENDS) + 1) + "|"]
     wrong = []
+    gc.freeze()  # or each child would visit, and copy, the objects of all modules as it ends
     for how, _, some in (how.partition(":") for how in hows):
         cells = []
         for ending in ENDS:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import sys
+import warnings
 
 import grain
 import numpy as np
@@ -63,6 +64,7 @@ def forked(which, what):
 
 if __name__ == "__main__":
     which = sys.argv[1]
+    warnings.simplefilter("error", UserWarning)
     iterator = opened(which)
     next(iterator)
     state = iterator.get_state()

@@ -5,6 +5,7 @@ import pathlib
 import arrays  # of examples/
 import numpy as np
 import pytest
+from forks import run_fork
 from labelled import check_resumes, expected_labels, rows_of
 from nvidia.dali import backend
 from PIL import Image
@@ -14,7 +15,6 @@ from conformance import check
 from dalijax import sources
 from dalijax.errors import BatchError
 from dalijax.show import show
-from programs import run_python
 
 N, BATCH = 11, 4
 SIDE = arrays.SIDE
@@ -149,7 +149,7 @@ def test_a_file_of_fortran_order_is_named_without_a_driver(opened, tmp_path):
 
 
 def test_the_example_draws_a_picture(tmp_path):
-    said = run_python(arrays.__file__, "--count", "24", "--epochs", "2", "--out", tmp_path).stdout
+    said = run_fork(arrays.__file__, "--count", "24", "--epochs", "2", "--out", tmp_path).stdout
     assert "compiled 1 times" in said
     low, high = Image.open(tmp_path / "batch.png").convert("L").getextrema()
     assert high - low > 50

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from forks import run_fork
 from labelled import check_resumes, expected_labels, rows_of, write_labelled_tar
 from PIL import Image
 from shardings import rows_over
@@ -14,7 +15,6 @@ from conformance import check
 from dalijax import sources
 from dalijax.errors import BatchError
 from dalijax.show import show
-from programs import run_python
 
 soundfile = pytest.importorskip("soundfile", reason="needs soundfile, of the extra test")
 
@@ -210,7 +210,7 @@ def test_a_truncated_ogg_is_a_shorter_recording(tmp_path):
 
 def test_the_example_draws_a_picture(tmp_path):
     script = audio.__file__
-    said = run_python(script, "--count", "24", "--epochs", "2", "--out", tmp_path).stdout
+    said = run_fork(script, "--count", "24", "--epochs", "2", "--out", tmp_path).stdout
     assert "compiled 1 times" in said
     low, high = Image.open(tmp_path / "batch.png").convert("L").getextrema()
     assert high - low > 50

@@ -6,30 +6,33 @@ import pathlib
 import exit_worker
 import fork_worker
 import pytest
+from forks import run_fork
 
 from full import FULL, in_full
 from programs import run_python
 
 TIMES = 9 if FULL else 1
+run_program = run_python if FULL else run_fork
 FORK_WORKER = pathlib.Path(__file__).parents[1] / "support" / "fork_worker.py"
 HOWS, ENDS = exit_worker.HOWS, list(exit_worker.ENDS)
-NEW = [("mp", "exception"), ("own_thread", "normal"), ("iterator", "ctrl-c"), ("functions", "exit")]
+NEW = [("iterator", "ctrl-c"), ("functions", "exit")]
+# Each iterator with a normal exit and one of the others; `make test-full` has every pair.
+SOME = {how: ["normal", ENDS[1 + (k + 2) % 3]] for k, how in enumerate(HOWS)}
 EXITS = [pair if pair in NEW else in_full(*pair) for pair in itertools.product(HOWS, ENDS)]
 
 
 @pytest.mark.parametrize(("how", "ending"), EXITS)
 def test_a_program_ends_as_without_an_iterator(how, ending):
-    """A new process for each exit; the next test has every pair of an iterator and an exit."""
+    """A new process for each exit; the next test has more pairs of an iterator and an exit."""
     assert exit_worker.run(how, ending) == ""
 
 
 @pytest.mark.parametrize("hows", (HOWS[:5], HOWS[5:]), ids=",".join)
 def test_a_forked_program_ends_as_without_an_iterator(hows):
     """Forks of a process that has imported all modules; a new process would take seconds."""
-    some = {} if FULL else {"mp": ["normal", "ctrl-c"]}  # its workers are new processes
-    ends = [some.get(how, ENDS) for how in hows]
+    ends = [ENDS if FULL else SOME[how] for how in hows]
     told = [f"{how}:{','.join(own)}" for how, own in zip(hows, ends)]
-    program = run_python(exit_worker.__file__, "table", TIMES, *told, timeout=None)
+    program = run_program(exit_worker.__file__, "table", TIMES, *told, timeout=3600)
     assert program.stdout.count(f"{TIMES} right") == sum(map(len, ends))
 
 
@@ -50,16 +53,17 @@ next(iterator)
 
 
 @pytest.mark.parametrize("length", ("finite", "endless"))
-def test_a_program_ends_while_tensorflow_prefetches(length):
+def test_a_program_ends_while_tensorflow_prefetches(length, tmp_path):
     """TensorFlow's threads do not end with Python: they are still in the generator."""
-    program = run_python("-c", TENSORFLOW, length, timeout=exit_worker.HANGS)
+    (tmp_path / "program.py").write_text(TENSORFLOW)
+    modules = {} if FULL else {"modules": ["tensorflow"]}
+    program = run_program(tmp_path / "program.py", length, timeout=exit_worker.HANGS, **modules)
     for line in ("Traceback", "Exception ignored", "UNKNOWN", "dalijax"):
         assert line not in program.stderr, program.stderr
 
 
 @pytest.mark.parametrize("which", fork_worker.WHICH)
 def test_a_forked_child_has_a_parents_iterator(which):
-    command = ["-W", "error::UserWarning", FORK_WORKER, which]
-    program = run_python(*command, timeout=exit_worker.HANGS)
+    program = run_program(FORK_WORKER, which, timeout=exit_worker.HANGS)
     assert program.stdout.splitlines() == [f"{what} as it must be" for what in fork_worker.WHAT]
     assert "Traceback" not in program.stderr

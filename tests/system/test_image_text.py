@@ -5,10 +5,10 @@ import json
 import image_text  # of examples/
 import numpy as np
 import pytest
+from forks import run_fork
 from PIL import Image, ImageColor
 
 from dalijax.errors import RecordError
-from programs import run_python
 
 N = 40
 
@@ -94,7 +94,7 @@ def test_an_image_without_a_text_is_named(folder, text):
 
 
 def test_the_example_draws_a_picture(tmp_path):
-    said = run_python(image_text.__file__, "--out", tmp_path).stdout
+    said = run_fork(image_text.__file__, "--out", tmp_path).stdout
     assert said.count("['a ") == image_text.ROWS
     low, high = Image.open(tmp_path / "batch.png").convert("L").getextrema()
     assert high - low > 50

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from forks import run_fork
 from labelled import check_resumes, expected_labels, rows_of, write_labelled_tar
 from nvidia.dali import fn
 from PIL import Image
@@ -13,7 +14,6 @@ from conformance import Expected, check
 from dalijax import data_iterator, sources
 from dalijax.errors import BatchError
 from dalijax.show import show
-from programs import run_python
 from video_files import FOLDER, ON_CPU, ON_GPU, drawn
 
 N, BATCH = 7, 3
@@ -221,7 +221,7 @@ def test_dalis_video_reader_skips_files_that_it_cannot_open(folder, tmp_path, na
 
 
 def test_the_example_draws_a_picture(tmp_path):
-    said = run_python(video.__file__, "--count", "8", "--out", tmp_path).stdout
+    said = run_fork(video.__file__, "--count", "8", "--out", tmp_path).stdout
     assert "restores the state and has the same clips: True" in said
     low, high = Image.open(tmp_path / "batch.png").convert("L").getextrema()
     assert high - low > 50
