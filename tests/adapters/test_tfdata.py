@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
+from forks import run_fork
 from nvidia.dali import Pipeline, fn, types
 from PIL import Image
 from python_sources import ends_after, fails_at
@@ -33,7 +34,6 @@ from dalijax.adapters.tfdata.steps import (
     length,
 )
 from numbered import graph, read_files
-from programs import run_python
 
 N, BATCH = 11, 4
 
@@ -572,7 +572,7 @@ try:
 except ImportError:
     print("needs TensorFlow")
 """
-    assert run_python("-c", program).stdout == "ended\nneeds TensorFlow\n"
+    assert run_fork(program).stdout == "ended\nneeds TensorFlow\n"
 
 
 # Reports of an adversarial review

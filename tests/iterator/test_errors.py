@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from forks import run_fork
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import fn, pipeline_def, types
 
@@ -541,7 +542,7 @@ dataset.to_tf_dataset()
 
 @pytest.mark.parametrize("code,extra", [(NUMBA, "numba"), (TENSORFLOW, "tf")])
 def test_a_package_that_is_missing_when_it_is_used(code, extra):
-    done = run_python("-c", code, code=1)
+    done = run_fork(code, code=1)
     assert f'pip install "dalijax[{extra}]"' in done.stderr.splitlines()[-1], done.stderr
 
 

@@ -15,6 +15,7 @@ from dalijax import data_iterator, sources
 from dalijax.adapters.grain import DALITransform
 from dalijax.core.pipeline.failure import failure_of
 from dalijax.errors import BatchError, GraphError, RecordError
+from full import in_full
 
 COUNT, BATCH = 24, 4
 MODES = ("raise", "skip", "mask")
@@ -99,8 +100,15 @@ def over_grain(fault, on_error, data=(GOOD,) * COUNT):
     )
 
 
-@pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("on_error", MODES)
+# Every operator, and every mode with the first one and with a function.
+CASES = [
+    (name, mode) if k in (0, 6) or k % 3 == number else in_full(name, mode)
+    for k, name in enumerate(FAULTS)
+    for number, mode in enumerate(MODES)
+]
+
+
+@pytest.mark.parametrize("name,on_error", CASES)
 def test_a_graph_that_fails_for_every_record_of_a_source(name, on_error):
     fault, message = FAULTS[name]
     iterator = over_source(records(), fault, on_error)

@@ -6,11 +6,11 @@ import flax.jax_utils
 import jax
 import numpy as np
 import pytest
+from forks import run_fork
 from nvidia.dali import fn, pipeline_def
 
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
 from numbered import numbers, read_files
-from programs import run_python
 
 BATCH = 5  # for 12 files: 5, 5 and 2
 
@@ -284,7 +284,7 @@ def test_interpreter_exit_with_running_pipelines(tmp_path, ending, code):
             os.kill(os.getpid(), signal.SIGINT)
         """)
     )
-    done = run_python(script, code=code)
+    done = run_fork(script, code=code, warn="default")
     assert "Traceback" not in done.stderr
 
 

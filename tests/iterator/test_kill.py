@@ -8,12 +8,13 @@ import signal
 import time
 
 import pytest
+from forks import Fork
 
 from conftest import write_jpegs
-from programs import kill_python, start_python
+from full import FULL
 
 SEED = int(os.environ.get("DALIJAX_SEED", random.SystemRandom().randrange(2**31)))
-FILES, EPOCHS, EVERY, KILLS = 158, 2, 4, 5
+FILES, EPOCHS, EVERY, KILLS = 158, 2, 4, 5 if FULL else 3
 STEPS = 2 * 40  # in batches of 4, the last one padded
 SCRIPT = str(pathlib.Path(__file__).parents[1] / "support" / "kill_trainer.py")
 
@@ -23,7 +24,7 @@ class Trainer:
 
     def __init__(self, folder, checkpoint):
         self.checkpoint = checkpoint
-        self.process = start_python("-W", "error", SCRIPT, folder, checkpoint, EPOCHS, EVERY)
+        self.process = Fork(SCRIPT, folder, checkpoint, EPOCHS, EVERY, warn="error", piped=True)
 
     def kill(self, steps, more, delay):
         """Kills the process after some steps and a short delay, in which it may do more steps.
@@ -36,12 +37,13 @@ class Trainer:
         for _ in range(steps):
             reached = int(self.process.stdout.readline())
         time.sleep(delay)
-        assert kill_python(self.process) == -signal.SIGKILL
+        self.process.kill()
+        assert self.process.result(300)[0] == -signal.SIGKILL
         return reached
 
     def finish(self):
-        out, errors = self.process.communicate(timeout=300)
-        assert self.process.returncode == 0, errors
+        code, out, errors = self.process.result(300)
+        assert code == 0, errors
         assert "Traceback" not in errors
         return out.split(), json.loads(self.checkpoint.read_text())
 

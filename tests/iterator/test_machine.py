@@ -326,7 +326,7 @@ def test_any_path(machine):
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=1000 if FULL else 40,
+            max_examples=1000 if FULL else 25,
             stateful_step_count=25,
             deadline=None,
             print_blob=True,

@@ -52,6 +52,6 @@ def test_the_matrix_contains_every_value():
 
 def test_pairwise_cells_contain_every_pair_of_values():
     every = set().union(*map(pairs, matrix()))
-    for seed in range(3):
+    for seed in range(3) if FULL else (SEED,):
         cells = pairwise(seed)
-        assert set().union(*map(pairs, cells)) == every and len(cells) < 64
+        assert set().union(*map(pairs, cells)) == every and len(cells) < 32

@@ -15,7 +15,7 @@ from dalijax import LastBatchPolicy, data_iterator
 from full import FULL, in_full
 from numbered import read_files
 
-BATCHES = 20_000 if FULL else 2_000
+BATCHES = 20_000 if FULL else 1_000
 BATCH = 5
 SAVE_EVERY = 100
 MEGABYTE = 2**20
@@ -135,7 +135,7 @@ def test_many_iterators_leak_nothing(jpegs, as_numpy):
     before = Figures()
     gc.disable()  # close() itself must free the pipelines, not a garbage collection
     try:
-        for _ in range(50):
+        for _ in range(50 if FULL else 20):
             use()
         after = Figures()
     finally:

@@ -1,15 +1,14 @@
 """The threads of `dalijax.core.workers`: results, errors, ends and interruptions."""
 
 import gc
-import pathlib
 import threading
 
 import interrupt_worker
 import pytest
+from forks import run_fork
 from interrupts import interrupt_at, lines_of
 
 from dalijax.core.workers import Result, Workers, WorkersEnded, call_each
-from programs import run_python
 
 WAIT = 60  # seconds, for calls that take milliseconds
 
@@ -104,5 +103,5 @@ def test_an_interruption_at_any_line_does_not_deadlock():
 
 
 def test_interruptions_within_the_standard_library_lose_no_batch():
-    program = run_python(pathlib.Path(interrupt_worker.__file__), timeout=200)
+    program = run_fork(interrupt_worker.__file__, timeout=200)
     assert program.stdout == "no batch was lost\n"

@@ -38,27 +38,35 @@ def test_an_invalid_setting_is_refused():
 
 IMPORT = """
 import os
-{first}
-for settings in {settings!r}:
+import sys
+
+def then_import(first, settings):
     if os.fork() == 0:
         os.environ.update(settings)
+        exec(first)
         import dalijax
         print(os.environ.get({variable!r}, ""), flush=True)
         os._exit(0)
     os.wait()
+
+assert not {{"jax", "nvidia"}} & sys.modules.keys()
+for first in ("", "import nvidia.dali.fn"):
+    then_import(first, {{}})
+import jax
+for first in ("", "jax.devices()"):
+    then_import(first, {{}})
+import nvidia.dali.fn
+for settings in {settings!r}:
+    then_import("", settings)
 """
 
 
-@pytest.mark.parametrize(
-    "first",
-    ("", "import jax", "import nvidia.dali.fn", "import jax; jax.devices()"),
-)
-def test_importing_the_package_sets_it(first):
+def test_importing_the_package_sets_it():
     # No test starts CUDA, whatever was imported before.
     queues = {"32": {}, "8": {VARIABLE: "8"}, "": {KEEP: "keep"}}
     env = {k: v for k, v in os.environ.items() if k not in (VARIABLE, KEEP)}
-    code = IMPORT.format(first=first, settings=list(queues.values()), variable=VARIABLE)
-    assert run_python("-c", code, env=env).stdout.splitlines() == list(queues)
+    code = IMPORT.format(settings=list(queues.values()), variable=VARIABLE)
+    assert run_python("-c", code, env=env).stdout.splitlines() == ["32"] * 4 + list(queues)
 
 
 def test_a_setting_that_comes_too_late_warns_once(monkeypatch):

@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from forks import run_fork
 from nvidia.dali import fn
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from shardings import rows_over
@@ -14,7 +15,6 @@ from dalijax.core.order.samples import SamplePlan
 from dalijax.core.random.hashing import column_keys, fold, uniform
 from dalijax.errors import BatchError
 from dalijax.sources import Field, Source
-from programs import run_python
 
 COUNT, BATCH, SEED = 24, 4, 3
 
@@ -222,4 +222,4 @@ assert not any(one.is_alive() for one in readers)
 
 
 def test_the_cyclic_gc_may_free_an_iterator_anywhere():
-    run_python("-c", ABANDONED, timeout=120)
+    run_fork(ABANDONED, timeout=120)

@@ -5,12 +5,12 @@ import json
 import bad_image_worker
 import numpy as np
 import pytest
+from forks import run_fork
 from nvidia.dali import fn
 from shardings import rows_over
 
 from dalijax import data_iterator, sources
 from full import FULL
-from programs import run_python
 
 CASES = [(how, bad) for how in bad_image_worker.HOWS for bad in bad_image_worker.BAD]
 SHORT = [
@@ -31,7 +31,7 @@ SHORT = [
 def test_an_invalid_image_is_masked_in_a_large_batch():
     """In a new process, which a crash of DALI would end at the case after the printed cases."""
     cases = CASES if FULL else SHORT
-    done = run_python(bad_image_worker.__file__, ",".join(map(":".join, cases)))
+    done = run_fork(bad_image_worker.__file__, ",".join(map(":".join, cases)))
     masks = map(json.loads, done.stdout.splitlines())
     assert dict(zip(cases, masks)) == dict.fromkeys(cases, bad_image_worker.MASKS)
 

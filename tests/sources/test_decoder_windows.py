@@ -2,13 +2,13 @@
 
 import itertools
 import json
-import pathlib
 import random
 
 import grain
 import numpy as np
 import pytest
 import window_worker
+from forks import run_fork
 from nvidia.dali import Pipeline, fn
 from odd_images import MODES, exif, saved
 from PIL import Image
@@ -18,11 +18,10 @@ from dalijax.adapters.grain import DALITransform
 from dalijax.core.formats.image_size import image_size, look_at
 from dalijax.core.state.operators import image_inputs, operators_of
 from dalijax.fn import read_file
-from programs import run_python
 
 
 def test_no_window_ends_the_process():
-    done = run_python(pathlib.Path(window_worker.__file__), 64, timeout=300)
+    done = run_fork(window_worker.__file__, 64)
     images = window_worker.images()
     found = json.loads(done.stdout)
     sizes = {name: image_size(data) for name, data in images.items()}

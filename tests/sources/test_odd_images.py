@@ -2,13 +2,13 @@
 
 import io
 import json
-import pathlib
 import re
 
 import grain
 import numpy as np
 import odd_image_worker
 import pytest
+from forks import run_fork
 from nvidia.dali import fn, types
 from odd_images import EXIF, MODES, RGB, exif, odd_images, saved, tiff
 from PIL import Image, ImageOps
@@ -17,7 +17,7 @@ from dalijax import augment, data_iterator, sources
 from dalijax.adapters.grain import DALITransform
 from dalijax.core.formats.image_size import ImageInput, image_size, look_at
 from dalijax.fn import read_file
-from programs import run_python
+from full import FULL
 
 # Pillow decodes them differently: it converts colors in another way, clips 16 bits, ignores
 # EXIF numbers of one byte, or the header of a file was changed without its pixels.
@@ -29,7 +29,7 @@ UNSURE_IF_KEPT = re.compile(f"{UNSURE.pattern}|TIFF.*(CMYK|RGBA|(five|seven) cha
 
 
 def decoded_in_a_process(mutations, output="RGB"):
-    done = run_python(pathlib.Path(odd_image_worker.__file__), mutations, output, timeout=600)
+    done = run_fork(odd_image_worker.__file__, mutations, output, timeout=600)
     decoded = json.loads(done.stdout)
     assert decoded["lost"] == 0
     numbers = {int(name.removeprefix("record ")) // 2 for name in decoded["bad"]}
@@ -65,9 +65,10 @@ def test_no_odd_image_ends_the_process_if_its_channels_are_kept():
 
 
 def test_no_damaged_image_ends_the_process():
-    decoded, _ = decoded_in_a_process(600)
+    count = 600 if FULL else 300
+    decoded, _ = decoded_in_a_process(count)
     names = list(odd_images())
-    for number in range(600):
+    for number in range(count):
         name, data = odd_image_worker.mutation(names, odd_images(), number)
         if name in decoded["shapes"]:
             assert [*image_size(data)] == decoded["shapes"][name][:2], name

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dalijax.core.formats.example import integers
 from dalijax.core.formats.tfrecord_headers import masked_crc
 from dalijax.sources import Field, TFRecord
+from full import FULL
 
 tf = pytest.importorskip("tensorflow")
 
@@ -270,7 +271,7 @@ def test_any_flipped_bit_is_an_error_or_data(tmp_path):
     record = example_in_order({name: row(1, size=20)[name] for name in names})
     assert tf.train.Example.FromString(record).features.feature.keys() == set(names)
     data = pathlib.Path(write(tmp_path / "a", [record])).read_bytes()
-    for bit in range(12 * 8, (12 + len(record)) * 8):
+    for bit in range(12 * 8, (12 + len(record)) * 8, 1 if FULL else 5):  # 5: a bit of each byte
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         (tmp_path / "b").write_bytes(damaged)

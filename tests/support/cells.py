@@ -108,10 +108,10 @@ def matrix() -> Iterator[Cell]:
 
 
 def pairs(cell: Cell) -> set[tuple[Any, Any]]:
-    """Returns the pairs of values of two fields; the size is a single field."""
+    """Returns the pairs of values of two fields; a field is the rest after whole batches."""
     case = cell.case
-    size = (case.n, case.batch, case.shards)
-    values = (size, case.policy, case.padded, case.stick, *dataclasses.astuple(cell)[2:])
+    size = (case.n - 2 * case.batch * case.shards, case.batch, case.shards)
+    values = (*size, case.policy, case.padded, case.stick, *dataclasses.astuple(cell)[2:])
     return set(itertools.combinations(enumerate(values), 2))
 
 

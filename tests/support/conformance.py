@@ -24,6 +24,8 @@ import cloudpickle
 import jax
 import numpy as np
 
+from full import FULL
+
 Result = Any
 
 
@@ -273,15 +275,19 @@ def check_properties(
             TALLY.batches += 1
         TALLY.restores += 1
 
-    # Restore every position, into the same iterator and into a new one.
+    # Restore every position, into the same iterator or into a new one; `make test-full` into both.
+    # Both kinds meet each position of an epoch, as few epochs have a multiple of five calls.
     for at, state in enumerate(states):
         to = end if tail is None else at + tail
-        given = copy.deepcopy(state)
-        iterator.set_state(given)
-        assert given == state, "the caller's state was changed"
-        assert iterator.get_state() == state
-        given["epoch"] = "overwritten"  # must not be stored either
-        compare(iterator, at, to, "same")
+        if FULL or at % 5 in (1, 3):
+            given = copy.deepcopy(state)
+            iterator.set_state(given)
+            assert given == state, "the caller's state was changed"
+            assert iterator.get_state() == state
+            given["epoch"] = "overwritten"  # must not be stored either
+            compare(iterator, at, to, "same")
+            if not FULL:
+                continue
         new = make()
         new.set_state(json.loads(json.dumps(state)))
         assert new.get_state() == state
@@ -296,7 +302,7 @@ def check_properties(
         assert iterator.get_state() == state, at
         iterator.set_state(iterator.get_state())
         compare(iterator, at, at + 1, "in place")
-        if at % 3 == 0:
+        if at % 4 == 0:
             again = make()
             again.set_state(iterator.get_state())
             iterator.close()

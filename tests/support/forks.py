@@ -17,8 +17,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,12 +50,14 @@ class Fork:
     """A program in a fork.
 
     Args:
-        program: Path of the program.
+        program: Path of the program, or its code, of several lines.
         *arguments: Its arguments.
         modules: Modules that are imported before the fork, besides `MODULES`.
         env: Its environment variables.
         cwd: Its folder.
         number: Forks of different numbers have different addresses and hash seeds.
+        warn: What happens with its warnings, as in ``python -W``.
+        piped: Whether ``stdin`` and ``stdout`` are pipes instead of files.
     """
 
     def __init__(
@@ -64,25 +68,56 @@ class Fork:
         env: dict[str, str] | None = None,
         cwd: Any = None,
         number: int = 0,
+        warn: str = "ignore",
+        piped: bool = False,
     ) -> None:
         self._number = number
         self._folder = tempfile.TemporaryDirectory()
-        self._files = [pathlib.Path(self._folder.name, name) for name in ("out", "err")]
+        files = [pathlib.Path(self._folder.name, name) for name in ("in", "out", "err")]
+        self._files = files[1:]
+        if piped:
+            for file in files[:2]:
+                os.mkfifo(file)
+        if "\n" in str(program):
+            code = pathlib.Path(self._folder.name, "program.py")
+            code.write_text(str(program))
+            program = code
         self._pid = self._ask(
             program=str(program),
             arguments=list(map(str, arguments)),
             modules=[*MODULES, *modules],
             env=dict(os.environ if env is None else env),
             cwd=str(cwd or os.getcwd()),
-            files=list(map(str, self._files)),
+            files=[str(files[0]) if piped else os.devnull, *map(str, self._files)],
+            warn=warn,
         )
+        # The fork opens its pipes in the same order, and each open() waits for the other end.
+        self.stdin = files[0].open("w") if piped else None
+        self.stdout = files[1].open(errors="replace") if piped else None
+
+    def kill(self) -> None:
+        """Kills the program like ``kill -9``, unless it has ended; `result` must follow."""
+        os.kill(self._pid, signal.SIGKILL)  # its number is its own until `result` waits for it
 
     def result(self, timeout: float) -> tuple[int | None, str, str]:
-        """Returns the exit code (None if it ran longer and was killed), stdout and stderr."""
-        code = self._ask(pid=self._pid, timeout=timeout)
-        texts = [file.read_text(errors="replace") for file in self._files]
+        """Returns the exit code (None if it ran longer and was killed), stdout and stderr.
+
+        Closes the pipes; lines that were read from ``stdout`` are not repeated.
+        """
+        if self.stdin is None or self.stdout is None:
+            code = self._ask(pid=self._pid, timeout=timeout)
+            out = self._files[0].read_text(errors="replace")
+        else:
+            self.stdin.close()
+            timer = threading.Timer(timeout, self.kill)
+            timer.start()
+            with self.stdout as pipe:
+                out = pipe.read()
+            timer.cancel()
+            code = self._ask(pid=self._pid, timeout=timeout)
+        err = self._files[1].read_text(errors="replace")
         self._folder.cleanup()
-        return code, *texts
+        return code, out, err
 
     def _ask(self, **request: Any) -> Any:
         server = _server(self._number)
@@ -140,9 +175,10 @@ def _exit_code(pid: int, timeout: float) -> int | None:
 def _become(request: dict[str, Any]) -> None:
     """Runs the program of a request in this process, like a new process."""
     os.setsid()
-    for number, path in enumerate([os.devnull, *request["files"]]):
+    for number, path in enumerate(request["files"]):
         with open(path, "wb" if number else "rb") as file:
             os.dup2(file.fileno(), number)
+    warnings.simplefilter(request["warn"])  # type: ignore[arg-type]
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])

@@ -39,6 +39,18 @@ def commands(tmp_path, options, processes):
     return list(map(json.dumps, arguments)), {**os.environ, "PYTHONPATH": path}
 
 
+def forked(worker, tmp_path, options, processes=PROCESSES, **kind):
+    """Starts the processes of a worker in forks of two processes.
+
+    Addresses and hash seeds of the two processes differ.
+    """
+    arguments, env = commands(tmp_path, options, processes)
+    return [
+        Fork(worker, argument, modules=MODULES, env=env, number=process % 2, **kind)
+        for process, argument in enumerate(arguments)
+    ]
+
+
 def launched(worker, tmp_path, options, processes=PROCESSES):
     """Starts the processes of a worker, each with a file for its report."""
     arguments, env = commands(tmp_path, options, processes)
@@ -50,16 +62,8 @@ def launched(worker, tmp_path, options, processes=PROCESSES):
 
 
 def started(worker, tmp_path, options, processes=PROCESSES, timeout=300):
-    """Runs a worker in several processes and returns their reports.
-
-    The processes are forks of two processes, so that addresses and hash seeds differ.
-    """
-    arguments, env = commands(tmp_path, options, processes)
-    running = [
-        Fork(worker, argument, modules=MODULES, env=env, number=process % 2)
-        for process, argument in enumerate(arguments)
-    ]
-    results = []
+    """Runs a worker in several processes and returns their reports."""
+    running, results = forked(worker, tmp_path, options, processes), []
     for fork in running:  # if one fails, the others do not come to an end
         failed = any(code != 0 for code, *_ in results)
         results.append(fork.result(1 if failed else timeout))
