@@ -29,7 +29,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -243,13 +243,38 @@ class DALIInput(base_input.BaseInput):
         """Converts a batch of the stream to Pax's format."""
         batch = dict(arrays)
         valid = batch.pop(self._mask, None)
-        rows = len(next(iter(batch.values())))
+        rows = self._check_shapes(batch, valid)
         weights = np.ones(rows, np.float32) if valid is None else np.asarray(valid, np.float32)
         for name, array in batch.items():
             check_width(np.dtype(array.dtype), name)
         if self.element == "numpy":
             batch = {name: np.asarray(array) for name, array in batch.items()}
         return py_utils.NestedMap({**batch, self.weights: weights})
+
+    def _check_shapes(self, batch: Mapping[str, Any], valid: Any) -> int:
+        """Checks that `batch_map` returned arrays [rows, ...]; returns the number of rows.
+
+        Args:
+            batch: The arrays, or their specs, without the mask.
+            valid: The mask, or its spec; None if there is no mask.
+
+        Raises:
+            ValueError: If an array has other rows, or the name of the weights.
+        """
+        if self.weights in batch:
+            raise ValueError(
+                f"batch_map returned an array named {self.weights!r}, like the weights. Rename it, "
+                "or choose another name of the weights"
+            )
+        first = next(iter(batch.values())) if valid is None else valid
+        rows: int = first.shape[0] if first.shape else self.batch_size
+        for name, array in batch.items():
+            if array.shape[:1] != (rows,):
+                raise ValueError(
+                    f"{name!r} has shape {array.shape}, but Pax requires arrays of {rows} rows. "
+                    "Return an array [batch, ...] from batch_map, or omit it"
+                )
+        return rows
 
     def _warn_if_short(self, stream: BatchStream) -> None:
         try:
@@ -267,13 +292,12 @@ class DALIInput(base_input.BaseInput):
 
     def specs(self) -> py_utils.NestedMap:
         """Specs (jax.ShapeDtypeStruct) of each array of this host's batch; reads no batch."""
-        specs = self._opened().element_spec
+        specs = dict(self._opened().element_spec)
+        valid = specs.pop(self._mask, None)
+        rows = self._check_shapes(specs, valid)
         arrays = {
-            name: jax.ShapeDtypeStruct(spec.shape, spec.dtype)
-            for name, spec in specs.items()
-            if name != self._mask
+            name: jax.ShapeDtypeStruct(spec.shape, spec.dtype) for name, spec in specs.items()
         }
-        rows = next(iter(specs.values())).shape[0]
         arrays[self.weights] = jax.ShapeDtypeStruct((rows,), np.float32)
         return py_utils.NestedMap(arrays)
 
