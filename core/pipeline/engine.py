@@ -249,7 +249,7 @@ class Engine(abc.ABC, Generic[P]):
             if TraceAnnotation.is_enabled():
                 annotation = TraceAnnotation("dalijax.next", epoch=self.epoch, step=self.step)
             with annotation:
-                outcome = self.peek_mapped()
+                outcome = self.peek() if self._config.batch_map is None else self.peek_mapped()
             if outcome.ended and self._agreement is not None:
                 self._agree_on_end(self._agreement)
             if stats is not None and not outcome.ended:
@@ -464,7 +464,7 @@ class Engine(abc.ABC, Generic[P]):
     def _next_outcome(self) -> Outcome[P]:
         """Returns the first outcome from the position that ``on_error`` does not skip."""
         start = position = self._first_position()
-        skipped, from_start = list[FailedBatch](), self.step == 0
+        skipped: list[FailedBatch] = []
         try:
             while True:
                 outcome = self._outcome_at(position)
@@ -472,15 +472,16 @@ class Engine(abc.ABC, Generic[P]):
                     outcome = self._noted(outcome, outcome.masked)
                 error = outcome.error
                 if self._config.on_error != "skip" or error is None or not can_skip(error):
-                    return self._after_skipped(outcome, skipped, from_start)
+                    return self._after_skipped(outcome, start, skipped) if skipped else outcome
                 fault: Exception | None = self._fault_of_graph(error)
                 if fault is None:
                     skipped.append(self._note_skipped(*self._place(position), error))
                     if len(skipped) >= self._most_skipped:
                         fault = too_many_skipped(skipped)
                 if fault is not None:
-                    outcome = dataclasses.replace(outcome, error=fault)
-                    return self._after_skipped(outcome, skipped, from_start=False)
+                    return self._after_skipped(
+                        dataclasses.replace(outcome, error=fault), start, skipped
+                    )
                 position = outcome.after
         except BaseException:
             if position is not start and self._can_build_at(start):
@@ -550,21 +551,19 @@ class Engine(abc.ABC, Generic[P]):
         return log_failure("skipped", FailedBatch(epoch, step, str(error), files))
 
     def _after_skipped(
-        self, outcome: Outcome[P], skipped: Sequence[FailedBatch], from_start: bool
+        self, outcome: Outcome[P], start: P, skipped: Sequence[FailedBatch]
     ) -> Outcome[P]:
         """Adds skipped batches to `errors` and to the outcome after them.
 
         Args:
-            outcome: The outcome.
+            outcome: The outcome. If it is the end of an epoch of which every batch was skipped, it
+                becomes an error.
+            start: The position of the first skipped batch.
             skipped: The batches that were skipped before it.
-            from_start: Whether they start with the first batch of the epoch. If the epoch ends
-                after them, all of its batches failed, which is an error.
         """
-        if not skipped:  # the usual case, for the speed of next()
-            return outcome
         self.errors.extend(skipped)
         outcome = dataclasses.replace(outcome, failures=outcome.failures + len(skipped))
-        if outcome.ended and from_start:
+        if outcome.ended and outcome.error is None and self._place(start)[1] == 0:
             return dataclasses.replace(outcome, error=every_batch_failed(skipped))
         return outcome
 
