@@ -30,8 +30,8 @@ class ReportInput(periodic_actions.PeriodicAction):
     ``input/errors``, the number of failed batches in the whole run, including the part before a
     restore.
 
-    Only process 0 writes metrics, those of its own input. As in clu's ReportProgress, the first
-    call never writes, because no time has passed.
+    Only process 0 writes metrics, which describe its own input. As in clu's ReportProgress, the
+    first call never writes, because no time has passed.
 
     Args:
         iterator: The iterator that the loop takes its batches from.

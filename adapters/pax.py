@@ -102,7 +102,7 @@ class DALIInput(base_input.BaseInput):
     `reset`. Batches are full; padding has weight 0.
 
     Pipelines are built when the first batch is requested, or when a state is requested after
-    batches were delivered. States are those of the underlying iterator, as JSON in bytes.
+    batches were delivered. A state is the JSON of the underlying iterator's state, in bytes.
 
     Attributes:
         iterator_fn: An iterator function, from `dalijax.data_iterator`. With several infeed hosts,

@@ -591,7 +591,7 @@ class DecodedIterator(RecordIterator):
         )
 
     def _seed_at(self, position: RecordPosition) -> int:
-        """Returns the seed at a position: that of the restored state, if it had one."""
+        """Returns the seed at a position: that of the restored state, or the configured seed."""
         seed = position.restored.seed
         return self._seed if seed is None else seed
 

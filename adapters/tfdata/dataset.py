@@ -52,7 +52,7 @@ class DALIDataset:
     """The batches of an iterator function, with the interface of a tf.data.Dataset.
 
     Each ``iter()`` starts the next epoch, like tf.data's shuffle: its order and random numbers
-    differ from those of other iterators, and epochs within ``repeat()`` differ, too. An epoch's
+    differ from iterator to iterator, and epochs within ``repeat()`` differ, too. An epoch's
     last batch depends on ``last_batch_policy``:
 
     - FILL: ``repeat().batch(n)``, with enough batches for all samples of the epoch. With

@@ -122,7 +122,7 @@ class DatasetIterator(_Base):
             step: Number of elements before the position.
 
         Raises:
-            ValueError: If there is no such element, or it can't be mapped to a position.
+            ValueError: If the element does not exist, or can't be mapped to a position.
         """
         self._stream.seek_step(step)
 

@@ -73,7 +73,7 @@ class Source:
         return PassStream(iterator_fn._for_host(self.call), self.call, epochs, self._passes)
 
     def current(self, epochs: int | None) -> PassStream:
-        """Returns a stream to query for length and specs: one in use, or the next one."""
+        """Returns a stream to query for length and specs; creates a stream if none is in use."""
         lent = self._lent.get(epochs)
         if lent is not None and not lent._iterator.closed:
             return lent

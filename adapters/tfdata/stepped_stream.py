@@ -122,7 +122,7 @@ class ChainedStream:
         """Moves to an element, counted from 0; see `BatchStream.seek_step`.
 
         Raises:
-            ValueError: If there is no such element, or it can't be mapped to a position.
+            ValueError: If the element does not exist, or can't be mapped to a position.
         """
         if not self.chain:
             self.stream.seek_step(step)
@@ -176,7 +176,7 @@ class ChainedStream:
         return count
 
     def _begin(self) -> None:
-        """Saves the position, to which the next call returns if this call is interrupted."""
+        """Saves the position, to return to it in the next call if this call is interrupted."""
         self._settle()
         self._before = self._place, self.stream._mark()
 

@@ -1,7 +1,7 @@
-"""take, skip, repeat and enumerate as arithmetic: maps each element to a batch of the source.
+"""take, skip, repeat and enumerate as arithmetic: maps each element to a batch of the stream.
 
 All functions are pure. A *chain* is the sequence of steps applied to a source; ``total`` is the
-source's number of batches, INFINITE or UNKNOWN. Names and rules are those of tf.data.Dataset.
+source's number of batches, INFINITE or UNKNOWN. Names and rules are as in tf.data.Dataset.
 """
 
 from __future__ import annotations

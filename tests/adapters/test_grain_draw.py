@@ -131,7 +131,7 @@ def test_the_seed_of_the_call_is_the_seed_of_draws_and_states():
     saved = iter(ds.seed(9).pipe(transform()))
     next(saved)
     plain = iter(ds.pipe(transform()))
-    plain.set_state(saved.get_state())  # nobody gave it a seed
+    plain.set_state(saved.get_state())  # without a seed
     check(
         on_host(plain),
         list(range(N)),

@@ -57,7 +57,7 @@ def source(files: list[str], iterator_fn: Any = ITERATOR_FN, **options: Any) -> 
 
 
 def samples(element: Any) -> Any:
-    """Returns the numbers of an element, whatever Grain's tools made of it."""
+    """Returns the numbers of an element, which Grain's tools may have converted."""
     if isinstance(element, tuple):
         return [samples(one) for one in element]
     return np.asarray(element["x"] if isinstance(element, dict) else element).ravel().tolist()

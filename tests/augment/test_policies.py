@@ -102,7 +102,7 @@ def plain_operation(pixels, name, m, wide=False):
 
 
 def records_of(name):
-    """Returns those of 400 records for which RandAugment chooses an operation first."""
+    """Returns the records, of 400, whose first operation in RandAugment is a given operation."""
     return [
         k for k, u in enumerate(numbers(range(400), "rand", 2)) if plain_choice(u, 9, 31)[0] == name
     ]

@@ -7,7 +7,7 @@ from dalijax.core.functions.dlpack import DLTensor, Exported, aligned
 
 
 def test_a_gpus_tensor_is_handed_over_once_where_it_is():
-    tensor = DLTensor(1, None, np.arange(3.0).__dlpack__())  # of a host, which nobody looks at
+    tensor = DLTensor(1, None, np.arange(3.0).__dlpack__())  # of a host; it is never read
     assert tensor.__dlpack_device__() == (2, 1) and tensor.dtype == "float64"
     for wanted in ({"copy": True}, {"dl_device": (1, 0)}, {"dl_device": (2, 0)}):
         with pytest.raises(BufferError, match="Copy the result of from_dlpack"):

@@ -1,4 +1,4 @@
-"""`fn.dl_tensor_python_function`: samples, lists, capsules, and what is refused."""
+"""`fn.dl_tensor_python_function`: samples, lists, capsules, and errors."""
 
 import functools
 

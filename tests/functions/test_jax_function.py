@@ -253,7 +253,7 @@ def test_what_functions_do_wrong_is_said(function, options, words):
 
         iterator_fn = data_iterator(graph, names)
     iterator = iterator_fn(batch_size=BATCH)
-    for _ in range(2):  # it goes on, and fails again
+    for _ in range(2):  # the iterator continues, and fails again
         with pytest.raises(RuntimeError, match=words):
             next(iterator)
     iterator.close()
@@ -477,7 +477,7 @@ def test_functions_without_outputs_read_their_own_batch(dynamic, compiled):
     work, sums = jnp.full((500, 500), 1e-3), []
 
     @jax.jit
-    def total(x):  # in milliseconds, while DALI goes on
+    def total(x):  # in milliseconds, while DALI continues
         idle = work
         for _ in range(12):
             idle = idle @ work

@@ -1,4 +1,4 @@
-"""The keys of functions: which functions get one, and what it depends on."""
+"""The keys of functions: which functions get a key, and its dependence on the batch."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""`fn.numba_function`: shapes, types, limits, and what is compiled when."""
+"""`fn.numba_function`: shapes, types, limits, and the cache of compiled functions."""
 
 import functools
 import gc
@@ -269,7 +269,7 @@ def not_numba(out0, in0):
 
 
 def test_numba_into_other_types():
-    """Without setup_fn DALI would allocate the inputs' types, and Numba write behind their end."""
+    """Without setup_fn DALI would allocate the inputs' types, too small for Numba's outputs."""
 
     def graph():
         x = dali_fn.random.uniform(shape=[1000], range=(0, 255), dtype=types.UINT8)

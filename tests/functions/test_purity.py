@@ -1,4 +1,4 @@
-"""Functions of a graph must be pure: the check detects what they change, and nothing else."""
+"""Functions of a graph must be pure: the check detects changed values, without false alarms."""
 
 import collections
 import contextlib
@@ -491,7 +491,7 @@ def test_impure_functions_are_named_when_a_state_is_requested(jpegs_many, kind):
 
 
 def test_a_state_from_before_a_function_counted_is_refused_in_the_same_process(jpegs_many):
-    # In a new process the function would begin anew as well, and the state would be right.
+    # In a new process the function would also start again, and the state would be correct.
     calls = []
 
     @fn.jax_function

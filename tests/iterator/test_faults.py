@@ -284,7 +284,7 @@ def test_skipped_batches(write_images, caplog, policy, padded, bad):
         else:
             assert got == want
 
-    # From each state, the same iterator or a new iterator continues and skips alike.
+    # From each state, the same iterator or a new iterator continues and skips in the same way.
     states = [first, *(text for _, _, text in results)]
     for at, text in enumerate(states):
         if FULL or at % 2:

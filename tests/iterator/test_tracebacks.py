@@ -33,7 +33,7 @@ LINE = inspect.getsourcelines(fail)[1] + 1
 
 
 class FailingSource(sources.Source):
-    """Eight records, of which record 1 can't be read."""
+    """Eight records; record 1 can't be read."""
 
     fields = {"x": sources.Field(np.int32)}
 

@@ -141,7 +141,7 @@ def end(how):
 
 
 def ended(code, output, ending):
-    """Returns what is wrong with the end of a run; "" if it is right."""
+    """Describes an error at the end of a run; "" without an error."""
     if code is None:
         return f"hangs: {output[-2000:]}"
     if code != ENDS[ending]:
@@ -150,7 +150,7 @@ def ended(code, output, ending):
 
 
 def run(how, ending):
-    """Ends once in a new process; returns what is wrong with the end."""
+    """Runs and ends a new process; describes an error at its end."""
     program = subprocess.Popen(
         [sys.executable, __file__, how, ending],
         stdout=subprocess.PIPE,
@@ -170,7 +170,7 @@ def table(times, hows):
     """Prints a table of many runs, each in a forked child that has imported all modules.
 
     Returns:
-        In a child, how it must run and end; in the parent, what was wrong.
+        In a child, how it must run and end; in the parent, the errors.
     """
     lines = ["| | " + " | ".join(ENDS) + " |", "|---" * (len(ENDS) + 1) + "|"]
     wrong = []

@@ -20,7 +20,7 @@ from numbered import read_files
 
 N = 11  # records, in batches of 4
 LONGEST = 4  # floats of a ragged sample
-NONE = -9.0  # behind its end
+NONE = -9.0  # beyond its end
 KERNEL = {"blocks": [1, 1, 1], "threads_per_block": [1, 1, 1]}
 
 

@@ -25,7 +25,7 @@ def ragged():
 
 
 def check(graph, expected, **call):
-    """The outputs of a graph behind its first one are what NumPy makes of that, per sample."""
+    """Checks the outputs after the first output, which NumPy computes from it sample by sample."""
     for first, *others in run(graph, **call):
         for k, other in enumerate(others):
             for sample, got in zip(first, other, strict=True):

@@ -50,7 +50,7 @@ def modules():
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """A wheel built from a copy of the sources, since a build leaves folders behind."""
+    """A wheel built from a copy of the sources, since a build creates folders in it."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, source / name)
