@@ -7,22 +7,24 @@ import pathlib
 import random
 import time
 
+from forks import Fork
 from PIL import Image
 
 from full import FULL
-from programs import kill_python, start_python
 
 SEED = int(os.environ.get("DALIJAX_SEED", random.SystemRandom().randrange(2**31)))
 SCRIPT = pathlib.Path(__file__).parents[2] / "examples" / "grain_train.py"
-STEPS, EVERY, KILLS = 24, 4, 3 if FULL else 1
+MODULES = ("flax.nnx", "grain", "matplotlib.figure", "optax", "orbax.checkpoint")
+CPU = {"JAX_PLATFORMS": "cpu"}
+STEPS, EVERY, KILLS = (24, 4, 3) if FULL else (16, 4, 1)
 
 
 def start(cache, out):
     command = [SCRIPT, "--cache", cache, "--count", "120"]
     options = ["--steps", STEPS, "--save-every", EVERY, "--batch-size", "16", "--out", out]
     # Old libraries warn of each other; make test-matrix sets this.
-    environment = {"PYTHONWARNINGS": "error", **os.environ, "JAX_PLATFORMS": "cpu"}
-    return start_python(*command, *options, env=environment)
+    warn, environment = os.environ.get("PYTHONWARNINGS", "error"), {**os.environ, **CPU}
+    return Fork(*command, *options, modules=MODULES, env=environment, warn=warn, piped=True)
 
 
 def losses(out):
@@ -40,23 +42,22 @@ def test_a_killed_run_has_the_losses_of_an_uninterrupted_run(tmp_path):
     print(f"DALIJAX_SEED={SEED}")  # noqa: T201
     chance = random.Random(SEED)
     cache, killed, straight = (tmp_path / name for name in ("cache", "killed", "straight"))
-    process = start(cache, straight)
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors[-3000:]
+    code, _, errors = start(cache, straight).result(240)
+    assert code == 0, errors[-3000:]
     for kill in range(KILLS):
         process = start(cache, killed)
         # Orbax saves in a thread, and has finished a checkpoint before it begins the next.
         saves = (line for line in process.stdout if line.startswith("step"))
         if len(list(itertools.islice(saves, 2))) < 2:
             # The earlier runs left fewer than two steps.
-            _, errors = process.communicate()
-            assert kill > 0 and process.returncode == 0, errors[-3000:]
+            code, _, errors = process.result(240)
+            assert kill > 0 and code == 0, errors[-3000:]
             break
         time.sleep(chance.choice([0, 0.02, 0.1, 0.3]))
-        kill_python(process)
-    process = start(cache, killed)
-    out, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors[-3000:]
+        process.kill()
+        process.result(240)
+    code, out, errors = start(cache, killed).result(240)
+    assert code == 0, errors[-3000:]
     assert "resuming after step" in out
     want = losses(straight)
     assert sorted(want) == list(range(1, STEPS + 1))

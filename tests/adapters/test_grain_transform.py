@@ -23,8 +23,9 @@ from sealing import crafted
 
 from dalijax.adapters.grain import DALIBatch, DALITransform, pack_records
 from dalijax.adapters.grain.transform import FORM, is_sliced
+from dalijax.core.feeding.stream_engine import StreamEngine
 from dalijax.errors import EpochError
-from full import in_full
+from full import FULL, in_full
 
 B = 4
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers can't import this file
@@ -355,7 +356,7 @@ def test_copies_have_equal_batches_and_transforms_are_reusable():
 
 
 # Two batches each: every restore starts its workers again.
-SELECTED = ("before 1", "packed 2", "behind 1")
+SELECTED = ("packed 1", "behind 1")
 WORKERS = {
     "before 1": lambda n: SOURCES["lists"](8).mp_prefetch(workers(1)).pipe(transform()),
     "before 2": lambda n: SOURCES["lists"](8).mp_prefetch(workers(2)).pipe(transform()),
@@ -552,7 +553,9 @@ def test_masking_without_a_replacement_record_raises_and_continues():
     assert iterator.errors == ()
 
 
-def test_a_stream_does_not_search_for_a_good_batch_forever():
+def test_a_stream_does_not_search_for_a_good_batch_forever(monkeypatch):
+    if not FULL:
+        monkeypatch.setattr(StreamEngine, "_most_skipped", 32)  # instead of 1024, for 17 seconds
     endless = grain.MapDataset.source([{"image": BAD, "i": 0}]).repeat(None).to_iter_dataset()
     with pytest.raises(EpochError, match=r"^\d+ batches in a row failed"):
         next(iter(endless.pipe(transform(on_error="skip"))))
@@ -683,7 +686,7 @@ def operation(pipeline_fn=decode, size=B, names=("x",), **options):
 
 @pytest.mark.parametrize("count,want", [
     (0, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
-    (1, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
+    in_full(1, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
     (2, [[0, 2, 4, 6], [1, 3, 5, 7], [8], [9]]),  # Grain batches in each worker
 ])  # fmt: skip
 def test_batches_of_an_unchanged_loader_and_its_state(count, want):

@@ -12,6 +12,7 @@ from nvidia.dali import fn
 
 from dalijax import LastBatchPolicy, data_iterator
 from dalijax.adapters.tfdata import DALIDataset
+from full import in_full
 from numbered import graph, read_files
 
 N, BATCH = 11, 4
@@ -124,8 +125,14 @@ def test_an_endless_iterator_starts_its_epochs_lazily():
     assert walk(ds) == [tuple(x) for x in epochs[2]]
 
 
-@pytest.mark.parametrize("seed", (None, 5))
-@pytest.mark.parametrize("taken", range(4))
+@pytest.mark.parametrize(
+    "taken,seed",
+    [
+        (taken, seed) if taken % 2 == k else in_full(taken, seed)
+        for taken in range(4)
+        for k, seed in enumerate((None, 5))
+    ],
+)
 @pytest.mark.parametrize(
     "chain",
     [lambda ds: ds, lambda ds: ds.repeat(2), lambda ds: ds.repeat().skip(1).take(9).enumerate()],

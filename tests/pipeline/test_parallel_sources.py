@@ -1,8 +1,7 @@
 """`fn.external_source(parallel=True)` spawns workers once JAX runs, or explains the error."""
 
 import pytest
-
-from programs import run_python
+from forks import run_fork
 
 PROGRAM = """
 import jax
@@ -33,8 +32,9 @@ def main():
 def test_workers_are_spawned(tmp_path):
     """Warnings are errors, so a fork would fail with JAX's warning."""
     program = tmp_path / "guarded.py"
-    program.write_text(PROGRAM + "if __name__ == '__main__':\n    main()\n")
-    done = run_python("-W", "error::RuntimeWarning", program)
+    strict = "import warnings\nwarnings.simplefilter('error', RuntimeWarning)\n"
+    program.write_text(strict + PROGRAM + "if __name__ == '__main__':\n    main()\n")
+    done = run_fork(program)
     assert done.stdout.strip() == "[[0, 1, 2], [3, 4, 5]]"
 
 
@@ -74,7 +74,7 @@ if __name__ == '__main__':
 def test_a_fork_is_warned_of(tmp_path, call, started, warned):
     program = tmp_path / "handmade.py"
     program.write_text(f"STARTED = {started}\n{HANDMADE}    main({call})\n")
-    done = run_python(program)
+    done = run_fork(program, warn="default")
     assert done.stdout.strip() == "[[0, 1, 2], [3, 4, 5]]"
     assert ("Pass py_start_method='spawn' to pipeline_def" in done.stderr) == warned
     assert (f"{program}:" in done.stderr) == warned  # the line that created the iterator
@@ -83,7 +83,7 @@ def test_a_fork_is_warned_of(tmp_path, call, started, warned):
 def test_a_missing_main_guard_is_an_error_that_shows_it(tmp_path):
     program = tmp_path / "unguarded.py"
     program.write_text(PROGRAM + "main()\n")
-    said = run_python(program, code=1).stderr
+    said = run_fork(program, code=1).stderr
     assert "if __name__ == '__main__':\n        main()" in said
     assert "py_start_method='spawn'" in said
 

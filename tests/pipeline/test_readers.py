@@ -7,6 +7,7 @@ import pytest
 from nvidia.dali import fn, pipeline_def
 
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from full import FULL
 from numbered import read_case
 from oracle import Case
 
@@ -46,8 +47,10 @@ def check_stream(iterator, case, stream, axis=()):
     "stick,padded", [(False, False), (False, True), (True, False), (True, True)]
 )
 def test_file_reader(jpegs, policy, stick, padded):
-    seen = 0
+    seen, number = 0, ("FILL", "DROP", "PARTIAL").index(policy) + stick + 2 * padded
     for n, shards, batch in cases(10):
+        if not FULL and (n + batch + number) % 3:  # each size with several policies
+            continue
         case = Case(n, shards, batch, policy, padded, stick)
         for stream in range(shards):
             iterator_fn = data_iterator(
@@ -61,7 +64,7 @@ def test_file_reader(jpegs, policy, stick, padded):
             with iterator_fn(batch_size=batch, num_threads=1) as iterator:
                 check_stream(iterator, case, stream)
             seen += 1
-    assert seen == 4 * (10 + 2 * 9 + 3 * 8)
+    assert seen == 4 * (10 + 2 * 9 + 3 * 8) or (not FULL and seen > 60)
 
 
 @pytest.mark.parametrize("policy", ("FILL", "DROP", "PARTIAL"))
