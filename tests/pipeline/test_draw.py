@@ -127,7 +127,7 @@ def stops(u, _):
         (written, "returns the same array at each call.*Return a new array, e.g. array.copy"),
         (lambda u, _: written(u, _)[:, ::-1], "returns the same array at each call"),
         (lambda u, _: u + next(_calls), "returned different numbers for equal inputs"),
-        (stops, "the function of the draw 'a' stopped"),
+        (stops, "the function of the draw 'a' raised StopIteration"),
     ),
 )
 def test_a_function_that_is_not_pure_is_refused(function, message):
