@@ -154,7 +154,7 @@ def function_parameters(pipeline_fn: Callable[..., Any]) -> frozenset[str]:
 
 
 def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: set[str]) -> None:
-    """Checks that a call without a source passes every argument of the graph function.
+    """Checks that a call without ``source=`` passes every argument of the graph function.
 
     Args:
         pipeline_fn: The graph function.
@@ -162,7 +162,7 @@ def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: se
         names: Names of its keyword arguments.
 
     Raises:
-        TypeError: If an argument is missing, or a source was passed by position.
+        TypeError: If an argument is missing, or a record source was passed by position.
     """
     for value in args:
         if hasattr(value, "read_threads") and hasattr(value, "fields"):
@@ -387,7 +387,7 @@ class EpochRules:
     per_shard: bool = False
 
     def check(self, reader: str, plan: EpochPlan | None) -> None:
-        """Validates the epochs of a reader, or of a source if its name is "".
+        """Validates the epochs of a reader, or of a record source if the name is "".
 
         Raises:
             ValueError: If batches mix epochs, or shards rotate or are unequal.

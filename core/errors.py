@@ -12,7 +12,7 @@ class Difference(NamedTuple):
     """A difference between a state and the iterator that restores it.
 
     Attributes:
-        name: A field of the fingerprint, an argument of the source ("reader.files"), an operator
+        name: A field of the fingerprint, an argument of the reader ("reader.files"), an operator
             ("operators.resize") or its argument ("operators.resize.size").
         before, after: The value in the state, and in the iterator.
         fixed: Whether positions depend on the value, so that the difference can't be ignored.

@@ -82,7 +82,7 @@ def bind(
         )
     if pipeline_call.get("exec_dynamic") is False:
         raise ValueError(
-            "exec_dynamic=False can't be used with a source, which requires DALI's dynamic "
+            "exec_dynamic=False can't be used with source=, which requires DALI's dynamic "
             "executor. Omit it"
         )
     threads_wording = "a number of threads, at least 1"

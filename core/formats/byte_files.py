@@ -276,7 +276,7 @@ class Window:
 
 
 def most_open() -> int:
-    """Maximum number of files that a source keeps open: half the process's limit, at most 4,096."""
+    """Maximum number of files to keep open: half the process's limit, at most 4,096."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 4096 if limit == resource.RLIM_INFINITY else min(4096, limit // 2)
 

@@ -24,7 +24,7 @@ _KINDS = (
 
 
 def described(head: bytes) -> str:
-    """Describes the type of a file and the source that reads it; "" if the type is unknown.
+    """Names the type of a file, and the class of `dalijax.sources` that reads it; "" if unknown.
 
     Args:
         head: The first `HEAD` bytes of the file.

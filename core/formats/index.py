@@ -58,7 +58,7 @@ class Index:
 
 
 def _load_again(path: str) -> Index:
-    """Loads the index of a pickled source."""
+    """Loads the index of a pickled record source."""
     try:
         return load(path)
     except FileNotFoundError as error:

@@ -118,7 +118,7 @@ def device_of(inputs: Sequence[DataNode], device: str | None) -> str:
 def key_words(device: str = "cpu") -> DataNode:
     """Returns random bytes for keys, uint8 of shape [8] per sample, on a device.
 
-    For a source they are derived from the record. Otherwise DALI draws them from the pipeline's
+    Over a record source they depend on the record. Otherwise DALI draws them from the pipeline's
     seed and the number of the batch, and they are part of its checkpoints.
     """
     draw = draw_of_pipeline()

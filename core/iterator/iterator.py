@@ -44,9 +44,9 @@ class DALIGenericIterator:
     Takes the arguments of ``nvidia.dali.plugin.jax.DALIGenericIterator`` in their order, so that
     existing code only changes its import, and in addition ``mask`` and ``as_numpy``.
 
-    If a source can't provide a batch, the batch is never skipped or counted: an exception of the
-    pipeline's own Python source, or a RuntimeError of a reader (e.g. a missing file), is raised at
-    each call until the source provides the batch.
+    A batch that can't be read is never skipped or counted: an exception of an ``external_source``
+    of the pipeline, or a RuntimeError of a reader (e.g. a missing file), is raised at each call
+    until the batch can be read.
 
     States are JSON values: `get_state` returns the consumer's position, independent of peeked and
     scheduled batches, and `set_state` resumes from it bit for bit, in this iterator, a new
@@ -56,14 +56,15 @@ class DALIGenericIterator:
         pipelines: A Pipeline or a list of Pipelines, all with the same batch size.
         output_map: A name for each output of the pipeline, in order.
         size: Number of samples in an epoch (over all pipelines), if there is no ``reader_name``.
-            -1: the epoch ends when the pipeline's source raises StopIteration, and
+            -1: the epoch ends when an ``external_source`` raises StopIteration, and
             ``last_batch_policy`` has no effect.
         reader_name: Name of the reader that determines the epoch's size, its shards and padding.
         auto_reset: "yes" or True: raising StopIteration starts the next epoch. "no", False or
             None: ``reset()`` starts it, or ``iter()`` at the end of an epoch.
-        last_batch_padded: Whether the source repeats its last sample to fill the last batch (True)
-            or runs on into the next epoch (False). With ``reader_name``, the reader determines it.
-            None: False as in DALI, but True over a ``source`` except for FILL without a mask,
+        last_batch_padded: Whether the last batch is filled up with repetitions of the last sample
+            (True), or with samples of the next epoch (False). With ``reader_name``, the reader
+            determines it. None: False as in DALI, but True over a ``source`` of
+            `dalijax.data_iterator` except for FILL without a mask,
             because rows of the next epoch that are cut off, dropped or masked would be lost.
         last_batch_policy: FILL delivers every batch in full; DROP skips an incomplete last batch;
             PARTIAL cuts it to the samples of the epoch.
@@ -119,7 +120,7 @@ class DALIGenericIterator:
         """Creates an iterator whose pipelines are built by a factory.
 
         Args:
-            source: The factory of the pipelines, or a function that creates another engine.
+            source: The factory of the pipelines, or a function that creates an engine.
             config: Arguments of the iterator.
             lazy: Whether to build the pipelines only at their first use.
             checkpoints: Result of `checkpoints` of an iterator, to resume from.
@@ -232,8 +233,8 @@ class DALIGenericIterator:
             total = self._length()
             if total is None:
                 raise TypeError(
-                    "the length is unknown, because the epoch ends when the pipeline's source "
-                    "ends. Pass size or reader_name for an iterator with a length"
+                    "the length is unknown, because the epoch ends when an external_source of the "
+                    "pipeline ends. Pass size or reader_name for an iterator with a length"
                 )
             return total
 

@@ -215,7 +215,7 @@ class ReaderEngine(EpochEngine[Position]):
             raise RuntimeError(
                 f"reset() at batch {position.step} of epoch {position.epoch} can't return to the "
                 f"start of the epoch: {reason}. Finish the epoch first, or use "
-                "dalijax.data_iterator over a source that DALI can checkpoint"
+                "dalijax.data_iterator over a reader that DALI can checkpoint"
             )
         checkpoints = start if exact else None
         self.go_to(Position(position.epoch, 0, checkpoints, checkpoints, position.errors))
@@ -340,9 +340,9 @@ class ReaderEngine(EpochEngine[Position]):
         if not self._factory.rebuildable:
             raise StateError(
                 "these pipelines can't be rebuilt, so set_state() can't restore them: DALI does "
-                "not serialize their Python sources or functions. Use dalijax.data_iterator with "
-                "their function, which can restore this state, or create them from checkpoints() "
-                "of an iterator"
+                "not serialize Python functions and sources of fn.external_source. Use "
+                "dalijax.data_iterator with their function, which can restore this state, or "
+                "create them from checkpoints() of an iterator"
             )
         self.drop()
         try:
@@ -620,14 +620,14 @@ class ReaderEngine(EpochEngine[Position]):
                     f"the pipeline returned a batch of {lengths[0]} samples instead of "
                     f"{self.batch_size}. Over several processes each batch must be full, because "
                     "no process knows the batches of the others. Drop the remaining samples in the "
-                    "source"
+                    "external_source"
                 )
             return lengths
         if lengths != [self.batch_size] * len(lengths):
             raise ValueError(
                 f"the pipelines returned batches of {lengths} samples instead of "
-                f"{self.batch_size}: with size or reader_name each batch must be full. For a "
-                "source with smaller batches, omit size (-1)"
+                f"{self.batch_size}: with size or reader_name each batch must be full. For an "
+                "external_source with smaller batches, omit size (-1)"
             )
         if self._epoch_length[0] == position.epoch and position.step < self._epoch_length[2]:
             return lengths
@@ -655,7 +655,7 @@ class ReaderEngine(EpochEngine[Position]):
 
         Raises:
             Exception: Any error of an ``external_source``; its batch stays the next batch.
-            RuntimeError: If the source has no batch although the epoch has one.
+            RuntimeError: If an ``external_source`` ends before the epoch does.
         """
         exact, self._exact = self._exact, None  # an interrupted run may have taken a batch
         batch: Any = None
@@ -802,7 +802,7 @@ class ReaderEngine(EpochEngine[Position]):
             with contextlib.suppress(SourceEnded):
                 return runner.take(convert)
         raise _NoBatch(
-            f"the pipeline's source ended after {position.step} of "
+            f"the pipeline's external_source ended after {position.step} of "
             f"{self._length_of(position.epoch)} batches of epoch {position.epoch}, because it has "
             "fewer samples than the epoch's size. Pass its true size, a multiple of the batch size "
             f"{self.batch_size} if it drops incomplete batches"
@@ -826,9 +826,9 @@ class ReaderEngine(EpochEngine[Position]):
             with contextlib.suppress(SourceEnded):
                 return runner.take(convert)
         raise _NoBatch(
-            f"the pipeline's source is exhausted in epoch {position.epoch}. Let fn.external_source "
-            "start again by cycle='raise' (an iterable or a generator function), or create the "
-            "iterator that it reads inside the graph function"
+            f"the pipeline's external_source is exhausted in epoch {position.epoch}. Pass "
+            "cycle='raise' to it, so that it starts again (an iterable or a generator function), "
+            "or create the iterator that it reads inside the graph function"
         )
 
 

@@ -227,7 +227,7 @@ class BatchMaker:
         Args:
             batch: A batch, possibly cut.
             batch_size: Batch size of each pipeline.
-            plan: The epochs; None if the source may return smaller batches.
+            plan: The epochs; None if their end is unknown, so that batches may be smaller.
         """
         specs = {}
         placed = isinstance(self._placement, GlobalPlacement)

@@ -379,7 +379,7 @@ class Engine(abc.ABC, Generic[P]):
                 self._lock.release()
 
     def _stop_waiting(self) -> None:
-        """Makes a call that waits for a source raise an error, if possible."""
+        """Makes a call that waits for records raise an error, if possible."""
 
     @property
     @abc.abstractmethod
@@ -640,7 +640,7 @@ class EpochEngine(Engine[P]):
         self.go_to(self._beginning)
 
     def begin_with(self, epoch: int) -> None:
-        """Makes an epoch the first epoch, and moves to its start; only over a source.
+        """Makes an epoch the first epoch, and moves to its start; only over a record source.
 
         Raises:
             ValueError: If the pipelines can only read sequentially.

@@ -115,7 +115,7 @@ class _PipelineQueue:
             self.release(0)
 
     def restart(self) -> None:
-        """Starts the next epoch of a source that has ended."""
+        """Starts the next epoch of an ``external_source`` that has ended."""
         self.pipeline.reset()
         self._scheduled = 0
         self._fresh = True
@@ -128,8 +128,8 @@ class Runner:
         pipelines: Built pipelines without scheduled runs.
         to_drop: Number of batches to drop before the first batch that is taken.
         owned: Whether `close` may free the pipelines; otherwise the caller does.
-        gradual: Whether to take the first batch before requesting further batches from the source,
-            and to fill the queue during later calls; for sources that may be slow.
+        gradual: Whether to take the first batch before DALI requests further records, and to fill
+            the queue during later calls; for records that are slow to read.
 
     Attributes:
         stopped: Whether a run has failed after which no other can run: DALI's older executor,
@@ -162,7 +162,7 @@ class Runner:
                 queue.schedule(most)
 
     def ended(self) -> bool:
-        """Returns whether the source has no further batch in this epoch.
+        """Returns whether an ``external_source`` has no further batch in this epoch.
 
         Waits only for batches that are to be dropped.
         """
@@ -175,7 +175,7 @@ class Runner:
             return any(queue.empty() and queue.error is None for queue in self._queues)
 
     def restart(self, to_drop: int = 0) -> None:
-        """Starts the next epoch of sources that have ended; readers continue by themselves.
+        """Starts the next epoch of an ended ``external_source``; readers continue by themselves.
 
         Args:
             to_drop: Number of batches to drop at its start.
@@ -205,8 +205,8 @@ class Runner:
                 DALI.
 
         Raises:
-            SourceEnded: If the source has no further batch; no batch was taken.
-            SourceError: If the source failed; no batch was taken.
+            SourceEnded: If an ``external_source`` has no further batch; no batch was taken.
+            SourceError: If an ``external_source`` raised; no batch was taken.
             RuntimeError, SystemExit: If Python exits; see `dalijax.core.pipeline.calls.Calls`.
             Exception: Any error of DALI or ``convert``. All pipelines have moved past the batch,
                 and the following call takes the next batch.

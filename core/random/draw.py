@@ -226,7 +226,7 @@ def draw_of_pipeline() -> Draw | None:
 
 
 class Draw:
-    """Draws random numbers for each record: the ``draw`` of a graph over records or a source.
+    """Draws random numbers for each record: ``draw`` of a graph over Grain's records or a source.
 
     Each method returns a DataNode, an operator input with one value for each sample::
 

@@ -38,7 +38,7 @@ class Named(Source):
     @knows_its_names
     def __init__(self, source: Source, field: str | None = "name", *, index: str | None = None):
         if isinstance(source, type) or not hasattr(source, "fields"):
-            raise TypeError(f"Named requires a source, not {source!r:.80}")
+            raise TypeError(f"Named requires a source of dalijax.sources, not {source!r:.80}")
         added = [name for name in (field, index) if name is not None]
         for name in added:
             if not isinstance(name, str) or not name:

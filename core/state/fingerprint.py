@@ -68,7 +68,7 @@ def fingerprint(
 
     Args:
         pipelines: The pipelines, whose graphs are equal.
-        plan: Their epochs; None if the source ends them.
+        plan: Their epochs; None if an ``external_source`` ends them.
         streams: The shard of each pipeline in epoch 0.
         serialized: The serialized pipelines, if they were serialized before.
         batch_map: Names of the functions of ``batch_map``.

@@ -159,7 +159,7 @@ def test_names_over_several_devices():
 
 def test_mistakes_are_named():
     for wrong in (Arrays, [1, 2], None):
-        with pytest.raises(TypeError, match="Named requires a source, not"):
+        with pytest.raises(TypeError, match="Named requires a source of dalijax.sources, not"):
             Named(wrong)
     with pytest.raises(
         ValueError, match=r"the field 'x' would exist twice: the source has \['x'\]"
