@@ -12,7 +12,7 @@ _WHEELS = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
 
 @contextlib.contextmanager
 def extra(name: str, needed_by: str) -> Iterator[None]:
-    """Wraps imports of an extra's packages in a ``with`` block.
+    """Context manager for imports of optional packages; its error names the extra to install.
 
     Args:
         name: Name of the extra, or several names with commas.

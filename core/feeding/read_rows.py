@@ -155,7 +155,7 @@ def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
     """Reads records together, or one by one if reading them together raises.
 
     Raises:
-        Exception: If the environment failed, and so did the retries.
+        Exception: An error of the machine or the network that persists after some retries.
     """
     try:
         columns = with_retries(lambda: source.read(records, names))

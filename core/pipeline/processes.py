@@ -275,7 +275,7 @@ class Agreement:
             pause = min(2 * pause, longest)
 
     def _patience(self, values: Values) -> float:
-        """Seconds after which an offer without an equal offer counts as a difference."""
+        """Seconds to wait for an equal offer, before the most similar offer is a difference."""
         with _listing:
             agreements = list(_agreements)
         expected = any(

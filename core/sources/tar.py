@@ -155,7 +155,7 @@ _DESCRIPTIONS: Mapping[str, Callable[[Tar, Indices], list[str]]] = {
 
 
 def extensions_of(fields: Mapping[str, str]) -> dict[str, str]:
-    """Returns the field of each single extension, in lower case.
+    """Maps each extension, in lower case, to its field; a key such as "jpg;png" has several.
 
     Raises:
         TypeError: If an extension or a field is not a string.

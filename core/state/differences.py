@@ -88,7 +88,7 @@ def different_data_error(changes: Sequence[Difference | str], allowed: bool = Fa
 
 
 def differences(saved: Fingerprint, current: Fingerprint) -> list[Difference]:
-    """Lists the differences; values that are unknown before the first build equal all others."""
+    """Lists the differences; a value that is unknown before the first build matches any value."""
     result: list[Difference] = []
     not_built = _is_unknown(saved) or _is_unknown(current)
     for name, before in saved.items():
