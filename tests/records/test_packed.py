@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as nps
 
 from dalijax.adapters.grain import PackedRecords, pack_records
 from dalijax.adapters.grain.packing import has_room
+from full import FULL
 
 DTYPES = st.sampled_from(["u1", "<i4", ">i4", "<f2", ">f8", "?", "c8", "M8[s]", "S3", "U2"])
 NUMBERS = st.one_of(st.booleans(), st.integers(), st.floats(), st.integers(-3, 3).map(np.int16))
@@ -72,7 +73,7 @@ def transferred(packed):
     return shared_memory_array.open_from_shm(pickle.loads(sent))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=1000 if FULL else 100, deadline=None)
 @given(st.one_of(st.lists(RECORDS, max_size=4), LIKE))
 def test_packing_round_trips(records):
     assert exact(pack_records(records).records()) == exact(records)

@@ -14,6 +14,7 @@ from dalijax.adapters.grain import DALIBatch, DALIDataLoader, DALITransform, Ran
 from dalijax.core.formats import protobuf
 from dalijax.core.state.random_state import after_runs, compress, expand, stateful, to_other_device
 from dalijax.errors import StateError
+from full import in_full
 
 BATCH = 3
 MANY = [f"o{k}" for k in range(12)]
@@ -278,8 +279,15 @@ def test_the_numbers_equal_plain_dalis_over_the_same_batches():
         alike(batch[:-1], outputs(pipeline))
 
 
-@pytest.mark.parametrize("options", ({}, {"exec_dynamic": False}), ids=("dynamic", "pipelined"))
-@pytest.mark.parametrize("depth", range(1, 6))
+# Every depth with one executor, and both ends with both.
+DEPTHS = [
+    (depth, options) if depth in (1, 5) or depth % 2 == k else in_full(depth, options)
+    for depth in range(1, 6)
+    for k, options in enumerate(({}, {"exec_dynamic": False}))
+]
+
+
+@pytest.mark.parametrize(("depth", "options"), DEPTHS, ids=str)
 def test_random_operators_resume_bit_for_bit_at_every_position(depth, options):
     whole = taken(dataset(depth=1))
     ds = dataset(depth=depth, **options)
