@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from forks import run_fork
 from function_graphs import BATCH, run, uniform
 from nvidia.dali import fn as dali_fn
 from nvidia.dali import pipeline_def, types
@@ -13,7 +14,6 @@ from nvidia.dali import pipeline_def, types
 from dalijax import data_iterator, fn
 from dalijax.core.pipeline import function_notes
 from dalijax.core.pipeline.dali_pipeline import operators
-from programs import run_python
 
 
 def test_what_is_refused_in_the_definition():
@@ -113,7 +113,7 @@ with Pipeline(batch_size=2, num_threads=1, device_id=None):
         except (ImportError, RuntimeError) as error:
             print(type(error).__name__, error)
 """
-    done = run_python("-c", program)
+    done = run_fork(program)
     numbas, jaxs = done.stdout.splitlines()
     assert numbas == 'ImportError fn.numba_function needs Numba: pip install "dalijax[numba]"'
     assert jaxs.startswith("RuntimeError fn.jax_function needs the JAX version that DALI")

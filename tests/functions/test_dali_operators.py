@@ -7,6 +7,7 @@ import traceback
 import jax
 import numpy as np
 import pytest
+from forks import run_fork
 from function_graphs import check, layouts, run, uniform
 from nvidia.dali import fn as dali_fn
 from nvidia.dali import pipeline_def, types
@@ -15,7 +16,6 @@ from nvidia.dali.plugin import jax as dax
 import dalijax
 import function_cells
 from dalijax import LastBatchPolicy, data_iterator, fn
-from programs import run_python
 
 
 def test_dalis_operators_are_elsewhere():
@@ -24,9 +24,9 @@ def test_dalis_operators_are_elsewhere():
     assert not hasattr(fn, "__wrapped__")
 
 
-def test_states_go_on_in_another_process(jpegs_many):
+def test_states_go_on_in_another_process(jpegs_many, tmp_path):
     program = f"""
-import sys, json
+import sys, json, pathlib
 import jax, numpy as np
 jax.config.update("jax_platforms", "cpu")
 from nvidia.dali import fn as dali_fn
@@ -68,15 +68,16 @@ if sys.argv[1] == "save":
     next(iterator)
     state = iterator.get_state()
     assert "the Numba function of" in str(state["unchecked"]), state
-    print(json.dumps([state, rest()]))
+    pathlib.Path(sys.argv[2]).write_text(json.dumps([state, rest()]))
 else:
-    state, expected = json.loads(sys.stdin.read())
+    state, expected = json.loads(pathlib.Path(sys.argv[2]).read_text())
     iterator.set_state(state)
     assert rest() == expected and len(expected) == 2
     print("resumed")
 """
-    saved = run_python("-c", program, "save")
-    assert run_python("-c", program, "load", input=saved.stdout).stdout == "resumed\n"
+    run_fork(program, "save", tmp_path / "state.json")
+    loaded = run_fork(program, "load", tmp_path / "state.json", number=1)
+    assert loaded.stdout == "resumed\n"
 
 
 def test_conditionals():

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from forks import run_fork
 from function_graphs import check, layouts, ragged, run, uniform
 from nvidia.dali import fn as dali_fn
 from nvidia.dali import ops
 
 from dalijax import data_iterator, fn
-from programs import run_python
 
 
 def by_numpy(x):
@@ -167,10 +167,10 @@ assert set(shapes) == {(3,)}
 print(len(caught), caught[0].message)
 print(caught[0].filename, caught[0].lineno)
 """
-    done = run_python("-c", program)
+    done = run_fork(program)
     assert done.stdout.startswith("1 fn.dl_tensor_python_function without batch_processing: DALI")
     assert "batch_processing=False, or True" in done.stdout
-    assert done.stdout.endswith("\n<string> 14\n")  # the line of the graph
+    assert done.stdout.endswith("/program.py 14\n")  # the line of the graph
 
 
 @pytest.mark.parametrize("batch", (False, True))

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 from clu.data import dataset_iterator
+from forks import run_fork
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import fn
 from PIL import Image
@@ -407,7 +408,7 @@ def folder(tmp_path, monkeypatch):
 TRAIN = ("my_data:train", "--batch-size", "4", "--arg", "folder=data")
 
 
-def test_the_command(folder):
+def test_the_command(folder, capsys):
     command = [sys.executable, "-m", "dalijax.show", *TRAIN, "--arg", "side=16", "--batches", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -415,9 +416,8 @@ def test_the_command(folder):
     found = Parsed((folder / "batch.html").read_text())
     assert [picture[0, 0, 0] for picture in found.pictures] == [8 * k for k in range(8)]
     assert found.pictures[0].shape == (16, 16, 3)
-    command[-2:] = ["--out", "single.html"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.stdout == "1 batch of image, label: single.html\n"
+    main([*TRAIN, "--arg", "side=16", "--out", "single.html"])
+    assert capsys.readouterr().out == "1 batch of image, label: single.html\n"
 
 
 def test_the_command_draws(folder):
@@ -460,7 +460,6 @@ def test_a_batch_that_fails_ends_the_command(folder, capsys):
 
 
 def test_without_pillow_an_error_is_raised_at_once():
-    code = "import sys; sys.modules['PIL'] = None; import dalijax; import dalijax.show"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1
+    program = "import sys; sys.modules['PIL'] = None\nimport dalijax, dalijax.show"
+    done = run_fork(program, code=1)
     assert done.stderr.strip().endswith('pip install "dalijax[show]"')

@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from processes import launched, started
+from processes import forked, started
 
 SUPPORT = pathlib.Path(__file__).parents[1] / "support"
 PROCESSES = 2
@@ -169,14 +169,11 @@ def test_a_process_that_is_interrupted_tells_the_others(request, processes):
 def test_a_program_that_ends_tells_the_others(tmp_path, way):
     """It may end before it has created an iterator."""
     options = {"files": [], "scenarios": ["ending"], "way": way}
-    running = launched(SUPPORT / "agreement_worker.py", tmp_path, options)
-    try:
-        outputs = [process.communicate(timeout=60)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    assert "process 1 did not reach the next batch of numbers" in outputs[0]
-    assert "the program of process 1 ended" in outputs[0]
+    running = forked(SUPPORT / "agreement_worker.py", tmp_path, options)
+    (_, *texts), _ = [process.result(60) for process in running]
+    said = "".join(texts)
+    assert "process 1 did not reach the next batch of numbers" in said
+    assert "the program of process 1 ended" in said
 
 
 def test_one_process_may_peek_and_prefetch_alone(seen):
