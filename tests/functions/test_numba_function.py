@@ -12,6 +12,7 @@ from nvidia.dali import fn as dali_fn
 from nvidia.dali import types
 
 from dalijax import data_iterator, fn
+from full import in_full
 
 
 def copied(out0, in0):
@@ -40,8 +41,10 @@ def transpose_batch(out0_samples, in0_samples):
                 out0[j, i] = in0[i, j]
 
 
-@pytest.mark.parametrize("batch", (False, True))
-@pytest.mark.parametrize("source", (ragged, lambda: uniform((4, 3))), ids=("ragged", "uniform"))
+@pytest.mark.parametrize(("source", "batch"), [
+    (ragged, False), in_full(ragged, True), in_full(lambda: uniform((4, 3)), False),
+    (lambda: uniform((4, 3)), True),
+], ids=("ragged", "ragged_batch", "uniform", "uniform_batch"))  # fmt: skip
 def test_numbas_documents_example(batch, source):
     def graph():
         x = source()
