@@ -1,5 +1,6 @@
 """The page of errors is up to date, and contains the errors that are raised."""
 
+import functools
 import importlib.util
 import re
 
@@ -11,11 +12,17 @@ from dalijax import DALIGenericIterator, augment, data_iterator, sources
 from pages import DOCS
 
 
+@functools.cache
 def make_errors():
     spec = importlib.util.spec_from_file_location("make_errors", DOCS / "make_errors.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@functools.cache
+def messages():
+    return list(make_errors().messages())
 
 
 def test_it_is_up_to_date():
@@ -51,8 +58,7 @@ def test_it_contains_the_raised_errors(case):
         RAISED[case]()
     raised = " ".join(str(caught.value).split())
     patterns = {
-        re.sub(r"\\\{.*?\\\}", ".*", re.escape(message.text)): message
-        for message in make_errors().messages()
+        re.sub(r"\\\{.*?\\\}", ".*", re.escape(message.text)): message for message in messages()
     }
     matching = [m for pattern, m in patterns.items() if re.fullmatch(pattern, raised)]
     assert type(caught.value).__name__ in {m.error for m in matching}, raised

@@ -66,7 +66,7 @@ def served(folder, handler=Handler):
         ("127.0.0.1", 0), functools.partial(handler, directory=folder)
     )
     server.ranges = []
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", server.ranges
