@@ -18,6 +18,9 @@ from conformance import TALLY, use_fake_devices
 
 if os.environ.get("DALIJAX_TEST_GPU") != "1":  # see tests/gpu
     use_fake_devices()
+    # Small programs take longer to optimize than to run.
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0".strip()
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 os.environ.setdefault("NUMBA_OPT", "0")  # Numba compiles each function for seconds
