@@ -207,7 +207,7 @@ class _SourceIterator(DALIDatasetIterator):
 
 
 def _train_class(base_class: type[DALIDatasetIterator]) -> type[DALIDatasetIterator]:
-    """Derives a class from AirIO's, if airio is installed, so that T5X uses the iterator as is."""
+    """Derives a class from AirIO's iterator, if installed, so that T5X doesn't wrap it."""
     for name in ("airio.core", "airio", "airio.dataset_iterators"):  # depending on the version
         try:
             airio_class = getattr(importlib.import_module(name), "AirIODatasetIterator", None)

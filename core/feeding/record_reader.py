@@ -48,8 +48,8 @@ class RecordPosition:
     Attributes:
         step: Number of batches before it.
         after: `RecordBatch.after` of the last batch; None at the start.
-        checkpoints: DALI's checkpoint of each pipeline; None for the start, and for positions that
-            the step or ``restored`` describes.
+        checkpoints: DALI's checkpoint of each pipeline; None if the step or ``restored`` is enough
+            to build the pipelines at the position.
         restored: The parts of the state that was restored last.
     """
 

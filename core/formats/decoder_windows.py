@@ -15,12 +15,12 @@ _WHOLE = (0.0, 1.0)  # the end of an image
 
 
 class Window(NamedTuple):
-    """A window of constant edges.
+    """The part of an image that an ``image_crop`` or ``image_slice`` decodes, if it is constant.
 
     Attributes:
         operator: The decoder.
         edges: The start and the end along height and width.
-        turns: Whether the decoder applies EXIF orientations first.
+        turns: Whether the decoder rotates images by their EXIF orientation first.
     """
 
     operator: str

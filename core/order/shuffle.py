@@ -20,7 +20,7 @@ _ROUNDS = 8
 
 
 def shuffled(positions: Any, count: int, seed: int, epoch: int) -> Indices:
-    """Returns the records at positions of a shuffled epoch.
+    """Returns the numbers of the records at some positions of a shuffled epoch.
 
     Args:
         positions: Positions from 0 to ``count - 1``.

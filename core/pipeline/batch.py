@@ -160,7 +160,7 @@ class BatchMaker:
             batch: The batch of one run.
             columns: The values of all rows, by name.
             rows: Number of rows of each pipeline's batch.
-            column_of: Batches the values of a name.
+            column_of: Stacks the values of all rows, given the name that they belong to.
 
         Raises:
             ValueError: If the batch already has the name, or the values can't be stacked.

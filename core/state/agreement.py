@@ -174,7 +174,7 @@ def _processes(numbers: Sequence[int]) -> str:
 
 
 def difference_text(name: str, offers: Mapping[int, Offer], cure: str = "") -> str:
-    """Returns the message about offers that differ.
+    """Returns the message about iterators that differ between processes.
 
     Args:
         name: Name of the iterator.

@@ -108,7 +108,7 @@ def differences(saved: Fingerprint, current: Fingerprint) -> list[Difference]:
 
 
 def _is_unknown(fingerprint: Fingerprint) -> bool:
-    """Tells if only the names of the outputs are known."""
+    """Returns whether a fingerprint has only the names of outputs, as before the first build."""
     blanks = unknown().items()
     return all(fingerprint.get(name) == blank for name, blank in blanks if name != "outputs")
 

@@ -56,7 +56,7 @@ class Choice:
 
 
 def choose(rates: Mapping[Any, Sequence[float]], before: Any) -> Choice:
-    """Chooses the cheapest of the fastest values.
+    """Chooses the cheapest value that is not measurably slower than the fastest.
 
     Args:
         rates: Samples per second of each value, in each round; cheaper values come first.
