@@ -209,14 +209,12 @@ class FedEngine(Engine[P]):
         if self._learned:
             return runner
         check_outputs(runner.pipelines[0], self._config.output_map)
-        checkpoints, operators = runner.checkpoints() or (), operators_of(runner.pipelines[0])
-        self._random = functools.cache(lambda: random_state.stateful(*checkpoints[:1]))
-        self._operators = functools.cache(
-            description(runner.pipelines[0], operators, self._batch_map_names)
-        )
+        first, operators = (runner.checkpoints() or ())[:1], operators_of(runner.pipelines[0])
+        self._random = functools.cache(lambda: random_state.stateful(*first))
         if self._graph is not None:
             self._graph.learn(operators)
         self._check_first()
+        self._operators = description(runner.pipelines[0], operators, self._batch_map_names)
         self._learned = True
         return runner
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -258,7 +259,7 @@ def description(
     )
 
     def lines() -> tuple[str, ...]:
-        described = (operator_line(*draw) for draw in draws)
-        return *described, *graph_lines(operators, outputs, drawn, batch_map).operators
+        graph = graph_lines(operators, outputs, drawn, batch_map)
+        return *(operator_line(*draw) for draw in draws), *graph.operators
 
-    return lines
+    return functools.cache(lines)
