@@ -2,15 +2,14 @@
 
 import itertools
 import json
-import os
 import pathlib
 import random
 
 from elastic_graphs import GRAPHS, IMAGES, MORE, SEED, SOURCES, iterator_function, rows_of, write
 
+from full import FULL
 from processes import forked, started
 
-FULL = os.environ.get("DALIJAX_FULL") == "1"
 WORKER = pathlib.Path(__file__).parents[1] / "support" / "elastic_worker.py"
 STEPS = 5 if FULL else 4
 

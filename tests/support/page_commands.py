@@ -1,10 +1,11 @@
 """Runs a page's commands in the folder of the page."""
 
-import os
 import runpy
 import subprocess
 import sys
 from unittest import mock
+
+from full import FULL
 
 
 def run(arguments):
@@ -16,7 +17,7 @@ def run(arguments):
     if "--seconds" in arguments:
         arguments[arguments.index("--seconds") + 1] = "0.2"
     option, module, *others = arguments
-    if os.environ.get("DALIJAX_FULL") == "1" or option != "-m":
+    if FULL or option != "-m":
         subprocess.run([sys.executable, *arguments], check=True)
         return
     with mock.patch("sys.argv", [module, *others]):
