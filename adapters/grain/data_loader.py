@@ -13,9 +13,10 @@ import numpy as np
 from ...core.config import step_number
 from ...core.errors import StateError
 from ...core.feeding.record_reader import Numbers, RecordBatch, RecordPosition, Restored
-from ...core.feeding.stream_part import StreamPart, describe
+from ...core.feeding.stream_part import StreamPart
 from ...core.placement import over_current_mesh
 from ...core.random.seeds import DEFAULT_SEED, shard_seed
+from ...core.state.agreement import Values
 from ...core.state.envelope import COUNT, Form, digest
 from ...core.state.fingerprint import Fingerprint
 from .loader_steps import Steps, pack_rows, row_name
@@ -169,14 +170,14 @@ class DALIDataLoader:
 
     def _part(self) -> StreamPart:
         """Describes this process's part of the batches, for agreement with other processes."""
-        values = describe(
-            loader="DALIDataLoader",
-            sampler=self._described["sampler"],
-            number_of_records=self._steps.records,
-            batches=self.num_steps,
-            global_batch=self._batch_size,
-            pad=self._steps.pad,
-        )
+        values: Values = {
+            "loader": "DALIDataLoader",
+            "sampler": self._described["sampler"],
+            "number of records": self._steps.records,
+            "batches": self.num_steps,
+            "global batch": self._batch_size,
+            "pad": self._steps.pad,
+        }
         return StreamPart(values, self.num_steps, agreed=True)
 
     def _numbers(self) -> Numbers:

@@ -30,7 +30,7 @@ from ...core.config import (
 from ...core.errors import StateError
 from ...core.feeding.record_reader import Numbers, RecordPosition, RecordReader, Restored
 from ...core.feeding.stream_engine import StreamEngine, check_record_graph
-from ...core.feeding.stream_part import StreamPart, describe
+from ...core.feeding.stream_part import StreamPart
 from ...core.pipeline.batch import choose_placement, writable
 from ...core.pipeline.pipeline_factory import default_device_id, shard_pipelines
 from ...core.placement import DataShard
@@ -264,14 +264,14 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
 
     def _described(self, ds: grain.MapDataset | grain.IterDataset) -> Values:
         """Returns values that must be equal in all processes, by names for error messages."""
-        return describe(
-            function=getattr(self._fn, "__name__", "the graph"),
-            outputs=", ".join(self._config.output_map),
-            global_batch=self.batch_size,
-            last_batch=self._last_batch,
-            on_error=self._on_error,
-            records=type(ds).__name__ if self._own_records else _lineage(ds),
-        )
+        return {
+            "function": getattr(self._fn, "__name__", "the graph"),
+            "outputs": ", ".join(self._config.output_map),
+            "global batch": self.batch_size,
+            "last batch": self._last_batch,
+            "on error": self._on_error,
+            "records": type(ds).__name__ if self._own_records else _lineage(ds),
+        }
 
     def map(self, element: Any) -> Any:
         """Rejects the application to single records.

@@ -96,7 +96,12 @@ def bind(
 
 
 def check_source(source: Source) -> None:
-    """Raises a TypeError if a source lacks a part of the protocol."""
+    """Checks that a source has records and implements the protocol.
+
+    Raises:
+        TypeError: If it lacks a part of the protocol.
+        ValueError: If it has no records.
+    """
     name, fields = type(source).__name__, getattr(source, "fields", None)
     if not isinstance(fields, Mapping):
         raise TypeError(
@@ -112,6 +117,8 @@ def check_source(source: Source) -> None:
     for method, call in _METHODS.items():
         if getattr(type(source), method, None) in (None, getattr(Source, method)):
             raise TypeError(f"{name} has no method {method}. Define {call}")
+    if not len(source):
+        raise ValueError(f"{name} has no records: its len() is 0. Check the data that it reads")
 
 
 _METHODS = {

@@ -155,7 +155,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             "source": type(self._source).__name__,
             "number of records": plan.num_samples,
             "global batch": plan.batch_size,
-            "batches per epoch": self.plan.delivered(0) if self.plan is not None else -1,
+            "batches per epoch": plan.remaining(SamplePosition()),
             "seed": self._seed,
             "shuffle": str(config.shuffle),
             "last batch": plan.policy.name,

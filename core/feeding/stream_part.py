@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from ..errors import ProcessError
 from ..pipeline.processes import Agreement
@@ -152,11 +151,3 @@ class PartReader:
     def start_at(self, step: int) -> None:
         """Sets the step of the batch that the reader returns next."""
         self.step, self._end = step, None
-
-
-def describe(**values: Any) -> Values:
-    """Returns the values of a part by names with spaces, as text or numbers."""
-    return {
-        name.replace("_", " "): value if isinstance(value, int) else str(value)
-        for name, value in values.items()
-    }

@@ -54,9 +54,6 @@ class EpochPlan:
         stick: Whether a reader reads the same shard in every epoch (``stick_to_shard``).
         per_shard: Whether shards may deliver different numbers of batches under DROP; otherwise
             all deliver as many as the smallest shard has.
-
-    Raises:
-        ValueError: If a count is less than 1.
     """
 
     num_samples: int
@@ -66,11 +63,6 @@ class EpochPlan:
     padded: bool = False
     stick: bool = False
     per_shard: bool = False
-
-    def __post_init__(self) -> None:
-        for field in ("num_samples", "num_shards", "batch_size"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} must be at least 1, not {getattr(self, field)}")
 
     def shard_size(self, shard: int) -> int:
         """Returns the number of samples of one shard."""

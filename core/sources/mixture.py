@@ -137,7 +137,8 @@ class Mixture(Source):
         weights: Exact share of each source.
 
     Raises:
-        ValueError: If the fields differ, or a weight is not positive or is rounded to 0.
+        ValueError: If the fields differ, a source has no records, or a weight is not positive or is
+            rounded to 0.
         TypeError: If one of the sources is a mixture.
     """
 
@@ -159,6 +160,8 @@ class Mixture(Source):
         for source in self._sources:
             if hasattr(source, "order"):
                 raise TypeError("a Mixture can't contain another Mixture. List its sources instead")
+            if not len(source):
+                raise ValueError(f"{source!r:.80} has no records. Omit it from the Mixture")
         _check_alike(self._sources)
         is_integer = isinstance(length, (int, np.integer)) and not isinstance(length, bool)
         if length is not None and not (is_integer and length >= 1):

@@ -221,6 +221,15 @@ def test_an_invalid_number_of_threads_is_refused(threads, error):
         data_iterator(lambda x: x + 0, ["x"], source=source)(batch_size=BATCH)
 
 
+def test_a_source_without_records_is_refused_by_name(monkeypatch):
+    source = Rows(lambda k: TABLE[k])
+    monkeypatch.setattr(Rows, "__len__", lambda self: 0)
+    with pytest.raises(ValueError, match=r"Rows has no records: its len\(\) is 0"):
+        data_iterator(lambda x: x + 0, ["x"], source=source)(batch_size=BATCH)
+    with pytest.raises(ValueError, match="Rows.* has no records. Omit it from the Mixture"):
+        Mixture([(source, 1), (Rows(lambda k: TABLE[k]), 1)])
+
+
 class Raises:
     def __len__(self):
         return 3
