@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.api import IteratorFunction, data_iterator, iterator_function
-from ..core.config import knows_its_names
+from ..core.arguments import knows_its_names
 from ..core.environment.extras import extra
 from ..core.errors import StateError
 from ..core.iterator.iterator import DALIGenericIterator

@@ -37,7 +37,7 @@ import numpy as np
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..core.api import IteratorFunction, iterator_function
-from ..core.config import whole_number
+from ..core.arguments import whole_number
 from ..core.dtypes import check_width
 from ..core.environment.extras import extra
 from ..core.errors import BatchError, StateError

@@ -9,18 +9,20 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from .config import (
-    CONFIG_DEFAULTS,
-    CONFIG_NAMES,
-    OF_DATA_ITERATOR,
-    FunctionIteratorArguments,
-    IteratorConfig,
+from .arguments import (
     check_call,
     check_filled,
     checked_arguments,
     function_parameters,
     is_pipeline_def,
     own_arguments,
+)
+from .config import (
+    CONFIG_DEFAULTS,
+    CONFIG_NAMES,
+    OF_DATA_ITERATOR,
+    FunctionIteratorArguments,
+    IteratorConfig,
     takes,
 )
 from .feeding.binding import bind

@@ -10,7 +10,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from ...core.config import step_number
+from ...core.arguments import step_number
 from ...core.errors import StateError
 from ...core.feeding.record_reader import Numbers, RecordBatch, RecordPosition, Restored
 from ...core.feeding.stream_part import StreamPart

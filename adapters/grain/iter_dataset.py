@@ -9,7 +9,8 @@ import grain
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ...core.api import IteratorFunction, data_iterator
-from ...core.config import EpochRules, function_parameters, whole_number
+from ...core.arguments import function_parameters, whole_number
+from ...core.config import EpochRules
 from ...core.iterator.batch_stream import BatchStream
 from ...core.iterator.iterator import DALIGenericIterator
 from ...core.pipeline.batch import writable

@@ -19,14 +19,8 @@ from grain.experimental import ShapeDtypeStruct
 from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from ...core.config import (
-    BatchMapArgument,
-    IteratorConfig,
-    checked_arguments,
-    own_arguments,
-    step_number,
-    whole_number,
-)
+from ...core.arguments import checked_arguments, own_arguments, step_number, whole_number
+from ...core.config import BatchMapArgument, IteratorConfig
 from ...core.errors import StateError
 from ...core.feeding.record_reader import Numbers, RecordPosition, RecordReader, Restored
 from ...core.feeding.stream_engine import StreamEngine, check_record_graph

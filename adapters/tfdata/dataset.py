@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...core.api import IteratorFunction, iterator_function
-from ...core.config import check_flags, whole_number
+from ...core.arguments import check_flags, whole_number
 from .iterator import Array, DatasetIterator, plain, scalar
 from .source import Source
 from .stepped_stream import ChainedStream

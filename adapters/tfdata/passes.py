@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...core.api import IteratorFunction
-from ...core.config import function_parameters
+from ...core.arguments import function_parameters
 from ...core.errors import EpochError, StateError
 from ...core.iterator.batch_stream import BatchStream, StreamMark
 from ...core.iterator.iterator import DALIGenericIterator

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...core.config import step_number
+from ...core.arguments import step_number
 from ...core.errors import BatchError, StateError
 from ...core.iterator.batch_stream import BatchStream, StreamMark
 from ...core.pipeline.batch import Batch

@@ -17,7 +17,7 @@ from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..config import knows_its_names
+from ..arguments import knows_its_names
 from ..random.draw import Draw, check_draw, joined, part_of
 from . import policies
 from .policies import Choice

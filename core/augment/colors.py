@@ -10,7 +10,7 @@ from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..config import knows_its_names
+from ..arguments import knows_its_names
 from ..random.draw import Draw, check_draw
 from .windows import Range
 

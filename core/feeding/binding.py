@@ -6,14 +6,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..config import (
-    OF_DATA_ITERATOR,
-    IteratorConfig,
-    checked_arguments,
-    function_parameters,
-    name_of,
-    whole_number,
-)
+from ..arguments import checked_arguments, function_parameters, name_of, whole_number
+from ..config import OF_DATA_ITERATOR, IteratorConfig
 from ..formats.field import Field
 from ..pipeline.pipeline_factory import default_device_id
 from ..sources.source import Source

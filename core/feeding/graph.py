@@ -11,7 +11,7 @@ from nvidia.dali import Pipeline, fn
 from nvidia.dali.fn.io import file
 from nvidia.dali.pipeline import do_not_convert
 
-from ..config import function_parameters, name_of
+from ..arguments import function_parameters, name_of
 from ..dtypes import dali_type
 from ..formats.field import Field
 from ..formats.image_size import ImageInput

@@ -7,7 +7,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..config import IteratorConfig, function_parameters, is_pipeline_def
+from ..arguments import function_parameters, is_pipeline_def
+from ..config import IteratorConfig
 from ..errors import BatchError, RecordError, StateError, UnfitRecordError
 from ..pipeline.batch import Batch
 from ..pipeline.engine import Engine, Outcome

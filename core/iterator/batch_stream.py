@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from ..config import step_number, whole_number
+from ..arguments import step_number, whole_number
 from ..errors import EpochError
 from ..pipeline.batch import Batch
 from ..pipeline.engine import COUNT, Mark

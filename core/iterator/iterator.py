@@ -11,15 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax
 from nvidia.dali import Pipeline
 
-from ..config import (
-    IteratorConfig,
-    PipelineIteratorArguments,
-    difference_names,
-    step_number,
-    takes,
-    whole_number,
-    without_fraction,
-)
+from ..arguments import difference_names, step_number, whole_number, without_fraction
+from ..config import IteratorConfig, PipelineIteratorArguments, takes
 from ..messages import replacements
 from ..order.epochs import EpochPlan
 from ..pipeline.batch import Batch

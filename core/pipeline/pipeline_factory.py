@@ -16,7 +16,7 @@ from typing import Any, SupportsIndex
 from nvidia.dali import Pipeline, backend, pipeline_def
 from nvidia.dali.data_node import DataNode
 
-from ..config import checked_arguments, function_parameters, is_pipeline_def, name_of
+from ..arguments import checked_arguments, function_parameters, is_pipeline_def, name_of
 from ..errors import StateError
 from ..placement import DataShard
 from ..random.seeds import DEFAULT_SEED, ShardSeed, shard_seed

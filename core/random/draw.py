@@ -18,7 +18,7 @@ from nvidia.dali import Pipeline, fn
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..config import knows_its_names
+from ..arguments import knows_its_names
 from ..dtypes import dali_type
 from ..messages import replacements
 from .hashing import Bits, column_keys, uniform

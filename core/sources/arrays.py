@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..config import knows_its_names
+from ..arguments import knows_its_names
 from ..dtypes import KINDS, as_scalars, cast_to, out_of_range
 from ..formats.field import Field
 from ..order.shuffle import Indices

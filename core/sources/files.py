@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import knows_its_names
+from ..arguments import knows_its_names
 from ..formats.byte_files import WAITING_THREADS, fetch, filesystem, is_remote
 from ..formats.field import Field
 from ..formats.names import Names

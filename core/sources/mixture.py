@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import knows_its_names
+from ..arguments import knows_its_names
 from ..formats.field import Field
 from ..order.shuffle import Indices
 from ..random.hashing import fold, mix

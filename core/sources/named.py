@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import knows_its_names
+from ..arguments import knows_its_names
 from ..formats.field import Field
 from ..order.shuffle import Indices
 from .source import Source, Values, names_of

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..config import knows_its_names
+from ..arguments import knows_its_names
 from ..formats.field import Field
 from ..order.shuffle import Indices
 from .base import BaseSource

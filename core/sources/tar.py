@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..config import knows_its_names
+from ..arguments import knows_its_names
 from ..formats.cached_index import cached_index
 from ..formats.field import Field
 from ..formats.index_checks import is_valid

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import knows_its_names
+from ..arguments import knows_its_names
 from ..dtypes import as_scalars
 from ..formats import example
 from ..formats.cached_index import cached_index

@@ -14,7 +14,7 @@ import jax
 import nvidia.dali
 
 from ...api import IteratorFunction
-from ...config import whole_number
+from ...arguments import whole_number
 from ...formats.atomic_file import write_output
 from .batches import take
 from .contents import Contents, contents_of

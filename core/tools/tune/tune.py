@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...api import IteratorFunction, iterator_function
-from ...config import function_parameters
+from ...arguments import function_parameters
 from ...iterator.batch_stream import BatchStream
 from ...pipeline.pipeline_factory import DEFAULT_NUM_THREADS
 from .memory import Memory
