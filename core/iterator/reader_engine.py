@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -47,7 +46,6 @@ from ..stats import InputStats
 from .bad_files import name_files
 
 _Error = TypeVar("_Error", bound=RuntimeError)
-_READER = re.compile(r"operator `[\w.]*readers\.")
 # A checkpoint costs 7 to 38 us. It is taken when a state is requested (`Engine.checkpoint`), and
 # after this number of batches. At most this many batches run again if DALI has no checkpoint, after
 # a failed batch or Ctrl-C.
@@ -702,7 +700,7 @@ class ReaderEngine(EpochEngine[Position]):
         failure = failure_of(failed)
         if failure.environment and self._rebuild_at(position):
             raise EnvironmentFailure(failure.message) from failed
-        if _reads(failed):
+        if failure.stops_reader:
             # DALI's readers can't continue after an error: new ones are built at the position.
             stands = self._rebuild_at(position)
             if is_unmappable(failed) and stands and self._factory.unmap():
@@ -731,7 +729,7 @@ class ReaderEngine(EpochEngine[Position]):
         error = failed.__cause__
         if not isinstance(error, RuntimeError):
             return RuntimeError(str(failed))
-        if _reads(error):
+        if failure_of(error).stops_reader:
             return self._unread(error, position)
         problem = (
             "can't be produced, but not because of its files; the following call tries it again"
@@ -830,11 +828,6 @@ class ReaderEngine(EpochEngine[Position]):
             "cycle='raise' to it, so that it starts again (an iterable or a generator function), "
             "or create the iterator that it reads inside the graph function"
         )
-
-
-def _reads(error: RuntimeError) -> bool:
-    """Returns whether the operator that failed reads files."""
-    return _READER.search(str(error)) is not None
 
 
 def _refusal(error: Exception) -> Exception:

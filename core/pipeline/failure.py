@@ -24,7 +24,8 @@ _PREFIX = re.compile(
 )
 _DECODERS = re.compile(r"(?:experimental\.)?(?:decoders\.|peek_image_shape|imgcodec\b)")
 _SAMPLE = re.compile(r"\bsample #(\d+)")  # as in "Failed to decode sample #8"
-_FILE_READS = re.compile(r"io\.file\.read|(?:experimental\.)?(?:readers|inputs)\.")
+_READERS = re.compile(r"(?:\w+\.)?readers\.")  # also experimental.readers and legacy.readers
+_OTHER_READS = re.compile(r"io\.file\.read|(?:experimental\.)?inputs\.")
 # Decoders that crop raise these errors because of the graph's window, not because of a bad file.
 _WINDOW = re.compile(r"cropping window|crop window|out of bounds", re.IGNORECASE)
 
@@ -77,9 +78,14 @@ class Failure:
         return self.operator == other.operator
 
     @property
+    def stops_reader(self) -> bool:
+        """Whether a reader failed, which can't continue; other operators can."""
+        return _READERS.match(self.operator) is not None
+
+    @property
     def is_read(self) -> bool:
         """Whether an operator that reads files failed, e.g. because a file is missing."""
-        return _FILE_READS.match(self.operator) is not None
+        return self.stops_reader or _OTHER_READS.match(self.operator) is not None
 
     @property
     def reads_file(self) -> bool:

@@ -307,7 +307,9 @@ def test_an_error_of_dalis_reader_cannot_be_skipped(tmp_path):
     [
         ("fn.decoders.image", "Bad\nC++ context: x", "Bad", True),
         ("fn.decoders.image_slice", "The cropping window [0]", "The cropping window [0]", False),
+        ("fn.readers.file", "No", "No", True),
         ("fn.experimental.readers.video", "No", "No", True),
+        ("fn.legacy.readers.video", "No", "No", True),
         ("fn.io.file.read", 'Assert on "x != y" failed: Could not open', "Could not open", True),
         ("fn.experimental.peek_image_shape", "No", "No", True),
         ("math.add", "Shapes", "Shapes", False),
@@ -318,6 +320,7 @@ def test_dalis_errors_are_parsed(operator, text, message, reads_file):
     failure = failure_of(RuntimeError(f"Critical error in pipeline:\n{lines}{text}"))
     assert failure.operator == operator.removeprefix("fn.")
     assert (failure.message, failure.reads_file) == (message, reads_file)
+    assert failure.stops_reader == (".readers." in operator)
     assert not failure.environment
     unnamed = failure_of(RuntimeError("Critical error in pipeline:\nout of ideas"))
     assert (unnamed.operator, unnamed.message) == ("", "out of ideas")
