@@ -79,15 +79,16 @@ class _LoggedSpan:
 def span(name: str, **arguments: Any) -> contextlib.AbstractContextManager[Any]:
     """Marks a part of the work for a batch in `jax.profiler` traces and logged calls.
 
+    It costs 1 us, even if nothing is recorded.
+
     Args:
         name: Name of the span in traces.
         **arguments: Arguments of the span in traces. ``function``, if given, is the label in logged
             calls; otherwise ``name`` is.
     """
-    call = logged.call
+    annotation, call = TraceAnnotation(name, **arguments), logged.call
     if call is None:
-        return TraceAnnotation(name, **arguments) if TraceAnnotation.is_enabled() else UNTRACED
-    annotation = TraceAnnotation(name, **arguments)
+        return annotation
     return _LoggedSpan(call, arguments.get("function", name), annotation)
 
 

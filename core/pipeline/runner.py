@@ -26,7 +26,7 @@ def discard(outputs: Sequence[Outputs]) -> None:
 
 
 def _span(name: str) -> contextlib.AbstractContextManager[Any]:
-    """Marks a part of the work for a batch, if a profile or a trace is being recorded."""
+    """Marks a part of the work for a batch, if a trace or a log of calls is being recorded."""
     return span(name) if logged.call is not None or TraceAnnotation.is_enabled() else UNTRACED
 
 
