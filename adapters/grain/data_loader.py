@@ -283,6 +283,7 @@ class DALIDataLoaderIterator(RecordIterator):
         fingerprint = self._fingerprint(position)
         return FORM.encode(
             **{**fingerprint, "seed": self._seed(position)},
+            operators=list(self._engine.operators(position)),
             step=position.step,
             random=random,
             shards=self._loader._num_shards,
@@ -293,11 +294,7 @@ class DALIDataLoaderIterator(RecordIterator):
         return self._loader._seed if seed is None else seed
 
     def _fingerprint(self, position: RecordPosition) -> Fingerprint:
-        return {
-            **self._loader._described,
-            "seed": str(self._seed(position)),
-            "operators": list(self._engine.operators(position)),
-        }
+        return {**self._loader._described, "seed": str(self._seed(position))}
 
     def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
         """Restores a global step saved by any number of processes.
@@ -317,9 +314,8 @@ class DALIDataLoaderIterator(RecordIterator):
             seed = shard_seed(saved, self._loader._shard)
         if self._loader._takes_seed and 0 <= saved < 1 << 63:
             current["seed"] = str(saved)
-        self._engine.check_data(state, current)
         restored = Restored("", tuple(state["operators"]), seed, draw_seed, state["random"])
-        self._engine.check(restored)
+        self._engine.check(state, current, restored)
         if state["step"] > self._loader.num_steps:
             raise StateError(
                 f"step: {state['step']} -> at most {self._loader.num_steps} (saved -> now). Create "

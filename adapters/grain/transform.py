@@ -576,6 +576,7 @@ class DecodedIterator(RecordIterator):
         position = snapshot.after or self._reader.start
         return FORM.encode(
             **{**self._fingerprint(snapshot), "seed": self._seed_at(snapshot)},
+            operators=list(self._engine.operators(snapshot)),
             parent=copy.deepcopy(position.parent),
             step=snapshot.step,
             records=position.records,
@@ -596,7 +597,6 @@ class DecodedIterator(RecordIterator):
             "reads": self._reads,
             "seed": str(self._seed_at(position)),
             "outputs": self._transform._outputs,
-            "operators": list(self._engine.operators(position)),
         }
 
     def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
@@ -616,10 +616,9 @@ class DecodedIterator(RecordIterator):
         saved, current, seed = state["seed"], self._fingerprint(snapshot), snapshot.restored.seed
         if saved != self._seed_at(snapshot) and self._takes_seed and 0 <= saved < 1 << 63:
             seed, current["seed"] = saved, str(saved)
-        self._engine.check_data(state, current)
-        parent, after = state["parent"], self._position(state)
         restored = Restored(state["random"], tuple(state["operators"]), seed)
-        self._engine.check(restored)
+        self._engine.check(state, current, restored)
+        parent, after = state["parent"], self._position(state)
 
         def move() -> None:
             try:

@@ -471,20 +471,6 @@ class StreamEngine(FedEngine[RecordPosition]):
         saved, present = position.restored.operators, self._operators()
         return (present or saved) if saved or position.step else ()
 
-    def check_data(self, state: Mapping[str, Any], current: Fingerprint) -> None:
-        """Raises StateError if a state belongs to other data.
-
-        Args:
-            state: The state.
-            current: The iterator's fingerprint. Its operators may be those of a restored state of
-                another graph, so that the operators of the pipelines are compared instead.
-        """
-        saved = {**{name: state[name] for name in current}, "seed": str(state["seed"])}
-        # A first state doesn't know the operators.
-        current = {**current, "operators": list(self._operators()) if saved["operators"] else []}
-        if saved != current:
-            differences.check(saved, current, self._config.allow_changes)
-
     def stateful(self) -> list[str]:
         """Returns names of the operators with a state, once the pipelines were built."""
         return self._random()
@@ -493,9 +479,23 @@ class StreamEngine(FedEngine[RecordPosition]):
         """Returns whether pipelines were built with the seed of a position."""
         return bool(self._first.get(position.restored.seed))
 
-    def check(self, restored: Restored) -> None:
-        """Raises StateError if a state is known to belong to other pipelines."""
-        self._check_graph(restored.operators)
+    def check(self, state: Mapping[str, Any], current: Fingerprint, restored: Restored) -> None:
+        """Checks a state before it is restored.
+
+        Args:
+            state: The state.
+            current: The iterator's values to compare, including the seed, without operators.
+            restored: The parts of the state for `restore`.
+
+        Raises:
+            StateError: If the state belongs to other data or, as far as is known, other pipelines.
+        """
+        operators = restored.operators and self._operators()  # a first state doesn't know them
+        saved = {**{name: state[name] for name in current}, "seed": str(state["seed"])}
+        saved["operators"] = list(restored.operators)
+        current = {**current, "operators": list(operators)}
+        if saved != current:
+            differences.check(saved, current, self._config.allow_changes)
         first = self._first.get(restored.seed)
         if restored.random and first:
             random_state.expand(restored.random, first)
