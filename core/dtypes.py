@@ -89,6 +89,12 @@ def narrowed(values: np.ndarray, name: str) -> np.ndarray:
     return cast
 
 
+def narrow_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Returns the dtype of at most 32 bits to which JAX converts numbers of a dtype."""
+    native = dtype.newbyteorder("=")
+    return np.dtype(_NARROWED.get(native, native))
+
+
 def as_scalars(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     """Converts numbers to a dtype that may have fewer bits; fractions are rounded.
 

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from ..arguments import knows_its_names
-from ..dtypes import KINDS, as_scalars, cast_to, out_of_range
+from ..dtypes import KINDS, as_scalars, cast_to, narrow_dtype, out_of_range
 from ..formats.field import Field
 from ..order.shuffle import Indices
 from .base import BaseSource
 from .source import Values
-from .values import kind_of
 
 
 class Arrays(BaseSource):
@@ -59,7 +58,7 @@ class Arrays(BaseSource):
             if array.dtype.kind in "US":
                 fields[name] = Field(None)
             elif array.ndim == 1:
-                fields[name] = kind_of(np.zeros((), array.dtype))
+                fields[name] = Field(narrow_dtype(array.dtype))
                 _check_range(name, array, fields[name].dtype)
         super().__init__(fields, identity)
 

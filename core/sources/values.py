@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import KINDS, as_scalars, cast_to
+from ..dtypes import KINDS, as_scalars, cast_to, narrow_dtype
 from ..formats.field import Field
-
-_NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32"}
 
 
 def leaf(value: Any) -> np.ndarray:
@@ -51,7 +49,7 @@ def kind_of(value: Any) -> Field:
         return Field(None)
     dtype = array.dtype
     if array.ndim == 0:
-        dtype = np.dtype(_NARROW.get(dtype.name, dtype))
+        dtype = narrow_dtype(dtype)
     return Field(dtype, array.ndim)
 
 
