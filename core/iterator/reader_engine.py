@@ -307,7 +307,8 @@ class ReaderEngine(EpochEngine[Position]):
         If the block raises, the previous seed is set again.
         """
         seed, own_fingerprint = saved["seed"], self._fingerprint
-        if not 0 <= seed < 1 << 63 or not self._factory.has_default_seed():
+        is_same = own_fingerprint is not None and own_fingerprint["seed"] == seed
+        if is_same or not 0 <= seed < 1 << 63 or not self._factory.has_default_seed():
             yield
             return
         self._seed, before = seed, self._seed
