@@ -11,6 +11,7 @@ import numpy as np
 
 from ...core.feeding.record_reader import RecordBatch, RecordPosition
 from ...core.feeding.stream_engine import StreamEngine
+from ...core.pipeline.batch import writable
 from ...core.random.seeds import DEFAULT_SEED
 from .transform import DALITransform
 
@@ -122,7 +123,8 @@ class _Decode:
                 f"the operators {drawing} draw random numbers, which DALIBatch can't restore. Draw "
                 "numbers for each record by RandomInputs, or use DALITransform or DALIDataLoader"
             )
-        return self._transform._delivered(engine.next())
+        decoded = engine.next()
+        return writable(decoded) if self._transform.writable else decoded
 
     def __reduce__(self) -> Any:
         return _Decode, (self._transform,)

@@ -180,11 +180,6 @@ class DALIDataLoader:
         }
         return StreamPart(values, self.num_steps, agreed=True)
 
-    def _numbers(self) -> Numbers:
-        """Returns a function that maps a step to the indices of this process's records."""
-        rows, batch_size = self._rows, self._batch_size
-        return lambda step: step * batch_size + rows
-
     def _records(self, step: int) -> grain.DatasetIterator:
         """Returns an iterator over the records of the batches from a step."""
         steps = self._steps[step:] if step else self._steps
@@ -267,10 +262,11 @@ class DALIDataLoaderIterator(RecordIterator):
         super().__init__()
         self._loader = loader
         self._reader = _StepReader(loader)
+        numbers = Numbers(loader._rows, loader._batch_size)
         self._engine = transform._engine(
-            self._reader, 0, loader._numbers(), loader._seed, by_step=True, part=loader._part()
+            self._reader, 0, numbers, loader._seed, by_step=True, part=loader._part()
         )
-        self._deliver = transform._delivered
+        self._writable = transform.writable
 
     def get_state(self) -> dict[str, Any]:
         """Returns the global step and a description of the data, equal in all processes."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import grain
 
 from ...core.feeding.stream_engine import StreamEngine
-from ...core.pipeline.batch import Batch
+from ...core.pipeline.batch import writable
 from ...core.stats import InputStats
 
 __all__: list[str] = []
@@ -19,15 +18,16 @@ class RecordIterator(grain.DatasetIterator):
 
     Attributes:
         _engine: The engine; set by subclasses.
-        _deliver: Converts the engine's batch to the delivered batch; set by subclasses.
+        _writable: Whether NumPy arrays of batches are writable copies; set by subclasses.
     """
 
     _engine: StreamEngine
-    _deliver: Callable[[Batch], Batch]
+    _writable: bool
 
     def __next__(self) -> Any:
         self._assert_not_closed()
-        return self._deliver(self._engine.next())
+        batch = self._engine.next()
+        return writable(batch) if self._writable else batch
 
     @property
     def errors(self) -> tuple[Any, ...]:

@@ -25,7 +25,7 @@ from ...core.errors import StateError
 from ...core.feeding.record_reader import Numbers, RecordPosition, RecordReader, Restored
 from ...core.feeding.stream_engine import StreamEngine, check_record_graph
 from ...core.feeding.stream_part import StreamPart
-from ...core.pipeline.batch import choose_placement, writable
+from ...core.pipeline.batch import choose_placement
 from ...core.pipeline.pipeline_factory import default_device_id, shard_pipelines
 from ...core.placement import DataShard
 from ...core.random.seeds import ShardSeed
@@ -317,15 +317,6 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         """Names of the outputs of the graph."""
         return list(self._config.output_map)
 
-    def _delivered(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Converts a batch to the delivered form."""
-        return writable(batch) if self.writable else batch
-
-    def _numbers(self) -> Numbers:
-        """Returns a function that maps a step to the indices of this process's records."""
-        rows = self._rows()
-        return lambda step: step * self.batch_size + rows
-
     def _engine(
         self,
         reader: RecordReader,
@@ -567,8 +558,9 @@ class DecodedIterator(RecordIterator):
         self._reader = Reader(parent, self._rows, lists, transform.drop_remainder, pads, longer)
         if part is not None and pads:
             part = dataclasses.replace(part, padding=self._reader.padding)
-        self._engine = transform._engine(self._reader, seed, transform._numbers(), part=part)
-        self._deliver = transform._delivered
+        numbers = Numbers(transform._rows(), transform.batch_size)
+        self._engine = transform._engine(self._reader, seed, numbers, part=part)
+        self._writable = transform.writable
 
     def get_state(self) -> dict[str, Any]:
         """Returns the parent's state at the last delivered batch, and the random state."""

@@ -87,8 +87,17 @@ class RecordBatch:
         )
 
 
-# The number in the stream of each row of a step, int64 [rows].
-Numbers = Callable[[int], NDArray[np.int64]]
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """The index in the stream of each row of this process, for ``draw``.
+
+    Attributes:
+        first: The indices of the rows of step 0, int64 [rows].
+        per_step: Number of records of a step in all processes.
+    """
+
+    first: NDArray[np.int64]
+    per_step: int
 
 
 class RecordReader(Protocol):

@@ -146,7 +146,7 @@ class RecordSupply:
         reader: Reads the batches; it must be at the start of the stream.
         pipelines: Number of pipelines.
         rows: Rows of each pipeline's batch.
-        numbers: Returns the index in the stream of each row of a step; None if it is unknown.
+        numbers: The index in the stream of each row; None if it is unknown.
         seed: The seed of ``draw``.
         bind: Binds the graph's function to records, given the first record.
 
@@ -467,11 +467,8 @@ class RecordSupply:
         if self._numbers is None:
             return None
         steps, rows = np.divmod(samples, self._rows_all)
-        if steps[0] == steps[-1] and (steps == steps[0]).all():
-            return self._numbers(int(steps[0]))[rows]
-        numbers = {step: self._numbers(step) for step in set(steps.tolist())}
-        pairs = zip(steps.tolist(), rows.tolist())
-        return np.array([numbers[step][row] for step, row in pairs], np.int64)
+        numbers: NDArray[np.int64] = steps * self._numbers.per_step + self._numbers.first[rows]
+        return numbers
 
     def _candidates(self, place: int, row: int, count: int) -> Iterator[int]:
         """Yields the samples that may stand in for a row, of its batch and of later batches.

@@ -80,7 +80,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         differing: The arguments that differ between the pipelines (device_id, seed).
         rows: The number of rows of each pipeline's batch.
         reader: Reads the records. It must not refer to the engine.
-        numbers: Returns the numbers of the rows of a step, for ``draw``; see `RecordSupply`.
+        numbers: The index in the stream of each row, for ``draw``; see `RecordSupply`.
         draw_seed: The seed of ``draw``.
         on_error: Handling of records that DALI can't decode: "raise", "skip" (the whole batch) or
             "mask" (another record replaces it, masked out).
