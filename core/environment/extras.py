@@ -47,7 +47,7 @@ def check_dali() -> None:
             'a GPU, "dalijax[cpu]" without a GPU (in a clone ".[cuda12]")',
             name=error.name,
         ) from error
-    installed = [name for name in _WHEELS if _is_installed(name)]
+    installed = [name for name in _WHEELS if version_of(name)]
     if len(installed) > 1:
         warnings.warn(
             f"{' and '.join(installed)} install into the same directory: Python uses the wheel "
@@ -57,9 +57,9 @@ def check_dali() -> None:
         )
 
 
-def _is_installed(name: str) -> bool:
+def version_of(name: str) -> str | None:
+    """Returns the version of an installed distribution, or None if it is not installed."""
     try:
-        importlib.metadata.version(name)
+        return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+        return None

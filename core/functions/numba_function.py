@@ -15,10 +15,13 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import Pipeline, do_not_convert
 
 from ..dtypes import dali_type
+from ..environment.extras import version_of
 from ..state.envelope import digest
 from . import checks
 from .notes import note
 
+# The packages whose versions must fit DALI's Numba operator.
+_PACKAGES = ("numba", "numba-cuda", "numpy")
 _MOST = 6  # the maximum number of inputs, and of outputs
 
 
@@ -76,8 +79,8 @@ def numba_function(
 
     Raises:
         ImportError: If Numba is not installed.
-        RuntimeError: If no pipeline is being defined, or if Numba and DALI are incompatible; the
-            message has their versions.
+        RuntimeError: If no pipeline is being defined, or if Numba, numba-cuda, NumPy and DALI are
+            incompatible; the message has their versions.
         ValueError: If numbers, types or dimensions don't match the inputs.
         TypeError: If Numba or DALI doesn't support a type.
         numba.core.errors.NumbaError: If Numba can't compile the function.
@@ -234,12 +237,15 @@ def _check_kernel(
 
 def _misfit(error: Exception) -> Exception:
     try:
-        import numba
-    except ImportError:
+        importlib.import_module("numba")
+    except ModuleNotFoundError:
         return ImportError('fn.numba_function needs Numba: pip install "dalijax[numba]"')
+    except ImportError:  # such as "Numba needs NumPy 2.4 or less"
+        pass
+    versions = [f"{name} {version}" for name in _PACKAGES if (version := version_of(name))]
     return RuntimeError(
-        f"Numba {numba.__version__} and DALI {nvidia.dali.__version__} are incompatible: {error}. "
-        "Try another version of one of them, or numba-cuda for functions on a GPU"
+        f"{', '.join(versions)} and DALI {nvidia.dali.__version__} are incompatible: {error}. Try "
+        "another version of one of them; functions on a GPU need numba-cuda"
     )
 
 
