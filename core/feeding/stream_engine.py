@@ -340,8 +340,9 @@ class StreamEngine(FedEngine[RecordPosition]):
 
     def _started(self, position: RecordPosition) -> Runner:
         if self._graph is None:
-            self._graph = self._define = self._records.learn()
+            graph = self._define = self._records.learn()
             self._factory = self._pipelines(self._records.rows, self._pipeline_arguments)
+            self._graph = graph  # last, so that an interrupted call is repeated
         restored = position.restored
         self._seed = restored.seed
         drawn = restored.seed if restored.draw_seed is None else restored.draw_seed

@@ -120,6 +120,7 @@ CASES = [
     (t5x, by_source),
     *((make, None) for make in (transform, transform_of_iterators, loader)),
 ]
+CASE_IDS = [f"{make.__name__}-{data.__name__ if data else 'records'}" for make, data in CASES]
 
 
 def describe(element):
@@ -131,9 +132,7 @@ def walk(iterator, count):
     return [describe(element) for element in itertools.islice(iterator, count)]
 
 
-@pytest.mark.parametrize(
-    "make,data", CASES, ids=[f"{m.__name__}-{d.__name__ if d else 'records'}" for m, d in CASES]
-)
+@pytest.mark.parametrize("make,data", CASES, ids=CASE_IDS)
 def test_an_interrupted_restore_keeps_the_old_or_the_new_position(jpegs_many, tmp_path, make, data):
     prepared = data and data(jpegs_many)
     saved = []
@@ -180,3 +179,20 @@ def test_an_interrupted_restore_keeps_the_old_or_the_new_position(jpegs_many, tm
         assert looks in ([], [new if moved else old]), line
         outcomes.add(moved)
     assert reached > len(lines[::step]) // 3 and False in outcomes
+
+
+@pytest.mark.parametrize("make,data", CASES, ids=CASE_IDS)
+def test_an_interrupted_first_batch_can_be_taken_again(jpegs_many, make, data):
+    prepared = data and data(jpegs_many)
+    iterator = make(prepared, 7)
+    lines = lines_of(lambda: next(iterator))
+    expected = walk(make(prepared, 7), 3)
+    reached = 0
+    tried = lines[:: -(-len(lines) // PER_CASE)]
+    for line in tried:
+        iterator = make(prepared, 7)
+        reached += interrupt_at(line, lambda iterator=iterator: next(iterator))
+        assert walk(iterator, 2) in (expected[:2], expected[1:]), line
+        with contextlib.suppress(AttributeError):
+            iterator.close()
+    assert reached > len(tried) // 2
