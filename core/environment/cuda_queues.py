@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import warnings
 from collections.abc import Mapping
+
+from ..messages.user_warnings import warn_user
 
 VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 KEEP = "DALIJAX_CUDA_QUEUES"
@@ -49,12 +50,12 @@ def warn_if_too_late() -> None:
     global _too_late
     if _too_late:
         _too_late = False
-        warnings.warn(
+        warn_user(
             f"CUDA was initialized with its default of 8 queues before dalijax was imported, so "
             f"that decoding waits for steps dispatched earlier. Import dalijax before the first "
             f"use of the GPU, or start Python with {VARIABLE}={QUEUES}. {KEEP}=keep silences "
             "this warning",
-            stacklevel=2,
+            UserWarning,
         )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import warnings
 from collections.abc import Iterator
+
+from ..messages.user_warnings import warn_user
 
 _WHEELS = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
 
@@ -49,11 +50,11 @@ def check_dali() -> None:
         ) from error
     installed = [name for name in _WHEELS if version_of(name)]
     if len(installed) > 1:
-        warnings.warn(
+        warn_user(
             f"{' and '.join(installed)} install into the same directory: Python uses the wheel "
             "that was installed last, and uninstalling either wheel breaks the other. Uninstall "
             "both, then install the wheel for your CUDA version",
-            stacklevel=3,
+            UserWarning,
         )
 
 

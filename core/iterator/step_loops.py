@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 import operator
-import warnings
+
+from ..messages.user_warnings import warn_user
 
 _RANGES = (type(iter(range(0))), type(iter(range(1 << 70))))
 
@@ -41,11 +42,9 @@ def steps_left(iterator: object) -> int:
 
 def warn_of_early_end(name: str, epoch: int, remaining: int) -> None:
     """Warns of a loop that the end of an epoch ended, if the iterator was not used afterwards."""
-    warnings.warn(
+    warn_user(
         f"zip(range(...), iterator) over an iterator of {name} stopped at the end of epoch "
         f"{epoch}, {remaining} steps early: even with auto_reset=True the end of an epoch raises "
         "StopIteration. For a loop that counts steps use a stream, iterator_fn.stream(...), which "
-        "continues across epochs",
-        RuntimeWarning,
-        stacklevel=2,
+        "continues across epochs"
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import warnings
 
-# Packages whose code may be between the user's line and the warning.
-_INTERNAL = (__name__.partition(".")[0], "nvidia", "grain")
+# Packages whose code may be between the user's line and the warning. (Python's finalizers, which
+# issue a warning when the user frees an iterator, are in weakref.)
+_INTERNAL = (__name__.partition(".")[0], "nvidia", "grain", "weakref")
 
 
 def warn_user(message: str, category: type[Warning] = RuntimeWarning) -> None:

@@ -225,8 +225,12 @@ def test_a_zip_that_ends_with_an_epoch_warns_once(reversed_zip):
         return it
 
     assert early(loop) == 2  # once for each iterator
-    with pytest.warns(RuntimeWarning, match=r"end of epoch 0, 7 steps early.*iterator_fn\.stream"):
+    text = r"end of epoch 0, 7 steps early.*iterator_fn\.stream"
+    with pytest.warns(RuntimeWarning, match=text) as closed:
         loop().close()
+    with pytest.warns(RuntimeWarning, match=text) as freed:
+        loop()
+    assert closed[0].filename == freed[0].filename == __file__
 
 
 def test_loops_that_do_not_warn():

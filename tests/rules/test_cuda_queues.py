@@ -71,8 +71,9 @@ def test_importing_the_package_sets_it():
 
 def test_a_setting_that_comes_too_late_warns_once(monkeypatch):
     monkeypatch.setattr(cuda_queues, "_too_late", True)
-    with pytest.warns(UserWarning, match=f"Import dalijax before.*{VARIABLE}=32"):
+    with pytest.warns(UserWarning, match=f"Import dalijax before.*{VARIABLE}=32") as caught:
         warn_if_too_late()
+    assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_if_too_late()
