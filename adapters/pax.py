@@ -263,8 +263,8 @@ class DALIInput(base_input.BaseInput):
         """
         if self.weights in batch:
             raise ValueError(
-                f"batch_map returned an array named {self.weights!r}, like the weights. Rename it, "
-                "or choose another name of the weights"
+                f"batch_map returned an array named {self.weights!r}, which is the name of the "
+                "weights. Rename the array, or pass another name as weights="
             )
         first = next(iter(batch.values())) if valid is None else valid
         rows: int = first.shape[0] if first.shape else self.batch_size

@@ -132,8 +132,9 @@ class EpochRules:
             )
         if shards > 1 and not plan.stick:
             raise ValueError(
-                f"{reader_or_source} assigns each of {shards} shards other samples in each epoch. "
-                "Pass stick_to_shard=True to it"
+                f"{reader_or_source} rotates its {shards} shards: each process reads a different "
+                "shard in every epoch. Pass stick_to_shard=True to it, so that a process always "
+                "reads the same shard"
             )
 
 

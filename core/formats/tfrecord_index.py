@@ -53,15 +53,20 @@ class _Column:
 
         Raises:
             KeyError: If the record lacks the feature and there is no default.
-            ValueError: If the feature has another kind.
+            ValueError: If the feature has a kind that the field does not have.
         """
         if feature is None or not feature.kind:
             self._add_missing()
             return
+        if feature.kind not in _KINDS:
+            raise ValueError(
+                f"has a value of kind {feature.kind}, which tf.train.Feature does not define. "
+                "Write the records as tf.train.Example, with lists of bytes, floats or integers"
+            )
         if not self.kind:
             self._learn(feature, take)
         elif feature.kind != self._wire:
-            kind = _KINDS.get(feature.kind, "an unknown kind of values")
+            kind = _KINDS[feature.kind]
             raise ValueError(f"has {kind}, but the first record has {_KINDS[self._wire]}")
         if self.kind == "value":
             values = example.numbers(take, feature)
@@ -89,13 +94,11 @@ class _Column:
         if feature.kind == example.BYTES:
             self.kind = "bytes"
             fit = field is None or field.dtype is None or field == Field(np.dtype(np.uint8), 1)
-        elif feature.kind in _KINDS:
+        else:
             several = len(example.numbers(take, feature)) != 1 if field is None else field.ndim > 0
             listed = "floats" if feature.kind == example.FLOATS else "integers"
             self.kind = listed if several else "value"
             fit = field is None or (field.dtype is not None and field.ndim <= 1)
-        else:
-            raise ValueError("has values of an unknown kind")
         if not fit:
             raise ValueError(f"is {_KINDS[feature.kind]}, not {field}")
         if self.kind == "value":

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import StateError
 from ..formats import protobuf
-from .envelope import deflate, inflate
+from .envelope import damaged, deflate, inflate
 
 _NUMBER = re.compile(rb"(?<![0-9A-Za-z])[0-9A-F]{16}(?![0-9A-Za-z])")  # of a Philox state
 _PHILOX = re.compile(rb"Philox_[0-9A-F]+_[0-9A-F]+:[0-9A-F]+_[0-9A-F]+")
@@ -75,7 +75,7 @@ def check_form(checkpoint: bytes, readers: Mapping[str, int]) -> dict[str, bool 
         if not counted:
             raise ValueError("it has no count of runs")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise StateError(f"DALI's part of the state is damaged: {error}") from None
+        raise damaged(f"in DALI's part, {error}") from None
     return random
 
 
@@ -151,7 +151,10 @@ def _both_contents(
         other_fields = [field for field in protobuf.fields(checkpoint) if field[0] != 1]
         return _contents(checkpoint), _contents(start), other_fields
     except (ValueError, TypeError, LookupError) as error:
-        raise StateError(f"DALI's checkpoint has an unknown format: {error}") from None
+        raise StateError(
+            f"DALI's checkpoint has an unknown format: {error}. Restore it with the version of "
+            "DALI that saved it"
+        ) from None
 
 
 def without_counts(checkpoint: bytes, start: bytes) -> bytes:
@@ -193,7 +196,8 @@ def expand(text: str, first: Sequence[bytes]) -> list[bytes]:
     except ValueError as error:
         raise StateError(
             "the state was saved with another graph, seed or number of shards, so its random "
-            f"numbers can't be continued ({error}). Create the transform as it was"
+            f"numbers can't be continued ({error}). Create the transform with its original "
+            "arguments"
         ) from None
     checkpoints, at = [], 0
     while at < len(data):
@@ -201,7 +205,10 @@ def expand(text: str, first: Sequence[bytes]) -> list[bytes]:
         checkpoints.append(data[at + 4 : at + 4 + length])
         at += 4 + length
     if len(checkpoints) != len(first):
-        raise StateError(f"the state has {len(checkpoints)} pipelines, not {len(first)}")
+        raise StateError(
+            f"the state has {len(checkpoints)} pipelines, not {len(first)}. Create the transform "
+            "for as many devices as before"
+        )
     return checkpoints
 
 

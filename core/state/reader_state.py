@@ -8,7 +8,6 @@ from typing import Any
 
 import nvidia.dali
 
-from ..errors import StateError
 from . import envelope
 from .fingerprint import Fingerprint, split_line, unknown
 from .position import Checkpoints, Position
@@ -134,4 +133,6 @@ def check_checkpoints(saved: ReaderState, reader: str | None) -> None:
         differ = differ or current.keys() != start.keys()
         differ = differ or any(a != b and None not in (a, b) for a, b in states)
     if differ:
-        raise StateError("DALI's parts of the state belong to different graphs")
+        raise envelope.damaged(
+            "DALI's checkpoints of the position and of the epoch's start belong to different graphs"
+        )

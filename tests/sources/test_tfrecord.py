@@ -237,6 +237,15 @@ def test_a_record_unlike_the_first_is_named(second, words, tmp_path):
         TFRecord(path, {"x": "x"})
 
 
+@pytest.mark.parametrize("first", ([], [{"x": 1}]))
+def test_a_kind_that_no_feature_has_is_named(first, tmp_path):
+    feature = b"\x0a\x01x\x12\x02\x22\x00"  # "x": field 4 of a Feature
+    unlike = b"\x0a" + bytes([len(feature) + 2]) + b"\x0a" + bytes([len(feature)]) + feature
+    path = write(tmp_path / "a", [*first, unlike])
+    with pytest.raises(ValueError, match="'x' of .* has a value of kind 4, .*tf.train.Example"):
+        TFRecord(path, {"x": "x"})
+
+
 def test_unsuitable_arguments_are_refused(tmp_path):
     path = write(tmp_path / "a", [{"x": 1, "y": [b"1", b"2"]}])
     with pytest.raises(
