@@ -534,10 +534,17 @@ class ReaderEngine(EpochEngine[Position]):
         config, factory = self._config, self._factory
         check_outputs(pipelines[0], config.output_map)
         plan, shards = epochs_of(pipelines, config, self._data_shards)
-        if not self.shards:  # rebuilt pipelines have the same source
+        if not self.shards:
             check_shards(pipelines, config, self._data_shards, factory)
             if plan is None:
                 check_epochs(pipelines, config, factory)
+        elif plan and self.plan and plan.num_samples != self.plan.num_samples:
+            # DALI would continue with other files, without a warning.
+            raise StateError(
+                f"the data of {self.name}() have changed since the iterator was created: "
+                f"{self.plan.num_samples} -> {plan.num_samples} samples (then -> now). Restore the "
+                "original files, or create a new iterator"
+            )
         self.batch_size, self.plan, self.shards = pipelines[0].max_batch_size, plan, shards
         self._epoch_length = (-1, 0, 0)
         self.device_ids = tuple(pipeline.device_id for pipeline in pipelines)

@@ -282,6 +282,32 @@ def test_a_folder_is_compared_by_its_files(tmp_path):
     by_root(batch_size=1).set_state(saved)
 
 
+@pytest.mark.parametrize("call", ("set_state", "reset"))
+def test_pipelines_are_not_rebuilt_over_a_folder_that_has_grown(tmp_path, call):
+    """DALI would continue over the new files, without a warning."""
+
+    def write(k):
+        np.save(tmp_path / f"{k}.npy", np.array([k], np.int32))
+
+    @data_iterator(output_map=["x"], reader_name="reader")
+    def read():
+        return fn.readers.numpy(file_root=str(tmp_path), name="reader", pad_last_batch=True)
+
+    for k in range(4):
+        write(k)
+    iterator = read(batch_size=2, num_threads=1)
+    start = iterator.get_state()
+    next(iterator)
+    write(4)
+    for _ in range(2):
+        with pytest.raises(StateError, match=r"data of read\(\) have changed .* 4 -> 5 samples"):
+            iterator.set_state(start) if call == "set_state" else iterator.reset()
+            next(iterator)
+    (tmp_path / "4.npy").unlink()  # a refused state has changed nothing
+    left = [batch["x"].ravel().tolist() for batch in iterator]
+    assert left == [[0, 1], [2, 3]][call == "set_state" :]
+
+
 def test_threads_prefetching_and_devices_may_change(jpegs_many):
     iterator = make(jpegs_many, call=dict(prefetch_queue_depth=1, num_threads=1))
     next(iterator)
