@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import pathlib
 import shutil
 import tempfile
 
+import fork_context
 import hypothesis
 import jax
 import numpy as np
@@ -61,6 +63,12 @@ def corrupt(path: str) -> None:
     """Cuts a JPEG where its pixels begin, so that it can't be decoded."""
     data = pathlib.Path(path).read_bytes()
     pathlib.Path(path).write_bytes(data[: data.index(b"\xff\xda") + 12])
+
+
+@pytest.fixture
+def forked_workers(monkeypatch) -> None:
+    """Lets Grain start its workers as forks; Grain asks for spawned processes."""
+    monkeypatch.setattr(multiprocessing, "get_context", fork_context.get_context)
 
 
 @pytest.fixture(scope="session")

@@ -166,6 +166,7 @@ def test_a_record_with_an_additional_key_is_delivered(workers):
     iterator.close()
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("workers", (in_full(1), 2))
 def test_worker_processes_read_the_same_records_in_the_same_order(workers):
     absl.flags.FLAGS.mark_as_parsed()

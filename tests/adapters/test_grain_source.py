@@ -346,6 +346,7 @@ def test_checkpoints_under_multithread_prefetch(jpegs_many):
         toolbox.multithread_prefetch(placed, 2, 1)
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("workers", [1, in_full(2)])
 def test_checkpoints_under_worker_processes(jpegs_many, workers):
     flags.FLAGS.mark_as_parsed()  # the workers copy Grain's flags

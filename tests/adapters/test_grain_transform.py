@@ -372,6 +372,7 @@ def workers(count):
     return grain.MultiprocessingOptions(count)
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     "make",
     [make if name in SELECTED else in_full(make) for name, make in WORKERS.items()],
@@ -684,6 +685,7 @@ def operation(pipeline_fn=decode, size=B, names=("x",), **options):
     return DALIBatch(pipeline_fn, size, names, num_threads=1, **options)
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("count,want", [
     (0, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
     in_full(1, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),

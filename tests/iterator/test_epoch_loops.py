@@ -67,14 +67,13 @@ def test_a_run_that_stops_anywhere_equals_the_uninterrupted_run(make, policy, au
     for epoch in range(EPOCHS):
         whole.append((epoch, [(numbers(b), np.asarray(b["u"]).tolist()) for b in plain]))
     assert passes(make(policy, auto_reset)) == whole
-    total = sum(len(batches) for _, batches in whole)
-    for stop, ended in itertools.product(range(1, total + 1), (False, True)):
+    ends = list(itertools.accumulate(len(batches) for _, batches in whole))
+    stops = [(stop, False) for stop in range(1, ends[-1] + 1)] + [(stop, True) for stop in ends]
+    for stop, ended in stops:
         iterator = make(policy, auto_reset)
         before = passes(iterator, stop=stop)
+        assert (iterator.step == len(iterator)) == (stop in ends)
         if ended:  # the state after StopIteration
-            if iterator.step != len(iterator):
-                iterator.close()
-                continue
             with pytest.raises(StopIteration):
                 next(iterator)
         state = json.loads(json.dumps(iterator.get_state()))

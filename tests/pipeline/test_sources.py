@@ -243,6 +243,7 @@ ALL_PARALLEL = [("sample", None), ("sample", 2), ("batch", None), ("batch", 2)]
 
 # DALI leaves a socket to the garbage collector when it starts a process.
 @pytest.mark.filterwarnings("ignore:unclosed.*socket:ResourceWarning")
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("kind,ends", ALL_PARALLEL if FULL else ALL_PARALLEL[::3])
 def test_sources_in_separate_processes(kind, ends):
     size = -1 if ends else 5

@@ -19,9 +19,11 @@ from shardings import rows_over
 from dalijax import FailedBatch, LastBatchPolicy, data_iterator, sources
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.tfdata import DALIDataset
+from dalijax.core.pipeline import engine, failure
 from dalijax.core.pipeline.failure import is_environment
 from dalijax.core.state.position import FailedBatches
 from dalijax.errors import BatchError, EpochError, StateError
+from full import FULL
 
 MODES = ("raise", "skip", "mask")
 
@@ -266,7 +268,11 @@ ENVIRONMENT = [
 
 
 @pytest.mark.parametrize("number", range(len(ENVIRONMENT)))
-def test_an_environment_that_fails_loses_no_batch(number):
+def test_an_environment_that_fails_loses_no_batch(number, monkeypatch):
+    if number and not FULL:  # the first case waits for two seconds
+        for module in (failure, engine):
+            delays = tuple(delay / 100 for delay in module.RETRY_DELAYS)
+            monkeypatch.setattr(module, "RETRY_DELAYS", delays)
     make_error, on_error = ENVIRONMENT[number], MODES[number % 3]
     source = Numbers(8, error=make_error)
     iterator = over(source, on_error, mask="m", prepare_first_batch=False)

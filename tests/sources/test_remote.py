@@ -60,11 +60,13 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 128  # further connections would be repeated after a second
+
+
 @contextlib.contextmanager
 def served(folder, handler=Handler):
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(handler, directory=folder)
-    )
+    server = Server(("127.0.0.1", 0), functools.partial(handler, directory=folder))
     server.ranges = []
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()

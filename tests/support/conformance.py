@@ -23,6 +23,7 @@ from typing import Any
 import cloudpickle
 import jax
 import numpy as np
+from fork_context import fork_context
 
 from full import FULL
 
@@ -174,7 +175,7 @@ class OtherProcess:
     """A process that restores states for all checks; a process for each check would take long."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = fork_context()
         self._pipe, pipe = context.Pipe()
         self._child = context.Process(target=_restore_states, args=(pipe,))
         self._child.start()
