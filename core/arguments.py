@@ -188,7 +188,7 @@ def without_fraction(value: Any) -> Any:
 def whole_number(
     name: str, value: Any, expected: str, least: int | None = None, below: int | None = None
 ) -> int:
-    """Converts an integer of any type, such as NumPy's, to an int.
+    """Converts an integer of any type, e.g. of NumPy, to an int.
 
     Args:
         name: The argument's name.

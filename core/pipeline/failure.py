@@ -79,17 +79,17 @@ class Failure:
 
     @property
     def stops_reader(self) -> bool:
-        """Whether a reader failed, which can't continue; other operators can."""
+        """Returns whether a reader failed, which can't continue; other operators can."""
         return _READERS.match(self.operator) is not None
 
     @property
     def is_read(self) -> bool:
-        """Whether an operator that reads files failed, e.g. because a file is missing."""
+        """Returns whether an operator that reads files failed, e.g. because a file is missing."""
         return self.stops_reader or _OTHER_READS.match(self.operator) is not None
 
     @property
     def reads_file(self) -> bool:
-        """Whether reading or decoding a file failed, so that the record may be at fault."""
+        """Returns whether reading or decoding a file failed: the record may be at fault."""
         decodes = _DECODERS.match(self.operator) is not None
         return self.is_read or (decodes and not _WINDOW.search(self.message))
 
