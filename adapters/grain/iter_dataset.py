@@ -175,6 +175,9 @@ class DALIDatasetIterator(grain.DatasetIterator):
         self._writable = writable
         self.over_source = over_source
 
+    def __reduce__(self) -> Any:
+        return self._stream.__reduce__()  # raises an error that tells what to pickle instead
+
     def __next__(self) -> Any:
         self._assert_not_closed()
         batch = next(self._stream)

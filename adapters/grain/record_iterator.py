@@ -29,6 +29,14 @@ class RecordIterator(grain.DatasetIterator):
         batch = self._engine.next()
         return writable(batch) if self._writable else batch
 
+    def __reduce__(self) -> Any:
+        # A copy would share the pipelines, and close them when it is freed.
+        raise TypeError(
+            f"{type(self).__name__} can't be pickled or copied, because its pipelines run in this "
+            "process. Pickle the dataset and get_state(), create an iterator of the dataset, and "
+            "call its set_state()"
+        )
+
     @property
     def errors(self) -> tuple[Any, ...]:
         """The batches of this process that were skipped, or have masked records."""
