@@ -678,7 +678,7 @@ class ReaderEngine(EpochEngine[Position]):
             raise
         except SourceError as failed:
             self._rebuild_at(position)
-            raise (failed.__cause__ or failed) from None
+            raise failed.original() from None
         except RuntimeError as failed:
             if self._can_run_again(failed, position):
                 return None

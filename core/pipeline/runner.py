@@ -40,6 +40,15 @@ class SourceError(Exception):
     The attribute ``__cause__`` is the exception of the user's function.
     """
 
+    def original(self) -> BaseException:
+        """Returns the exception of the user's function, to which this error no longer refers.
+
+        Raised while this error is handled, it refers to this error. The reference cycle would keep
+        the caller's variables until Python's garbage collection.
+        """
+        cause, self.__cause__ = self.__cause__, None
+        return cause or self
+
 
 class _PipelineQueue:
     """A pipeline and its scheduled runs."""
@@ -85,7 +94,10 @@ class _PipelineQueue:
             if self.error is not None:
                 error, self.error = self.error, None
                 self._scheduled = 0
-                raise SourceError(str(error)) from error
+                try:
+                    raise SourceError(str(error)) from error
+                finally:
+                    del error  # the traceback refers to this frame
             raise SourceEnded
 
     def share(self) -> Outputs:

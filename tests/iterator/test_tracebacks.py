@@ -177,7 +177,10 @@ def test_an_error_shows_the_line_of_the_user_that_raised_it(make, paths):
     assert f"line {LINE}, in fail" in text or f"({LINE}): fail" in text, text
 
 
-@pytest.mark.parametrize("make", (*COUNTED, over_failing_batch_map), ids=lambda make: make.__name__)
+FREED = (*COUNTED, over_failing_batch_map, over_failing_python)
+
+
+@pytest.mark.parametrize("make", FREED, ids=lambda make: make.__name__)
 def test_an_error_is_freed_with_its_last_reference(make, paths, without_gc):
     iterator = make(paths)
     reference = weakref.ref(raised(iterator, next))
