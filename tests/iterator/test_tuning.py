@@ -71,7 +71,7 @@ def test_every_setting_is_measured_and_failures_are_excluded(jpegs):
     found = tune(
         LABELED_IMAGES,
         batch_size=4,
-        seconds=0.5,
+        seconds=0.1,
         num_threads=[1, 2],
         hw_decoder_load=[0.0, 2.0],
         prefetch_queue_depth=[1, 2],
@@ -156,7 +156,7 @@ def test_the_functions_settings_are_measured_first(jpegs, default, first):
     found = tune(
         data_iterator(graph, ["image", "x"], reader_name="reader"),
         batch_size=4,
-        seconds=0.1,
+        seconds=0.05,
         num_threads=[2],
         hw_decoder_load=[0.0],
         prefetch_queue_depth=[2],
@@ -233,22 +233,22 @@ def test_a_missing_matplotlib_raises_at_once(monkeypatch):
 
 def test_the_memory_of_deeper_queues_is_more():
     def graph():
-        return fn.random.uniform(range=(0.0, 1.0)) + np.zeros(1 << 19, np.float32)
+        return fn.random.uniform(range=(0.0, 1.0)) + np.zeros(1 << 18, np.float32)
 
     found = tune(
         data_iterator(graph, ["x"], size=64),
-        batch_size=8,  # 16 MiB
-        seconds=0.1,
+        batch_size=8,  # 8 MiB
+        seconds=0.05,
         num_threads=[4],
         prefetch_queue_depth=[1, 2, 8],
     )
     memory = {value: one.host for value, one in found.memory["prefetch_queue_depth"].items()}
-    assert memory[8] > memory[1] + 3 * 16
+    assert memory[8] > memory[1] + 3 * 8
     assert all(one.gpu is None for one in found.memory["prefetch_queue_depth"].values())
 
 
 def test_a_progress_bar_is_shown(jpegs, capsys):
-    call = dict(batch_size=4, seconds=0.1, num_threads=[4], hw_decoder_load=[0.65], files=jpegs)
+    call = dict(batch_size=4, seconds=0.05, num_threads=[4], hw_decoder_load=[0.65], files=jpegs)
     tune(LABELED_IMAGES, prefetch_queue_depth=[2], **call)
     shown = capsys.readouterr().err.split("\r")[1:]
     assert len(shown) == 10 and shown[0].startswith("[" + " " * 30 + "] 0/9 num_threads=4")
@@ -269,7 +269,7 @@ def test_shardings(jpegs):
     found = tune(
         LABELED_IMAGES,
         batch_size=4,
-        seconds=0.2,
+        seconds=0.05,
         num_threads=[1],
         hw_decoder_load=[0.65],
         prefetch_queue_depth=[2],
@@ -301,7 +301,7 @@ def train(folder, side=8):
         "--arg",
         "side=12",
         "--seconds",
-        "0.1",
+        "0.05",
         "--max-seconds",
         "inf",
     ]
