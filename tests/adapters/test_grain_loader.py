@@ -15,7 +15,7 @@ from shardings import rows_over
 
 from conformance import frozen
 from dalijax.adapters.grain import DALIDataLoader, RandomInputs, data_loader
-from full import in_full
+from full import FULL, in_full
 
 N, BATCH, SEED = 21, 8, 5
 INDEX = grain.samplers.IndexSampler
@@ -303,7 +303,9 @@ def test_a_run_on_four_devices_resumes_on_any_number(policy):
     want = taken(loader(**options))
     for step in range(len(want) + 1):
         state = json.loads(json.dumps(saved.get_state()))
-        for sharding in shardings():
+        for number, sharding in enumerate(shardings()):
+            if not FULL and (step + number) % 2:  # each sharding resumes from half of the states
+                continue
             again = iter(loader(sharding=sharding, **options))
             again.set_state(state)
             assert same(taken(again, 2), want[step : step + 2])
@@ -429,7 +431,8 @@ def test_only_a_bad_record_or_its_batch_is_lost_and_states_resume(shards, on_err
         assert f"record {i} (key 7)" in error.message
     for step, state in enumerate(states):
         again, _, _ = broken(state=state, **options)
-        assert same(taken(again), got[step:])
+        most = 99 if FULL or step == 0 else 3
+        assert same(taken(again, most), got[step : step + most])
 
 
 def test_a_bad_record_does_not_change_random_numbers():

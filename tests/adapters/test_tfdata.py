@@ -102,7 +102,7 @@ def test_chains_match_tf_data(jpegs_many, request):
     request.node.add_report_section("setup", "seed", str(seed))
     chance = random.Random(seed)
     ours = dataset(jpegs_many)
-    for _ in range(60):
+    for _ in range(60 if FULL else 30):
         chain = [chance.choice(CALLS) for _ in range(chance.randrange(5))]
         mine, theirs = ours, oracle()
         for name, argument in chain:
@@ -140,7 +140,7 @@ def test_the_pure_chain_matches_tf_data():
         pairs = list(itertools.product(steps, steps))
         if not FULL:
             chance.shuffle(pairs)  # others for each length
-            del pairs[len(pairs) // 3 :]
+            del pairs[len(pairs) // 5 :]
         for chain in (*zip(steps), *pairs):
             ds = source
             for step in chain:
@@ -426,16 +426,18 @@ def way(request, monkeypatch):
 )
 def test_to_tf_dataset(jpegs_many, way, policy, mask):
     same = {"mask": mask, "reshuffle_each_iteration": False}
-    for ours in (
-        dataset(jpegs_many, policy, shuffle=True, **same),
-        dataset(jpegs_many, policy, **same).repeat(3),
-        dataset(jpegs_many, policy, **same).repeat().skip(2).enumerate(),
-        dataset(jpegs_many, policy, stick=True, shard_id=1, num_shards=2, **same).repeat(2),
+    for number, ours in enumerate(
+        (
+            dataset(jpegs_many, policy, shuffle=True, **same),
+            dataset(jpegs_many, policy, **same).repeat(3),
+            dataset(jpegs_many, policy, **same).repeat().skip(2).enumerate(),
+            dataset(jpegs_many, policy, stick=True, shard_id=1, num_shards=2, **same).repeat(2),
+        )
     ):
         theirs = ours.to_tf_dataset()
         assert isinstance(theirs, tf.data.Dataset)
         expected = [jax.tree.map(np.asarray, e) for e in itertools.islice(ours, 12)]
-        for _ in range(2):
+        for _ in range(2 if FULL or number == 0 else 1):
             got = list(itertools.islice(theirs.prefetch(2), 12))
             assert len(got) == len(expected) > 0
             jax.tree.map(

@@ -49,7 +49,7 @@ def check_stream(iterator, case, stream, axis=()):
 def test_file_reader(jpegs, policy, stick, padded):
     seen, number = 0, ("FILL", "DROP", "PARTIAL").index(policy) + stick + 2 * padded
     for n, shards, batch in cases(10):
-        if not FULL and (n + batch + number) % 3:  # each size with several policies
+        if not FULL and (n + batch + number) % 5:  # each size with several policies
             continue
         case = Case(n, shards, batch, policy, padded, stick)
         for stream in range(shards):
@@ -64,13 +64,15 @@ def test_file_reader(jpegs, policy, stick, padded):
             with iterator_fn(batch_size=batch, num_threads=1) as iterator:
                 check_stream(iterator, case, stream)
             seen += 1
-    assert seen == 4 * (10 + 2 * 9 + 3 * 8) or (not FULL and seen > 60)
+    assert seen == 4 * (10 + 2 * 9 + 3 * 8) or (not FULL and seen > 30)
 
 
 @pytest.mark.parametrize("policy", ("FILL", "DROP", "PARTIAL"))
 @pytest.mark.parametrize("padded", (False, True))
 def test_numpy_reader(arrays_dir, policy, padded):
     for n, shards, batch in cases(10, shards=(1, 3), batches=(2, 3)):
+        if not FULL and (n + batch + len(policy) + padded) % 2:  # each size with several policies
+            continue
         case = Case(n, shards, batch, policy, padded, False)
         for stream in range(shards):
             iterator_fn = data_iterator(
@@ -91,6 +93,8 @@ def test_numpy_reader(arrays_dir, policy, padded):
 )
 def test_pipelines_of_several_shards_stay_in_step(jpegs, policy, stick, padded):
     for n, shards, batch in cases(8, shards=(2, 3), batches=(2, 3)):
+        if not FULL and (n + batch + (policy == "DROP") + stick) % 2:
+            continue
         case = Case(n, shards, batch, policy, padded, stick)
         pipelines = [
             pipeline_def(lambda s=s: read_case(jpegs, case, s, shards)[1])(

@@ -128,6 +128,10 @@ CELLS = [
 @pytest.mark.parametrize("kind", READERS)
 def test_readers(data, kind):
     for k, cell in enumerate(CELLS):
+        if (
+            not FULL and k > 0 and (k + READERS.index(kind)) % 2
+        ):  # each cell with two or three kinds
+            continue
         # A row of each kind is also restored in another process.
         process = k == 0 and kind in READERS[:4]
         check(over_reader(kind, data, cell), cell.expected(), process=process, tail=6)
@@ -228,7 +232,7 @@ def ending(kind, batch, batches, epochs=3):
 @pytest.mark.parametrize("kind", HOW)
 @pytest.mark.parametrize("auto_reset", (False, True))
 def test_sources_that_end(kind, auto_reset):
-    for depth in (1, 2, 3) if FULL else (1 + auto_reset, 3):
+    for depth in (1, 2, 3) if FULL else (1 + ([*HOW].index(kind) + auto_reset) % 3,):
         expected = Expected(ending(kind, 3, 3), auto_reset, sized=False)
         make = over_source(Source(kind, 3, ends=3), depth, auto_reset=auto_reset)
         check(make, expected, tail=6)

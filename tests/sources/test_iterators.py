@@ -164,10 +164,14 @@ def rows_of(iterator, epochs=2):
     return out
 
 
+@pytest.fixture(scope="module")
+def unbroken():
+    return rows_of(elastic("one device", 4, seed=5))
+
+
 @pytest.mark.parametrize(("first", "second"), [*itertools.product(LAYOUTS, LAYOUTS)])
-def test_a_state_resumes_on_any_layout(first, second):
+def test_a_state_resumes_on_any_layout(first, second, unbroken):
     """The following rows are equal bit for bit, for any layouts that save and restore the state."""
-    unbroken = rows_of(elastic("one device", 4, seed=5))
     saved = elastic(first, 4, seed=5)
     for _ in range(9):  # into the second epoch, which begins in mid-batch
         if (batch := next(saved, None)) is None:
