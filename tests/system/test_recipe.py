@@ -232,7 +232,8 @@ def test_its_normalization_is_flaxs_of_each_group(recipe, size, dtype):
     if dtype == "bfloat16":  # with 8 bits
         near = functools.partial(np.testing.assert_allclose, rtol=2**-7, atol=2**-5)
     seen, expected = (
-        jax.value_and_grad(loss, (0, 1), has_aux=True)(params, x) for loss in (our_loss, their_loss)
+        jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(params, x)
+        for loss in (our_loss, their_loss)
     )
     assert jax.tree.map(jnp.result_type, seen) == jax.tree.map(jnp.result_type, expected)
     jax.tree.map(lambda a, b: near(a.astype("float32"), b.astype("float32")), seen, expected)
@@ -309,21 +310,19 @@ def test_moments_are_of_so_many_images_whatever_the_devices(recipe, devices, siz
     model = models.build(config, 6)
     stats = jax.device_get(state["stats"])
 
-    def loss_of(params):
-        losses, seen = [], []
-        for k in range(0, len(images), config.virtual_batch_size):  # each group separately
-            x = models.normalize(images[k : k + config.virtual_batch_size], config.dtype)
-            variables = {"params": params, "batch_stats": stats}
-            logits, new = model.apply(variables, x, train=True, mutable=["batch_stats"])
-            picked = jax.nn.log_softmax(logits) * labels[k : k + config.virtual_batch_size]
-            losses.append(-picked.sum(-1).mean())
-            seen.append(new["batch_stats"])
-        mean = jax.tree.map(lambda *parts: sum(parts) / len(parts), *seen)
-        return sum(losses) / len(losses), mean
+    @jax.jit
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def loss_of(params, images, labels):
+        variables = {"params": params, "batch_stats": stats}
+        x = models.normalize(images, config.dtype)
+        logits, new = model.apply(variables, x, train=True, mutable=["batch_stats"])
+        return -(jax.nn.log_softmax(logits) * labels).sum(-1).mean(), new["batch_stats"]
 
     params = jax.device_get(state["params"])
     images, labels = jax.device_get(batch)
-    (loss, moments), gradients = jax.jit(jax.value_and_grad(loss_of, has_aux=True))(params)
+    groups = [slice(k, k + size) for k in range(0, len(images), size)]  # each group separately
+    found = [loss_of(params, images[group], labels[group]) for group in groups]
+    (loss, moments), gradients = jax.tree.map(lambda *parts: sum(parts) / len(parts), *found)
     updater = steps.optimizer(config, 10)
     _, opt = updater.update(gradients, updater.init(params), params)  # the rate begins with 0
     after, seen = step(state, *batch)
@@ -365,6 +364,15 @@ def test_groups_of_a_negative_number_of_images_are_refused(recipe):
         dataclasses.replace(recipe[1], virtual_batch_size=-1)
 
 
+@functools.cache
+def small_vit():
+    """Returns the side of a small model's images, its start, and its evaluation step."""
+    steps, smoke = map(importlib.import_module, ("steps", "configs.smoke"))
+    config = dataclasses.replace(smoke.config, depths=(1,), width=8, heads=2, side=16)
+    begin, _, count = steps.steps_of(config, 6, 10)
+    return config.side, begin(), count
+
+
 @pytest.mark.parametrize(("labels", "mask", "finite"), [
     ([0, 5], [True, True], True),
     ([0, 6], [True, True], False),
@@ -372,11 +380,9 @@ def test_groups_of_a_negative_number_of_images_are_refused(recipe):
     ([-1, 5], [False, True], True),
 ])  # fmt: skip
 def test_the_loss_of_an_out_of_range_label_is_nan(recipe, labels, mask, finite):
-    steps, smoke = map(importlib.import_module, ("steps", "configs.smoke"))
-    config = dataclasses.replace(smoke.config, depths=(1,), width=8, heads=2, side=16)
-    begin, _, count = steps.steps_of(config, 6, 10)
-    images = np.zeros((2, config.side, config.side, 3), np.uint8)
-    seen, _, loss = count(begin(), images, np.array(labels, np.int32), np.array(mask))
+    side, state, count = small_vit()
+    images = np.zeros((2, side, side, 3), np.uint8)
+    seen, _, loss = count(state, images, np.array(labels, np.int32), np.array(mask))
     assert int(seen) == sum(mask) and bool(np.isfinite(loss)) == finite
 
 
@@ -392,7 +398,7 @@ def test_normalization_is_about_imagenets_mean(recipe):
 @pytest.mark.parametrize("changes", [{"cutmix": 0.0}, {"mixup": 0.0}])
 def test_labels_have_the_shares_of_the_mixed_images(recipe, changes):
     module, config = recipe
-    mix = module.mixing(dataclasses.replace(config, smoothing=0.0, **changes), 10)
+    mix = jax.jit(module.mixing(dataclasses.replace(config, smoothing=0.0, **changes), 10))
     labels = jnp.arange(4)
     images = (
         np.zeros((4, 20, 30, 3), np.uint8)
@@ -492,7 +498,7 @@ def test_the_recipe_mixes_images_and_labels_equally(recipe, photos):
 def test_an_out_of_range_label_is_nan(recipe):
     module, config = recipe
     for mixup in (0.0, 0.8):
-        mix = module.mixing(dataclasses.replace(config, mixup=mixup, cutmix=0.0), 10)
+        mix = jax.jit(module.mixing(dataclasses.replace(config, mixup=mixup, cutmix=0.0), 10))
         labels = jnp.array([0, 9, 10, -1])
         images = jnp.zeros((4, 8, 8, 3), jnp.uint8)
         soft = mix({"images": images, "labels": labels}, jax.random.key(0))["labels"]
