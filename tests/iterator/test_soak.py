@@ -2,12 +2,12 @@
 
 import gc
 import json
-import multiprocessing
 import threading
 
 import numpy as np
 import psutil
 import pytest
+from fork_context import fork_context
 from nvidia.dali import fn, types
 
 from conftest import NUM_FILES
@@ -62,8 +62,7 @@ class Figures:
 @pytest.mark.parametrize("as_numpy,policy", [in_full(True, "FILL"), (False, "PARTIAL")])
 def test_a_long_run_uses_as_much_as_a_short_run(jpegs, as_numpy, policy):
     # In a new process: the heap of other tests makes the size jump.
-    context = multiprocessing.get_context("spawn")
-    child = context.Process(target=long_run, args=(jpegs, as_numpy, policy))
+    child = fork_context().Process(target=long_run, args=(jpegs, as_numpy, policy))
     child.start()
     child.join()
     assert child.exitcode == 0

@@ -11,6 +11,7 @@ import xml.etree.ElementTree
 import matplotlib
 import numpy as np
 import pytest
+from forks import run_fork
 from nvidia.dali import fn
 from PIL import Image
 from shardings import rows_over
@@ -23,7 +24,6 @@ from dalijax.core.tools.tune.tune import choose, thread_counts
 from dalijax.tune import Tuned
 from dalijax.tune import tune as tune_within
 from numbered import read_files
-from programs import run_python
 
 # On a busy machine, builds may take longer than the measurements.
 tune = functools.partial(tune_within, max_seconds=float("inf"))
@@ -294,7 +294,7 @@ def train(folder, side=8):
     return fn.resize(fn.decoders.image(image), size=(side, side))
 """
     )
-    command = ["-m", "dalijax.tune", "my_data:train", "--batch-size", "4"]
+    command = ["my_data:train", "--batch-size", "4"]
     command += [
         "--arg",
         f"folder={tmp_path}",
@@ -306,7 +306,11 @@ def train(folder, side=8):
         "inf",
     ]
     command += ["--threads", "1,2", "--plot", "tune.png", "--json", "tune.json"]
-    done = run_python(*command, cwd=tmp_path)
+    # Like `python -m dalijax.tune`, which imports from the current folder.
+    program = (
+        "import runpy, sys\nsys.path[0] = ''\nrunpy.run_module('dalijax.tune', None, '__main__')"
+    )
+    done = run_fork(program, *command, cwd=tmp_path, modules=["matplotlib.figure"])
     assert "| num_threads |" in done.stdout and "iterator = train(..., num_threads=" in done.stdout
     assert "prefetch_queue_depth=4" in done.stderr  # the progress bar
     assert "memory" in done.stdout and "MiB" in done.stdout
@@ -327,8 +331,8 @@ def train(folder, side=8):
         ("my_data:fn", "Decorate it with dalijax.data_iterator"),
     ):
         with pytest.raises(SystemExit, match=re.escape(words)):
-            main([wrong, *command[3:]])
+            main([wrong, *command[1:]])
     with pytest.raises(SystemExit) as failed:
-        main(command[2 : command.index("--arg")])
+        main(command[: command.index("--arg")])
     needed = "train() needs more arguments: pass --arg folder=VALUE, or --source PATH"
     assert failed.value.code == f"{needed} if they are fields of records"

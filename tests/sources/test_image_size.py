@@ -4,12 +4,12 @@ import concurrent.futures
 import io
 import os
 import struct
-import subprocess
 import sys
 import zlib
 
 import numpy as np
 import pytest
+from forks import run_fork
 from nvidia.dali import fn, pipeline_def
 from PIL import Image
 
@@ -278,21 +278,22 @@ def test_without_the_parser_the_error_names_its_package(monkeypatch):
     assert "PYNVIMGCODEC_VERBOSITY" not in os.environ
 
 
-def test_threads_and_forked_processes_may_check_concurrently():
+def test_threads_and_forked_processes_may_check_concurrently(tmp_path):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         sizes = list(pool.map(image_size, [WHOLE, WEBP, PNG, b"text"] * 500))
     assert sizes == [(37, 61), (37, 61), (37, 61), None] * 500
     code = (
-        "import os, sys, threading\n"
+        "import os, pathlib, sys, threading\n"
         "from dalijax.core.formats.image_size import look_at\n"
-        "data = sys.stdin.buffer.read()\n"
+        "data = pathlib.Path(sys.argv[1]).read_bytes()\n"
         "look_at(data)\n"  # a process that forks during an import may wait for it forever
         "threading.Thread(target=lambda: [look_at(data) for _ in range(99)]).start()\n"
         "if not (child := os.fork()):\n"
         "    os._exit(0 if look_at(data) == ((37, 61), '') else 1)\n"
         "sys.exit(os.waitpid(child, 0)[1])\n"
     )
-    subprocess.run([sys.executable, "-c", code], input=WHOLE, check=True, timeout=100)
+    (tmp_path / "whole.jpg").write_bytes(WHOLE)
+    run_fork(code, tmp_path / "whole.jpg", timeout=100)
 
 
 def test_exif_after_the_frame_header_rotates_an_image():
