@@ -20,7 +20,7 @@ from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import queue_depth
 from ..pipeline.engine import EpochEngine, Outcome
 from ..pipeline.failure_errors import MOST_SKIPPED, can_skip
-from ..pipeline.pipeline_factory import GraphPipelineFactory, shard_pipelines
+from ..pipeline.pipeline_factory import GraphPipelineFactory, check_functions, shard_pipelines
 from ..pipeline.processes import is_one_of_several
 from ..pipeline.runner import Runner
 from ..random.seeds import ShardSeed
@@ -238,8 +238,8 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
 
         Raises:
             ValueError: If there is no such batch.
-            StateError: If the graph draws numbers by ``fn.random``, and the batch is neither the
-                next batch nor the first batch.
+            StateError: If the graph draws numbers by ``fn.random``, or a function keeps state, and
+                the batch is neither the next batch nor the first batch.
         """
         position = self._samples.seek(epoch, step, first)
         runs = [self._samples.run_from(position) for position in (self._beginning, self.position)]
@@ -276,7 +276,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         """Returns the position as a JSON value.
 
         Raises:
-            StateError: If the graph draws numbers by ``fn.random``.
+            StateError: If the graph draws numbers by ``fn.random``, or a function keeps state.
         """
         self._check_resumable()
         stream = self._stream()
@@ -426,7 +426,9 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             self._check_resumable()
 
     def _check_resumable(self) -> None:
-        """Raises a StateError if the graph draws numbers that depend on previous batches."""
+        """Raises a StateError if batches depend on previous batches."""
+        if self._supply is not None:  # the pipelines were defined
+            check_functions(self._factory)
         if self._random():
             raise StateError(
                 f"the graph draws random numbers by {self._random()}, DALI's own operators, whose "

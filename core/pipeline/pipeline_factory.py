@@ -79,7 +79,7 @@ class PipelineFactory(abc.ABC):
     @property
     def unresumable(self) -> str:
         """Why a checkpoint does not determine the position; "" if it does."""
-        self._unresumable = self._unresumable or self._kept_state()
+        self._unresumable = self._unresumable or self.kept_state()
         return self._unresumable
 
     @abc.abstractmethod
@@ -98,7 +98,7 @@ class PipelineFactory(abc.ABC):
                 note.before = before
         self._pipelines.update(pipelines)
 
-    def _kept_state(self) -> str:
+    def kept_state(self) -> str:
         """Describes why a function of the graph prevents resuming; "" if none does."""
         for pipeline in list(self._pipelines):
             for note in vars(pipeline).get(NOTES, ()):
@@ -152,8 +152,17 @@ class PipelineFactory(abc.ABC):
 
 def check_resumable(factory: PipelineFactory) -> None:
     """Raises StateError if the state of a factory's pipelines can't be saved."""
-    if factory.unresumable:
-        raise StateError(f"the state of the pipelines can't be saved: {factory.unresumable}")
+    _check(factory.unresumable)
+
+
+def check_functions(factory: PipelineFactory) -> None:
+    """Raises StateError if a function of a factory's graph keeps state."""
+    _check(factory.kept_state())
+
+
+def _check(reason: str) -> None:
+    if reason:
+        raise StateError(f"the state of the pipelines can't be saved: {reason}")
 
 
 class GraphPipelineFactory(PipelineFactory):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from nvidia.dali import fn as dali_fn
 
-from dalijax import data_iterator, fn
+from dalijax import data_iterator, fn, sources
 from dalijax.core.functions.purity import changes, reachable_values
 
 COUNT = [0]
@@ -467,10 +467,15 @@ def copied(out0, in0):
     out0[:] = in0[:]
 
 
+@pytest.mark.parametrize("data", ("reader", "source"))
 @pytest.mark.parametrize("kind", ("jax", "dlpack", "numba"))
-def test_impure_functions_are_named_when_a_state_is_requested(jpegs_many, kind):
-    def graph(stateful=None, function=counts):
-        label = dali_fn.readers.file(files=jpegs_many[:8], name="reader")[1]
+def test_impure_functions_are_named_when_a_state_is_requested(jpegs_many, kind, data):
+    def of_reader(stateful=None, function=counts):
+        return of_labels(
+            dali_fn.readers.file(files=jpegs_many[:8], name="reader")[1], stateful, function
+        )
+
+    def of_labels(label, stateful=None, function=counts):
         if kind == "jax":
             return fn.jax_function(function, stateful=stateful)(label)
         if kind == "dlpack":
@@ -481,7 +486,11 @@ def test_impure_functions_are_named_when_a_state_is_requested(jpegs_many, kind):
             label, run_fn=copied, example=np.zeros(1, np.int32), stateful=stateful
         )
 
-    made = data_iterator(graph, ["x"], reader_name="reader")
+    if data == "reader":
+        made = data_iterator(of_reader, ["x"], reader_name="reader")
+    else:
+        source = sources.Arrays({"label": np.arange(8, dtype=np.int32)[:, None]})
+        made = data_iterator(of_labels, ["x"], source=source)
     seen = {"stateful": True} if kind == "numba" else {}
     iterator = made(batch_size=4, **seen)
     assert len(list(iterator)) == 2  # it iterates well
