@@ -195,7 +195,7 @@ class BatchMap:
             )
 
     def _check_thread(self, arrays: Mapping[str, Any]) -> None:
-        """Raises RuntimeError in a thread whose order may differ between processes."""
+        """Raises RuntimeError outside the main thread if an array spans several processes."""
         if threading.current_thread() is threading.main_thread():
             return
         if all(isinstance(a, np.ndarray) or a.is_fully_addressable for a in arrays.values()):

@@ -157,7 +157,9 @@ class InputStats:
             RuntimeError: If they are already being logged.
         """
         if self._calls is not None:
-            raise RuntimeError("the iterator is already being profiled. Leave that block first")
+            raise RuntimeError(
+                "the iterator is already being profiled: leave its `with` block first"
+            )
         self._calls = calls = deque[Call](maxlen=_MOST_CALLS)
         try:
             yield calls

@@ -150,8 +150,8 @@ class DALIDataset:
         if not (first and source.iterator_fn._has_source(source.call)):
             raise NotImplementedError(
                 "shard() must be the first step of a DALIDataset over one of dalijax.sources. For "
-                "a reader, pass shard_id and num_shards to DALIDataset, and from the graph "
-                "function to the reader"
+                "a reader, pass shard_id and num_shards to DALIDataset; the graph function has to "
+                "pass them to the reader"
             )
         num_shards = whole_number("num_shards", num_shards, "a number of shards, 1 or more", 1)
         expected = f"the number of one of {num_shards} shards, from 0"

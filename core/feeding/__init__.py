@@ -6,9 +6,11 @@ order, such as Grain's, which `record_supply` reads. `graph` defines the ``exter
 and `schema` maps the keys of Grain's records to them. These modules do not import `core.iterator`.
 
 Bad records: the supplies reject records that can't be read, or whose images DALI can't decode
-(`core.formats.image_size`). If DALI fails nevertheless, `fed_engine` runs the records of the batch
-alone to find the bad ones. Depending on ``on_error``, it raises an error that names them, skips the
-batch, or replaces them by good records (`stand_ins`), which the mask excludes.
+(`core.formats.image_size`), and replace them by good records (`stand_ins`), which the mask
+excludes. If DALI fails nevertheless, `fed_engine` runs each record of the batch alone to find the
+bad ones, and feeds the batch again without them. Depending on ``on_error``, it then delivers the
+batch, skips it, or raises an error that names the bad records. (Files of DALI's own readers:
+`core.iterator.bad_files`.)
 
 Words of this package:
 

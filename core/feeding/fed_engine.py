@@ -344,12 +344,12 @@ class FedEngine(Engine[P]):
         if with_dali_text:
             text = with_dali(text, dali_text, files)
         unfit = not any(isinstance(reason, UnusableRecord) for _, reason in bad)
-        error = self._described(position, text, unfit=unfit)
+        error = self._batch_error(position, text, unfit=unfit)
         error.files = files
         error.__cause__ = bad[0][1]
         return error
 
-    def _described(
+    def _batch_error(
         self, position: P, text: str, is_graph_error: bool = False, unfit: bool = False
     ) -> BatchError | RecordError:
         """Returns the error of a failed batch; its message begins with the batch's number."""
@@ -378,15 +378,15 @@ class FedEngine(Engine[P]):
         every = len(samples) == len(used) and not failure.reads_file
         every = every and not self._works_elsewhere(supply, run)
         unread = self._bad_of(supply, run)
-        described: BatchError | RecordError
+        batch_error: BatchError | RecordError
         if every or not (samples or unread or failure.reads_file):
             message = with_dali(describe(failure, (), every), text)
-            described = self._described(position, message, every)
-            described.unexplained = True
+            batch_error = self._batch_error(position, message, every)
+            batch_error.unexplained = True
         elif failure.is_read and not samples and not unread:  # all files can be read now
             raise EnvironmentFailure(failure.message) from error
         elif not samples and not unread:  # a file's error that occurs for no record alone
-            described = self._described(position, with_dali(failure.message, text))
+            batch_error = self._batch_error(position, with_dali(failure.message, text))
         else:
             # With stand-ins, random operators advance as in any other run.
             replace = self._config.on_error == "mask" or self._keeps_checkpoints
@@ -397,14 +397,14 @@ class FedEngine(Engine[P]):
             if replace and self._has_stand_in(supply, run, failure):
                 self._stop()  # an operator may have kept data of a bad record
                 return None
-            described = self._bad_records(position, bad, with_dali_text=True)
-        described.__cause__ = error
+            batch_error = self._bad_records(position, bad, with_dali_text=True)
+        batch_error.__cause__ = error
         after = self._after(position, supply, run, None)
         supply.forget(run)
         # New pipelines would draw the first random numbers again.
         if not self._random() or self._keeps_checkpoints:
             self._stop()
-        return Outcome(after, error=described, failures=1)
+        return Outcome(after, error=batch_error, failures=1)
 
     def _find_bad(self, supply: RowSupply[P], used: Indices, failure: Failure) -> list[int]:
         """Runs parts of a failed batch again; returns the samples that fail."""

@@ -346,8 +346,9 @@ class ReadRows:
     def _replace(self, batch: Sequence[int], first: int) -> None:
         """Replaces each bad record by the nearest good record of the global batch.
 
-        Rows of other pipelines and processes are read here, too, so that the stand-ins do not
-        depend on the layout.
+        If the global batch has none, records of other batches are tried: see `stand_ins`. Rows of
+        other pipelines and processes are read here, too, so that the stand-ins do not depend on the
+        layout. `FedEngine` decides whether the batch is delivered.
         """
         settings = self._settings
         row_of = {int(sample): row for row, sample in enumerate(self.samples)}

@@ -338,7 +338,7 @@ class RecordSupply:
         return self._prepare(0, self._read(0).batch.padded(self._rows_all))
 
     def alone(self, samples: Indices) -> RecordRows:
-        """Returns rows of some samples, for a separate pipeline."""
+        """Returns rows of some samples without stand-ins, to find out which samples fail alone."""
         places = [self._place_of(sample) for sample in samples.tolist()]
         records = [self._read(place).batch.records[row] for place, row in places]
         batch = RecordBatch(records, None, lambda row: f"record {row}")
@@ -348,7 +348,12 @@ class RecordSupply:
         return RecordRows(self, prepared, 0, len(records))
 
     def _prepare(self, place: int, batch: RecordBatch) -> list[RecordRows]:
-        """Returns the rows of a batch for each pipeline.
+        """Finds the bad records of a batch, and replaces them by good records.
+
+        `FedEngine` decides whether the batch is delivered.
+
+        Returns:
+            The rows of the batch for each pipeline.
 
         Raises:
             NoStandIn: If no record can replace the bad records.

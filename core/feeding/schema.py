@@ -158,7 +158,7 @@ def values_of(records: Sequence[Any], key: str, label: str = "", first: int = 0)
             raise
         raise ValueError(
             f"record {first + place} of the batch has no {(label or key)!r}, which the first "
-            f"record has: it is {records[place]!r:.80}"
+            f"record has: that record is {records[place]!r:.80}"
         ) from None
 
 

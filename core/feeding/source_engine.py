@@ -129,7 +129,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self.device_ids = tuple(
             arguments.get("device_id", call.get("device_id")) for arguments in differing
         )
-        self._source, self._fields = source, graph
+        self._source, self._defined_graph = source, graph
         self._parts = parts
         self._seeded = not seed.is_default
         numbers = [shard.shard_id for shard in shards] or [hosts[0]]
@@ -390,7 +390,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         return supply, self._pipelines(supply.rows, self._pipeline_arguments)
 
     def _open_supply(self) -> SourceSupply:
-        graph = self._fields
+        graph = self._defined_graph
         return SourceSupply(
             self._source,
             self._samples,

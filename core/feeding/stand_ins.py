@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class UnusableRecord(ValueError):
-    """Raised for a record that DALI could not process.
+    """The reason why a record is not used: DALI could not process it. Stored for its row.
 
     Attributes:
         failure: The failure.

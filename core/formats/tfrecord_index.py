@@ -100,7 +100,7 @@ class _Column:
             self.kind = listed if several else "value"
             fit = field is None or (field.dtype is not None and field.ndim <= 1)
         if not fit:
-            raise ValueError(f"is {_KINDS[feature.kind]}, not {field}")
+            raise ValueError(f"is {_KINDS[feature.kind]}, not {field}. Change its entry in kinds=")
         if self.kind == "value":
             self.values = array.array("d" if feature.kind == example.FLOATS else "q")
         self._check_default()
@@ -129,7 +129,9 @@ class _Column:
             if is_list:
                 expected = f"a list of {noun}s that fit into {dtype}"
         if not fit:
-            raise ValueError(f"requires {expected} as its default, not {default!r:.80}")
+            raise ValueError(
+                f"requires {expected} as its default in defaults=, not {default!r:.80}"
+            )
 
     def _add_missing(self) -> None:
         is_list = self.kind in ("floats", "integers")

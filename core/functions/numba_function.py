@@ -229,7 +229,9 @@ def _check_kernel(
     if device_type == "cpu":
         return
     if batch:
-        raise ValueError("batch_processing is for the CPU: on a GPU the kernel is run per sample")
+        raise ValueError(
+            "batch_processing is for the CPU: on a GPU the kernel runs for each sample. Omit it"
+        )
     for name, sizes in (("blocks", blocks), ("threads_per_block", threads)):
         if sizes is None or len(sizes) != 3 or min(sizes) < 1:
             raise ValueError(f"{name} must be three positive numbers on a GPU, not {sizes!r}")

@@ -26,7 +26,7 @@ _plugin: Any = importlib.import_module("nvidia.dali.python_function_plugin")
 
 
 def capsule_of(array: Any) -> Any:
-    """Returns the capsule of an argument that `HostTensors` or `GpuTensors` made."""
+    """Returns the DLPack capsule of an array that `HostTensors` or `GpuTensors` made."""
     return array.__dlpack__() if isinstance(array, DLTensor) else _plugin.ArrayToDLTensor(array)
 
 

@@ -291,7 +291,7 @@ class ReaderEngine(EpochEngine[Position]):
         Args:
             saved: The position and the fingerprint of its data.
             allow: Names of differences to ignore.
-            named: Further names, each of which must match a difference.
+            named: Further names of ignored differences; each must exist in a fingerprint.
 
         Raises:
             StateError: If it belongs to different data, or DALI rejects its part; nothing changes.

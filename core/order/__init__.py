@@ -13,8 +13,11 @@ the next epoch. There are three cases, depending on the origin of the data:
   makes the mask or cuts the batch.
 - Record sources: ``last_batch_padded`` decides, by default `samples.pads_by_default`.
   `samples.SamplePlan.rows` returns the samples of a batch, padding included, and their mask.
-- Grain: there are no epochs. ``drop_remainder`` and ``pad`` of the adapters decide, and
+- Grain: a transform knows no epochs. ``drop_remainder`` and ``pad`` of the adapters decide, and
   `core.feeding.record_reader.RecordBatch.padded` repeats the last record. A `DALIDataLoader` pads
   in `adapters.grain.loader_steps.Steps`. Several processes with unequal slices of a dataset add
   whole batches of padding: `core.feeding.stream_part.PartReader`.
+
+Adapters whose caller expects equal batches choose these arguments: `adapters.grain.iter_dataset`,
+`adapters.t5x` and `adapters.pax`.
 """

@@ -685,7 +685,7 @@ class EpochEngine(Engine[P]):
         Args:
             state: Result of `get_state`.
             allow: Names of differences to ignore.
-            named: Further names, each of which must match a difference.
+            named: Further names of ignored differences; each must exist in a fingerprint.
 
         Raises:
             StateError: If it is not a state, or a state of different data; nothing changes.

@@ -224,8 +224,8 @@ def check_epochs(
         cure = "pass size, the number of samples of an epoch"
     if config.mask is not None:
         raise ValueError(
-            f"mask={config.mask!r} requires an epoch to which samples can belong; otherwise it "
-            f"would be all True. To define one, {cure}"
+            f"mask={config.mask!r} marks the samples of an epoch, but this iterator has no epochs: "
+            f"{cure}"
         )
     if names:
         warn_user(

@@ -17,8 +17,9 @@ except ImportError:
 def check_not_traced() -> None:
     """Raises RuntimeError within jax.jit, scan etc., where a batch would become a constant.
 
-    Within grad or vmap alone, each call runs the Python code again. Computing a number
-    distinguishes them, but takes longer than `trace_state_clean`, which is False in all of them.
+    Callers ask `trace_state_clean` first, which is faster. It is also False within grad and vmap,
+    where a call is allowed, because each call runs the Python code again. Only within jit and scan
+    is a computed number a Tracer.
     """
     if isinstance(jnp.negative(np.float32(0)), jax.core.Tracer):
         raise RuntimeError(

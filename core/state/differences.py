@@ -58,25 +58,27 @@ def check(
     """
     all_differences = differences(saved, current)
     if refused := _not_allowed(all_differences, (*allow, *named)):
-        raise different_data_error(refused, allowed=True)
+        raise different_data_error(refused, explain_allow=True)
     if named:
         _check_names(named, all_differences, saved, current)
 
 
-def different_data_error(changes: Sequence[Difference | str], allowed: bool = False) -> StateError:
+def different_data_error(
+    changes: Sequence[Difference | str], explain_allow: bool = False
+) -> StateError:
     """Returns the error for a state of different data.
 
     Args:
         changes: The differences.
-        allowed: Whether the message explains how to ignore differences.
+        explain_allow: Whether the message explains how to ignore differences.
     """
     cure = "Recreate the iterator with its original arguments, or start without the state"
     named = [item for item in changes if isinstance(item, Difference)]
     fixed = sorted({item.name for item in named if item.fixed})
     names = sorted({item.name for item in named} - {*fixed})
-    if allowed and fixed:
+    if explain_allow and fixed:
         cure += f". allow= can't ignore {', '.join(fixed)}, because positions depend on them"
-    elif allowed and names:
+    elif explain_allow and names:
         cure += (
             f". To ignore the differences, pass allow={names} to set_state(), or "
             f"allow_changes={names} to data_iterator or to the transform"

@@ -170,7 +170,7 @@ def _copied(names: Iterable[str]) -> set[str]:
 
 
 def _outputs(names: Iterable[str]) -> set[str]:
-    """Names of the tensors that are copied for the consumer, given all operators' names."""
+    """Returns the graph's outputs: the tensors of DALI's ``__MakeContiguous_`` operators."""
     return _copied(name for name in names if name.startswith("__MakeContiguous_"))
 
 

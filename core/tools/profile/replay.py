@@ -54,7 +54,8 @@ class Replay:
 
     Attributes:
         seconds: Time for a batch, with the same prefetching as in the loop.
-        stages: Its parts in order; empty if there was no time to measure them.
+        stages: Its operators, or groups of them, with their times; empty if there was no time to
+            measure them.
         num_threads: Number of DALI threads of each pipeline.
         pipelines: Number of pipelines.
     """
