@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+from nvidia.dali.pipeline import do_not_convert
 
 from ..errors import BatchError, GraphError, RaggedError, RecordError
 from ..order.shuffle import Indices
@@ -224,11 +225,20 @@ class FedEngine(Engine[P]):
         """Returns a factory of pipelines that are fed with the given rows."""
         define = self._define
 
+        # With enable_conditionals=True, DALI rewrites `graph` and what it calls, but not these.
+        @do_not_convert
+        def inputs_of(run: int, part: int, name: str) -> Any:
+            return rows_of(run, part).inputs(name)
+
+        @do_not_convert
+        def draw_rows_of(run: int, part: int) -> Any:
+            return rows_of(run, part).draw_rows()
+
         def graph(part: int) -> Any:
             def input_of(name: str) -> Callable[[int], Any]:
-                return lambda run: rows_of(run, part).inputs(name)
+                return lambda run: inputs_of(run, part, name)
 
-            return define(input_of, lambda run: rows_of(run, part).draw_rows())
+            return define(input_of, lambda run: draw_rows_of(run, part))
 
         graph.__name__ = getattr(self._function, "__name__", repr(self._function))  # for errors
         call = {**self._call, **options}
