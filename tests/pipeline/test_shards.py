@@ -206,15 +206,15 @@ def test_a_known_epoch_does_not_warn(jpegs_many):
 def test_a_mask_without_an_epoch_is_refused(jpegs_many, graph):
     make = data_iterator(graph, ["x"], mask="mask")
     cure = "reader_name='reader'" if graph is handed_on else "pass size"
-    with pytest.raises(ValueError, match=f"mask='mask' requires an epoch.*{cure}"):
+    with pytest.raises(ValueError, match=f"mask='mask' marks .*no epochs: .*{cure}"):
         make(jpegs_many, batch_size=4)
-    with pytest.raises(ValueError, match=f"mask='mask' requires an epoch.*{cure}"):
+    with pytest.raises(ValueError, match=f"mask='mask' marks .*no epochs: .*{cure}"):
         DALIGenericIterator(
             pipeline_def(graph)(jpegs_many, batch_size=4, num_threads=1, device_id=None),
             ["x"],
             mask="mask",
         )
-    with pytest.raises(ValueError, match=f"mask='mask' requires an epoch.*{cure}"):
+    with pytest.raises(ValueError, match=f"mask='mask' marks .*no epochs: .*{cure}"):
         next(DALIDatasetIterator(make, files=jpegs_many, batch_size=4))
 
 

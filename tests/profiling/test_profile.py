@@ -168,14 +168,20 @@ def run(iterator, steps=14, model=0.0, seconds=1.5):
     Its step sleeps for the given seconds, and at least 20 times as long as ``next()`` took: with a
     model it is not input-bound, however slow the machine is.
     """
+
+    def step():
+        nonlocal begin
+        time.sleep(model and max(model, 20 * (time.perf_counter() - begin)))
+        begin = time.perf_counter()
+
     left = steps
     with profile(iterator, seconds=seconds) as report:
+        begin = time.perf_counter()
         while left:
-            begin = time.perf_counter()
             for _ in itertools.islice(iterator, left):
-                time.sleep(model and max(model, 20 * (time.perf_counter() - begin)))
+                step()
                 left -= 1
-                begin = time.perf_counter()
+            step()  # the end of an epoch may take as long as a batch
     return report
 
 

@@ -132,10 +132,13 @@ def test_mistakes_are_named(tmp_path):
             TFRecord(path, {"zz": "z"}, **more)
     for default in (0.5, "text", [1], b"x"):
         with pytest.raises(
-            ValueError, match="requires an integer that fits into int.. as its default, not"
+            ValueError,
+            match="requires an integer that fits into int.. as its default in defaults=, not",
         ):
             TFRecord(path, {"x": "x"}, defaults={"x": default})
-    with pytest.raises(ValueError, match="requires a list of integers .* as its default, not 1"):
+    with pytest.raises(
+        ValueError, match="requires a list of integers .* as its default in defaults=, not 1"
+    ):
         TFRecord(path, {"x": "x"}, kinds={"x": Field(np.int64, 1)}, defaults={"x": 1})
     with pytest.raises(ValueError, match=r"defaults has \['w'\], but the fields are \['x'\]"):
         TFRecord(path, {"x": "x"}, defaults={"w": 0})

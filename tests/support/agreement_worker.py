@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 from nvidia.dali import fn  # noqa: E402
 
 from dalijax import LastBatchPolicy, data_iterator, sources  # noqa: E402
+from dalijax.core.pipeline import processes as agreements  # noqa: E402
 
 PROCESS, PROCESSES = options["process"], options["processes"]
 LAST = PROCESS == PROCESSES - 1  # the process that differs
@@ -379,5 +380,20 @@ def skipping():
         return str(error)
 
 
+def impatient(scenario):
+    """Returns a scenario in which differences are reported at once: no equal offer can follow."""
+
+    def run():
+        before, agreements._PATIENCE = agreements._PATIENCE, (0.0, 0.0)
+        try:
+            return scenario()
+        finally:
+            agreements._PATIENCE = before
+
+    return run
+
+
 if __name__ == "__main__":
-    report(options, globals())
+    report(
+        options, {**globals(), **{k: impatient(globals()[k]) for k in options.get("different", ())}}
+    )

@@ -56,7 +56,8 @@ def run(folder, processes, scenarios):
     files = [folder / f"file{k:04}.bin" for k in range(20 * processes)]
     for file in files:
         file.write_bytes(b"x")
-    options = {"files": list(map(str, files)), "scenarios": scenarios}
+    different = sorted({*DIFFERENT} & {*scenarios})
+    options = {"files": list(map(str, files)), "scenarios": scenarios, "different": different}
     reports = started(SUPPORT / "agreement_worker.py", folder, options, processes, timeout=400)
     return {name: [report[name] for report in reports] for name in scenarios}
 
