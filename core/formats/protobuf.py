@@ -11,6 +11,7 @@ from typing import Any
 VARINT, BYTES = 0, 2  # wire types
 _FIXED = {1: 8, 5: 4}  # bytes of the wire types of a fixed size
 _LONGEST_HEAD = 20  # bytes of two varints
+_TOO_LONG = "not a protobuf message: a field ends after its message"
 
 
 def located_fields(
@@ -31,24 +32,11 @@ def located_fields(
         ValueError: If the bytes are no protobuf message.
     """
     while at < end:
-        head = take(at, min(_LONGEST_HEAD, end - at))
-        key, used = varint(head, 0)
-        kind = key & 7
-        first = at + used
-        if kind == BYTES:
-            length, used = varint(head, used)
-            first = at + used
-            at = first + length
-        elif kind == VARINT:
-            first, used = varint(head, used)
-            at += used
-        elif kind in _FIXED:
-            at = first + _FIXED[kind]
-        else:
-            raise ValueError(f"not a protobuf message: it has the wire type {kind}")
+        number, kind, first, after = _field(take(at, min(_LONGEST_HEAD, end - at)), 0)
+        first, at = first if kind == VARINT else at + first, at + after
         if at > end:
-            raise ValueError("not a protobuf message: a field ends after its message")
-        yield key >> 3, kind, first, at
+            raise ValueError(_TOO_LONG)
+        yield number, kind, first, at
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Any]]:
@@ -57,16 +45,32 @@ def fields(data: bytes) -> Iterator[tuple[int, Any]]:
     Raises:
         ValueError: If the bytes are no protobuf message.
     """
+    at, end = 0, len(data)
+    while at < end:
+        number, kind, first, at = _field(data, at)
+        if at > end:
+            raise ValueError(_TOO_LONG)
+        yield number, first if kind == VARINT else data[first:at]
 
-    def take(at: int, size: int) -> bytes:
-        return data[at : at + size]
 
-    for number, kind, start, end in located_fields(take, 0, len(data)):
-        yield number, start if kind == VARINT else data[start:end]
+def _field(data: bytes, at: int) -> tuple[int, int, int, int]:
+    """Returns number, wire type, offset (of a varint: value) and end of the field at an offset."""
+    key, first = varint(data, at)
+    kind = key & 7
+    if kind == BYTES:
+        length, first = varint(data, first)
+        return key >> 3, kind, first, first + length
+    if kind == VARINT:
+        return key >> 3, kind, *varint(data, first)
+    if kind in _FIXED:
+        return key >> 3, kind, first, first + _FIXED[kind]
+    raise ValueError(f"not a protobuf message: it has the wire type {kind}")
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
     """Reads a number of at most ten bytes; returns it and the offset of its end."""
+    if at < len(data) and data[at] < 128:  # most numbers: graphs have millions of them
+        return data[at], at + 1
     value = shift = 0
     for place in range(at, min(at + 10, len(data))):
         byte = data[place]
