@@ -49,6 +49,11 @@ if os.environ.get("CI"):
 NUM_FILES = 12
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Returns the number of workers for ``-n auto``; a worker waits for other processes often."""
+    return (os.cpu_count() or 1) + 1
+
+
 def write_jpegs(folder: pathlib.Path, count: int) -> list[str]:
     """Writes uniformly gray JPEGs: every pixel of image i is 8 * i."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -278,7 +278,7 @@ def test_a_run_of_dalis_plugin_goes_on_here(jpegs, kind):
         np.testing.assert_array_equal(batch[name], np.asarray(expected[name]))
 
 
-@pytest.mark.parametrize("layout", ("FHWC", in_full("DHWC"), "FDHWC"))
+@pytest.mark.parametrize("layout", (in_full("FHWC"), in_full("DHWC"), "FDHWC"))
 def test_sequences_and_volumes(layout):
     shape = (2, 3, 4, 5, 2)[-len(layout) :]
 

@@ -73,7 +73,7 @@ def transferred(packed):
     return shared_memory_array.open_from_shm(pickle.loads(sent))
 
 
-@settings(max_examples=1000 if FULL else 100, deadline=None)
+@settings(max_examples=1000 if FULL else 40, deadline=None)
 @given(st.one_of(st.lists(RECORDS, max_size=4), LIKE))
 def test_packing_round_trips(records):
     assert exact(pack_records(records).records()) == exact(records)

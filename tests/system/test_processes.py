@@ -127,7 +127,7 @@ def test_two_processes_of_four_devices(reports, index):
         assert after[index]["events"][: len(rest)] == rest
 
 
-@pytest.mark.parametrize("devices,steps", (in_full(1, 60), (2, 200)))
+@pytest.mark.parametrize("devices,steps", (in_full(1, 60), (2, 200 if FULL else 60)))
 def test_batch_map_next_to_a_step(tmp_path, jpegs_many, devices, steps):
     """Each process checks its rows; all processes must start collectives in the same order.
 

@@ -21,7 +21,7 @@ from forks import run_fork
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from PIL import Image
 
-from full import FULL
+from full import FULL, in_full
 from processes import free_port
 from programs import kill_python, run_python, start_python
 from tars import write_tar
@@ -302,7 +302,8 @@ def resnet_step(devices, **changes):
     return config, lambda: jax.device_put(begin(), everywhere), batch, compiled
 
 
-@pytest.mark.parametrize(("devices", "size"), [(1, 4), (4, 4), (2, 64)])  # of batches of 16
+# Of batches of 16.
+@pytest.mark.parametrize(("devices", "size"), [in_full(1, 4), (4, 4), (2, 64)])
 def test_moments_are_of_so_many_images_whatever_the_devices(recipe, devices, size):
     config, start, batch, step = resnet_step(devices, depths=(1,), virtual_batch_size=size)
     state = start()
