@@ -401,6 +401,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "my_data.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    sys.modules.pop("my_data", None)  # of another test
     yield tmp_path
     sys.modules.pop("my_data", None)
 
