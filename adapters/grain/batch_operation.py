@@ -123,8 +123,7 @@ class _Decode:
                 f"the operators {drawing} draw random numbers, which DALIBatch can't restore. Draw "
                 "numbers for each record by RandomInputs, or use DALITransform or DALIDataLoader"
             )
-        decoded = engine.next()
-        return writable(decoded) if self._transform.writable else decoded
+        return writable(engine.next(), self._transform.writable)
 
     def __reduce__(self) -> Any:
         return _Decode, (self._transform,)

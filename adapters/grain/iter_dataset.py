@@ -180,8 +180,7 @@ class DALIDatasetIterator(grain.DatasetIterator):
 
     def __next__(self) -> Any:
         self._assert_not_closed()
-        batch = next(self._stream)
-        return writable(batch) if self._writable else batch
+        return writable(next(self._stream), self._writable)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the consumer's position; builds no pipeline."""

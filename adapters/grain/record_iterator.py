@@ -26,8 +26,7 @@ class RecordIterator(grain.DatasetIterator):
 
     def __next__(self) -> Any:
         self._assert_not_closed()
-        batch = self._engine.next()
-        return writable(batch) if self._writable else batch
+        return writable(self._engine.next(), self._writable)
 
     def __reduce__(self) -> Any:
         # A copy would share the pipelines, and close them when it is freed.

@@ -283,12 +283,14 @@ def gpu_array(tensors: TensorListGPU, copy: bool, device_axis: bool) -> jax.Arra
     return array.copy().block_until_ready() if copy else array
 
 
-def writable(batch: dict[str, Any]) -> dict[str, Any]:
-    """Copies the NumPy arrays of a batch that are read-only views of DALI's buffers.
+def writable(batch: dict[str, Any], wanted: bool) -> dict[str, Any]:
+    """Copies the NumPy arrays of a batch that are read-only views of DALI's buffers, if wanted.
 
     Writing to a view could change other data, because other outputs, a constant of the graph or a
     file in memory may share its buffer.
     """
+    if not wanted:
+        return batch
     return {
         name: array.copy() if isinstance(array, np.ndarray) and not array.flags.writeable else array
         for name, array in batch.items()
