@@ -1,5 +1,6 @@
 """Records and arrays compared with the data that they were created from."""
 
+import concurrent.futures
 import pickle
 import shutil
 
@@ -81,17 +82,58 @@ def test_whole_batches_are_requested_if_the_object_supports_it():
     assert asked == [[2, 5]]
 
 
-def test_array_record_files(tmp_path):
+@pytest.fixture(scope="module")
+def array_records(tmp_path_factory):
+    """Three files of ArrayRecord with the numbers of their records as text, 5 in each file."""
     array_record = pytest.importorskip("array_record.python.array_record_module")
+    folder = tmp_path_factory.mktemp("array_record")
+    paths = [str(folder / f"{number}.array_record") for number in range(3)]
+    for number, path in enumerate(paths):
+        writer = array_record.ArrayRecordWriter(path, "group_size:1")
+        for record in range(5 * number, 5 * number + 5):
+            writer.write(b"%d" % record)
+        writer.close()
+    return paths
+
+
+def texts(source, indices):
+    return [value.tobytes().decode() for value in source.read(np.array(indices), ["data"])["data"]]
+
+
+@pytest.mark.parametrize("library", ("grain", "array_record"))
+def test_array_record_files(array_records, library):
+    if library == "grain":
+        kind = pytest.importorskip("grain").sources.ArrayRecordDataSource
+    else:
+        kind = pytest.importorskip("array_record.python.array_record_data_source")
+        kind = kind.ArrayRecordDataSource
+    source = Records(kind(array_records))
+    indices = [14, 3, 3, 0, 7]
+    assert texts(source, indices) == ["14", "3", "3", "0", "7"]
+    assert texts(pickle.loads(pickle.dumps(source)), indices) == ["14", "3", "3", "0", "7"]
+    new = Records(kind(array_records))  # opens its files at the first read
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        results = threads.map(lambda _: texts(new, range(15)), range(32))
+        assert list(results) == [[str(number) for number in range(15)]] * 32
+    assert source.identity() == Records([b"%d" % number for number in range(15)]).identity()
+    part = Records(kind([f"{array_records[1]}[1:3]", array_records[0]]))
+    assert len(part) == 7 and texts(part, [0, 1, 2, 6]) == ["6", "7", "0", "4"]
+
+
+def test_methods_of_a_subclass_of_array_record_are_used(array_records):
     grain = pytest.importorskip("grain")
-    path = str(tmp_path / "a.array_record")
-    writer = array_record.ArrayRecordWriter(path, "group_size:1")
-    for row in ROWS:
-        writer.write(row["data"])
-    writer.close()
-    source = Records(grain.sources.ArrayRecordDataSource(path))
-    values = source.read(np.array([4, 1]), ["data"])["data"]
-    equal(values, [np.full(5, 5, np.uint8), np.full(2, 2, np.uint8)])
+
+    class Parsed(grain.sources.ArrayRecordDataSource):
+        def __getitem__(self, key):
+            return {"number": int(super().__getitem__(key))}
+
+    class Together(Parsed):
+        def __getitems__(self, keys):
+            return [{"number": 100 + self[key]["number"]} for key in keys]
+
+    for kind, added in ((Parsed, 0), (Together, 100)):
+        numbers = Records(kind(array_records)).read(np.array([9, 2]), ["number"])["number"]
+        assert [int(number) for number in numbers] == [9 + added, 2 + added]
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,10 @@ USED = {
         optional("tensorflow", "train", "experimental", "PythonState"),
         "_copy_trackable_to_cpu",
     ),
+    "data set of HuggingFace": (
+        lambda: optional("datasets", "Dataset")().from_dict({"x": [1]}),
+        "_indices",
+    ),
     "threading": (lambda: threading, "_DummyThread"),
 }
 # Public methods of namedtuples, which begin with an underscore.
