@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import email.utils
 import os
 import re
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from ..messages.printable import printable
 from ..order.shuffle import Indices
 from .http_ranges import http_options, of_version
+from .read_ranges import read_ranges
 
 _ALIGNMENT = 8  # bytes, of each range in its buffer, so that it can be viewed as any dtype
 _LOCAL_WINDOW = 2048  # holds the header and content of a small tar member, and the next header
@@ -26,10 +29,9 @@ _VERSION = re.compile(
     r"version-?id|last-?modified|m-?time|modified|modify|modification-?time|updated|created|ino",
     re.IGNORECASE,
 )
+_SHARE = 16  # a call keeps open at most this share of the files that `ByteFiles` keeps open
 _RECENT = 5.0  # seconds; Last-Modified has a resolution of 1 s
 WAITING_THREADS = 16  # reading threads of a source that waits for a network
-# Flag for reads that don't wait; 0 if Python was built for an older C library.
-_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 
 def is_remote(path: str) -> bool:
@@ -98,18 +100,18 @@ class LocalFile:
         path: The path.
 
     Attributes:
+        fd: The file descriptor.
         shown: The path, escaped for messages.
     """
 
     window = _LOCAL_WINDOW
 
     def __init__(self, path: str):
-        self._fd = -1
+        self.fd = -1
         self.shown = printable(path)
-        self._supports_nowait = bool(_NOWAIT)
         self.path = path
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._stamp = _local_stamp(os.fstat(self._fd))
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._stamp = _local_stamp(os.fstat(self.fd))
         self.size: int = self._stamp[0]
 
     def stamp(self) -> Stamp:
@@ -121,43 +123,12 @@ class LocalFile:
         return self._stamp[:2] == stamp[:2]
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if self._fd >= 0:  # `close` is a default argument, because `os` may be gone at exit
-            close(self._fd)
+        if self.fd >= 0:  # `close` is a default argument, because `os` may be gone at exit
+            close(self.fd)
 
     def read(self, at: int, count: int) -> bytes:
         """Reads bytes from an offset; fewer at the end of the file."""
-        return os.pread(self._fd, count, at)
-
-    def read_into(self, ranges: Sequence[tuple[int, memoryview]]) -> list[int]:
-        """Reads from each offset into its buffer; returns the number of bytes read for each."""
-        # One call for each range in the page cache: each call releases the GIL, and reacquiring it
-        # takes longer than copying an image.
-        counts = [self._read_cached(at, buffer) for at, buffer in ranges]
-        missing = [k for k, (_, buffer) in enumerate(ranges) if counts[k] < len(buffer)]
-        # Lets the disk fetch all missing ranges at once, instead of waiting for each in turn.
-        for k in missing:
-            at, buffer = ranges[k]
-            remaining = len(buffer) - counts[k]
-            os.posix_fadvise(self._fd, at + counts[k], remaining, os.POSIX_FADV_WILLNEED)
-        for k in missing:
-            at, buffer = ranges[k]
-            while counts[k] < len(buffer):
-                count = os.preadv(self._fd, [buffer[counts[k] :]], at + counts[k])
-                if not count:
-                    break
-                counts[k] += count
-        return counts
-
-    def _read_cached(self, at: int, buffer: memoryview) -> int:
-        """Copies the leading part of a range that is in the page cache; returns its size."""
-        if self._supports_nowait:
-            try:
-                return os.preadv(self._fd, [buffer], at, _NOWAIT)
-            except BlockingIOError:  # the read would wait for the disk
-                pass
-            except (OSError, NotImplementedError):  # not supported by the file system or kernel
-                self._supports_nowait = False
-        return 0
+        return os.pread(self.fd, count, at)
 
 
 class RemoteFile:
@@ -198,13 +169,16 @@ class RemoteFile:
         end = min(at + count, self.size)
         return self._pieces([at], [end])[0] if at < end else b""
 
-    def read_into(self, ranges: Sequence[tuple[int, memoryview]]) -> list[int]:
-        """Reads from each offset into its buffer; returns the number of bytes read for each."""
+    def read_into(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        """Reads from each offset into its buffer.
+
+        Raises:
+            OSError: If a range can't be read, or has the wrong length.
+        """
         starts = [at for at, _ in ranges]
         pieces = self._pieces(starts, [at + len(buffer) for at, buffer in ranges])
         for (_, buffer), piece in zip(ranges, pieces, strict=True):
             buffer[:] = piece
-        return [len(buffer) for _, buffer in ranges]
 
     def _pieces(self, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
         """Reads ranges, concurrently if the file system supports that.
@@ -315,11 +289,12 @@ class ByteFiles:
         self._stamps = list(stamps) or [None] * len(self.paths)
         self._has_content = has_content
         self._limits = np.array(sizes, np.int64)
+        self._are_remote = np.array([*map(is_remote, self.paths)], bool)
         # No lock, because a fork could copy it locked. In a race, a file is opened twice.
-        self._open: dict[int, ByteFile] = {}
+        self._open = collections.OrderedDict[int, ByteFile]()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}}
+        return {**self.__dict__, "_open": collections.OrderedDict()}
 
     def file(self, number: int) -> ByteFile:
         """Returns one of the files, open.
@@ -341,8 +316,9 @@ class ByteFiles:
             raise OSError(
                 f"{file.shown} was changed after the source was opened. Reopen the source"
             )
-        if len(self._open) >= max(1, most_open()):
-            self._open = {}
+        with contextlib.suppress(KeyError):  # another thread has dropped the last file
+            while len(self._open) >= max(1, most_open()):
+                self._open.popitem(last=False)  # the file that was opened first
         self._open[number] = file
         return file
 
@@ -377,19 +353,65 @@ class ByteFiles:
                 f"byte {offsets[row]:,} of {printable(self.paths[files[row]])}, which has only "
                 f"{limits[row]:,} bytes. Remove the index, or pass another cache_dir="
             )
-        ends = np.cumsum(-(-sizes // _ALIGNMENT) * _ALIGNMENT)
-        starts = ends - -(-sizes // _ALIGNMENT) * _ALIGNMENT
+        padded = -(-sizes // _ALIGNMENT) * _ALIGNMENT
+        starts = np.cumsum(padded) - padded
         # A new buffer for each call, because DALI may read it long afterwards.
-        buffer = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+        buffer = np.empty(int(padded.sum()), np.uint8)
+        are_remote = self._are_remote[files]
+        if are_remote.any():
+            self._read_remote(np.flatnonzero(are_remote), files, offsets, sizes, starts, buffer)
+        local = np.flatnonzero(~are_remote)
+        most = max(1, most_open() // _SHARE)
+        for first in range(0, len(local), most):
+            rows = local[first : first + most]
+            counts = self._read_local(rows, files, offsets, sizes, starts, buffer)
+            if (incomplete := counts != sizes[rows]).any():
+                row, count = (int(values[incomplete][0]) for values in (rows, counts))
+                path = self.paths[files[row]]
+                where = f"at byte {offsets[row]:,}"
+                if count < 0:
+                    name = f"{name_of(row)}, {sizes[row]:,} bytes {where}"
+                    raise OSError(-count, f"{os.strerror(-count)}, reading {name}", path)
+                raise OSError(
+                    f"{name_of(row)} is cut off: only {count:,} of its {sizes[row]:,} bytes "
+                    f"can be read {where} of {printable(path)}"
+                )
+        ends = starts + sizes
+        return [buffer[start:end] for start, end in zip(starts.tolist(), ends.tolist())]
+
+    def _read_local(
+        self,
+        rows: Indices,
+        files: Indices,
+        offsets: Indices,
+        sizes: Indices,
+        starts: Indices,
+        buffer: NDArray[np.uint8],
+    ) -> Indices:
+        """Reads ranges of local files into a buffer; returns their counts, see `read_ranges`."""
+        numbers = files[rows].tolist()
+        opened = {number: self.file(number) for number in dict.fromkeys(numbers)}  # keeps them open
+        fds = {number: file.fd for number, file in opened.items() if isinstance(file, LocalFile)}
+        row_fds = np.array([fds[number] for number in numbers])
+        return read_ranges(row_fds, offsets[rows], sizes[rows], starts[rows], buffer)
+
+    def _read_remote(
+        self,
+        rows: Indices,
+        files: Indices,
+        offsets: Indices,
+        sizes: Indices,
+        starts: Indices,
+        buffer: NDArray[np.uint8],
+    ) -> None:
+        """Reads ranges of remote files into a buffer.
+
+        Raises:
+            OSError: If a range can't be read, or has the wrong length.
+        """
         view = memoryview(buffer)
-        begins, counts, ats = starts.tolist(), sizes.tolist(), offsets.tolist()
-        for number in dict.fromkeys(files.tolist()):
-            rows = np.flatnonzero(files == number).tolist()
-            ranges = [(ats[r], view[begins[r] : begins[r] + counts[r]]) for r in rows]
-            for row, count in zip(rows, self.file(number).read_into(ranges), strict=True):
-                if count != counts[row]:
-                    raise OSError(
-                        f"{name_of(row)} is cut off: only {count:,} of its {counts[row]:,} bytes "
-                        f"can be read at byte {ats[row]:,} of {printable(self.paths[number])}"
-                    )
-        return [buffer[b : b + count] for b, count in zip(begins, counts)]
+        for number in dict.fromkeys(files[rows].tolist()):
+            if isinstance(file := self.file(number), RemoteFile):
+                own = rows[files[rows] == number]
+                places = zip(offsets[own].tolist(), starts[own].tolist(), sizes[own].tolist())
+                file.read_into([(at, view[start : start + size]) for at, start, size in places])

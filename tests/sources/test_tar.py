@@ -1,7 +1,6 @@
 """Tars compared with tarfile, for every format; damaged tars; stored indexes."""
 
 import contextlib
-import errno
 import os
 import pickle
 import resource
@@ -42,43 +41,6 @@ def walked(path):
         for member in walk
         if not member.link
     ]
-
-
-@pytest.mark.parametrize("cached", ("all", "half", "nothing", "unknown", "no call", "no flag"))
-def test_only_uncached_ranges_are_requested(tmp_path, monkeypatch, cached):
-    """Advice for 0 bytes would apply to the rest of the file."""
-    contents = [bytes([i]) * size for i, size in enumerate((0, 5, 0, 700, 3000, 0))]
-    path = write_tar(tmp_path / "a.tar", [(f"{i}.jpg", one) for i, one in enumerate(contents)])
-    source, asked, flagged = Tar(path, {"jpg": "data"}), [], []
-    advise, read = os.posix_fadvise, os.preadv
-
-    def noted(fd, offset, length, advice):
-        asked.append((offset, length))
-        advise(fd, offset, length, advice)
-
-    def kernel_with_cache(fd, buffers, offset, flags=0):
-        """Simulates a kernel with some cached part of each range, or without the information."""
-        if not flags:
-            return read(fd, buffers, offset)
-        flagged.append(offset)
-        if cached == "no call":
-            raise NotImplementedError("preadv2: flags are not available")
-        if cached in ("nothing", "unknown"):
-            raise OSError(errno.EAGAIN if cached == "nothing" else errno.EOPNOTSUPP, "not at once")
-        (buffer,) = buffers
-        return read(fd, [buffer if cached == "all" else buffer[: len(buffer) // 2]], offset)
-
-    monkeypatch.setattr(os, "posix_fadvise", noted)
-    monkeypatch.setattr(os, "preadv", kernel_with_cache)
-    if cached == "no flag":
-        monkeypatch.setattr("dalijax.core.formats.byte_files._NOWAIT", 0)
-    values = source.read(np.array([3, 0, 1, 5]), ["data"])["data"]
-    assert [value.tobytes() for value in values] == [contents[i] for i in (3, 0, 1, 5)]
-    (_, first, _), (_, second, _) = (by_tarfile(path)[i] for i in (3, 1))
-    whole = [(first, 700), (second, 5)]
-    rest = {"all": [], "half": [(first + 350, 350), (second + 2, 3)]}
-    assert asked == rest.get(cached, whole)
-    assert len(flagged) == {"unknown": 1, "no call": 1, "no flag": 0}.get(cached, 4)
 
 
 def other(kind, name, link=""):
@@ -168,6 +130,7 @@ def test_old_tars(tmp_path):
     assert walked(str(path)) == by_tarfile(path) == [("1.jpg", 512, 3), ("é.jpg", 1536, 1)]
 
 
+@pytest.mark.usefixtures("language")
 def test_samples_by_number(tmp_path):
     paths = [write_tar(tmp_path / f"{k}.tar", samples(k * 5, k * 5 + 5)) for k in range(3)]
     source = Tar(paths, FIELDS)
@@ -320,6 +283,7 @@ def test_any_flipped_bit_of_a_header_is_detected_or_harmless(tmp_path):
             assert walked(str(tmp_path / "b.tar")) == expected, bit
 
 
+@pytest.mark.usefixtures("language")
 def test_a_changed_tar_is_not_read(tmp_path):
     path = write_tar(tmp_path / "a.tar", samples(0, 3))
     source = Tar(path, FIELDS)
@@ -408,6 +372,7 @@ def test_the_identity_does_not_depend_on_the_path(tmp_path):
     assert Tar(second, FIELDS, identity="mine").identity() == "mine"
 
 
+@pytest.mark.usefixtures("language")
 def test_a_source_pickles_and_reopens_its_files(tmp_path):
     paths = [write_tar(tmp_path / f"{k}.tar", samples(k * 5, k * 5 + 5)) for k in range(2)]
     source = Tar(paths, FIELDS)
@@ -426,6 +391,7 @@ def test_a_source_pickles_and_reopens_its_files(tmp_path):
     same(source, Tar(paths, FIELDS))
 
 
+@pytest.mark.usefixtures("language")
 def test_files_are_closed_when_the_source_is_dropped(tmp_path):
     path = write_tar(tmp_path / "a.tar", samples(0, 3))
     source = Tar(path, FIELDS)
@@ -441,6 +407,7 @@ def test_files_are_closed_when_the_source_is_dropped(tmp_path):
     assert not is_open()
 
 
+@pytest.mark.usefixtures("language")
 def test_many_tars_do_not_stay_open(tmp_path, monkeypatch):
     monkeypatch.setattr("dalijax.core.formats.byte_files.most_open", lambda: 2)
     paths = [write_tar(tmp_path / f"{k}.tar", samples(k, k + 1)) for k in range(6)]
@@ -463,6 +430,7 @@ def test_tars_are_not_kept_open_while_others_are_indexed(tmp_path):
     np.testing.assert_array_equal(values, np.arange(60) - 3)
 
 
+@pytest.mark.usefixtures("language")
 def test_threads_read_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("dalijax.core.formats.byte_files.most_open", lambda: 2)
     paths = [write_tar(tmp_path / f"{k}.tar", samples(k * 9, k * 9 + 9)) for k in range(6)]
@@ -489,6 +457,7 @@ def test_a_mixture_of_tars(tmp_path):
         Mixture([(one, 1), (Arrays({"x": np.zeros(3)}), 1)])
 
 
+@pytest.mark.usefixtures("language")
 def test_each_read_has_its_own_buffer(tmp_path):
     source = Tar(write_tar(tmp_path / "a.tar", samples(0, 8)), FIELDS)
     first = source.read(np.array([1, 2]), ["data"])["data"]

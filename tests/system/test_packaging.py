@@ -20,6 +20,7 @@ from programs import run_python
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "dalijax"
+HELPER = "core/formats/_read_ranges.abi3.so"  # if there is a C compiler
 # Imported in tests/pax, which needs another Python.
 ELSEWHERE = {"dalijax.adapters.pax"}
 
@@ -48,23 +49,28 @@ def modules():
     return sorted(".".join(p[:-1] if p[-1] == "__init__" else p) for p in parts)
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """A wheel built from a copy of the sources, since a build creates folders in it."""
+def build_wheel(tmp_path_factory, **env):
+    """Builds a wheel from a copy of the sources, since a build creates folders in it."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, source / name)
     for name in ("core", "adapters", "src"):
-        ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
     try:
         here = int(importlib.metadata.version("setuptools").split(".")[0]) >= 77
     except importlib.metadata.PackageNotFoundError:
         here = False
     offline = ["--no-build-isolation"] if here else []
-    run("-m", "pip", "wheel", "-q", "--no-deps", *offline, "-w", out, source, cwd=out)
+    run("-m", "pip", "wheel", "-q", "--no-deps", *offline, "-w", out, source, cwd=out, **env)
     (built,) = out.glob("*.whl")
     return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """A wheel of the sources."""
+    return build_wheel(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +100,28 @@ for name, module in list(sys.modules.items()):
     return execute
 
 
-def test_the_wheel_has_exactly_the_sources(wheel):
+def packed_in(wheel):
+    """The files of the package in a wheel."""
     names = zipfile.ZipFile(wheel).namelist()
-    packed = {name for name in names if ".dist-info/" not in name}
-    assert packed == {f"dalijax/{name}" for name in {*sources(), "py.typed"}}
+    return {name.removeprefix("dalijax/") for name in names if ".dist-info/" not in name}
+
+
+def test_the_wheel_has_exactly_the_sources(wheel):
+    assert packed_in(wheel) - {HELPER} == {*sources(), "py.typed"}
+
+
+def test_the_wheel_has_a_helper_for_all_versions_of_python(wheel, python):
+    compiler = os.environ.get("CC", "cc").split()[0]
+    if shutil.which(compiler) is None:
+        pytest.skip("there is no C compiler")
+    assert HELPER in packed_in(wheel) and "-cp310-abi3-" in wheel.name
+    code = "from dalijax.core.formats import read_ranges as r; print(r._read is r.read_in_python)"
+    assert python(code) == "False\n"
+
+
+def test_a_wheel_is_built_without_a_compiler(tmp_path_factory):
+    packed = packed_in(build_wheel(tmp_path_factory, CC="/bin/false"))
+    assert packed == {*sources(), "py.typed"}
 
 
 def test_the_wheel_has_the_licence(wheel):

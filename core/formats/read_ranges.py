@@ -1,0 +1,117 @@
+"""Reads many byte ranges of local files at once, by the helper in C if it was built."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import pathlib
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..order.shuffle import Indices
+
+LIBRARY = pathlib.Path(__file__).with_name("_read_ranges.abi3.so")  # in pyproject.toml, too
+
+# Flag for reads that don't wait; 0 if Python was built for an older C library.
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+_COUNT = 4  # column
+
+# Reads ranges into a buffer. Each row is the `struct range` of read_ranges.c.
+_Read = Callable[[NDArray[np.int64], NDArray[np.uint8]], None]
+
+
+def read_in_python(ranges: NDArray[np.int64], buffer: NDArray[np.uint8]) -> None:
+    """Reads ranges into a buffer; see `_Read`."""
+    view = memoryview(buffer)
+    rows = [(fd, at, view[start : start + size]) for fd, at, size, start, _ in ranges.tolist()]
+    # One call for each range in the page cache: each call releases the GIL, and reacquiring it
+    # takes longer than copying an image.
+    counts, flags = [0] * len(rows), _NOWAIT
+    for k, (fd, at, part) in enumerate(rows if flags else ()):
+        try:
+            counts[k] = os.preadv(fd, [part], at, flags)
+        except BlockingIOError:  # the read would wait for the disk
+            pass
+        except (OSError, NotImplementedError):  # not supported by the file system or kernel
+            break
+    missing = [k for k, (_, _, part) in enumerate(rows) if counts[k] < len(part)]
+    # Lets the disk fetch all missing ranges at once, instead of waiting for each in turn.
+    for k in missing:
+        fd, at, part = rows[k]
+        with contextlib.suppress(OSError):  # reading reports it
+            os.posix_fadvise(fd, at + counts[k], len(part) - counts[k], os.POSIX_FADV_WILLNEED)
+    for k in missing:
+        fd, at, part = rows[k]
+        try:
+            while counts[k] < len(part):
+                count = os.preadv(fd, [part[counts[k] :]], at + counts[k])
+                if not count:
+                    break
+                counts[k] += count
+        except OSError as error:
+            counts[k] = -(error.errno or errno.EIO)
+    ranges[:, _COUNT] = counts
+
+
+def reader_in_c(library: str) -> _Read:
+    """Loads the helper in C, whose calls run without the GIL.
+
+    Raises:
+        OSError, AttributeError: If it can't be loaded, or is of another version.
+    """
+    function = ctypes.CDLL(library).dalijax_read_ranges
+    function.argtypes = ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p
+
+    def read(ranges: NDArray[np.int64], buffer: NDArray[np.uint8]) -> None:
+        # After a signal, Python calls the signal's handler before the next call.
+        while function(ranges.ctypes.data, len(ranges), buffer.ctypes.data):
+            pass
+
+    return read
+
+
+def _best_reader() -> _Read:
+    try:
+        return reader_in_c(str(LIBRARY))
+    except (OSError, AttributeError):  # there was no C compiler when the package was installed
+        return read_in_python
+
+
+_read = _best_reader()
+
+
+def read_ranges(
+    files: Indices, offsets: Indices, sizes: Indices, starts: Indices, buffer: NDArray[np.uint8]
+) -> NDArray[np.int64]:
+    """Reads byte ranges of files into a buffer, those in the page cache first.
+
+    Args:
+        files: The file descriptor of each range.
+        offsets: The offset of each range in its file.
+        sizes: The size of each range in bytes.
+        starts: The offset of each range in the buffer.
+        buffer: The buffer, uint8 [bytes], contiguous.
+
+    Returns:
+        The number of bytes read of each range, int64 [ranges]: fewer than its size at the end of
+        the file; a negative errno if reading failed.
+
+    Raises:
+        ValueError: If a range is outside the buffer.
+    """
+    if (
+        len(starts)
+        and not (
+            (starts >= 0) & (sizes >= 0) & (sizes <= buffer.size) & (starts <= buffer.size - sizes)
+        ).all()
+    ):
+        raise ValueError(f"ranges outside the buffer of {buffer.size} bytes")
+    ranges = np.zeros((len(starts), _COUNT + 1), np.int64)
+    for column, values in enumerate((files, offsets, sizes, starts)):
+        ranges[:, column] = values
+    _read(ranges, buffer)
+    return ranges[:, _COUNT]
