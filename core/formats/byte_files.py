@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..messages.printable import printable
 from ..order.shuffle import Indices
+from .buffers import new_buffer
 from .http_ranges import http_options, of_version
 from .read_ranges import read_ranges
 
@@ -336,6 +337,8 @@ class ByteFiles:
     ) -> list[NDArray[np.uint8]]:
         """Reads ranges into one new buffer; returns slices of it, aligned to 8 bytes.
 
+        DALI may read the buffer long afterwards, so calls don't share one.
+
         Args:
             files: Index of the file of each range.
             offsets: Offset of each range in bytes.
@@ -355,8 +358,7 @@ class ByteFiles:
             )
         padded = -(-sizes // _ALIGNMENT) * _ALIGNMENT
         starts = np.cumsum(padded) - padded
-        # A new buffer for each call, because DALI may read it long afterwards.
-        buffer = np.empty(int(padded.sum()), np.uint8)
+        buffer = new_buffer(int(padded.sum()))
         are_remote = self._are_remote[files]
         if are_remote.any():
             self._read_remote(np.flatnonzero(are_remote), files, offsets, sizes, starts, buffer)
