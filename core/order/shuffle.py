@@ -43,6 +43,12 @@ def _listed(count: int, seed: int, epoch: int) -> Indices:
     return order
 
 
+@functools.lru_cache(64)  # hashing them takes as long as permuting a batch
+def _keys(count: int, seed: int, epoch: int) -> tuple[Any, ...]:
+    """The keys of the rounds of `_feistel`."""
+    return tuple(fold(seed, epoch, count, turn) for turn in range(_ROUNDS))
+
+
 def _feistel(positions: Indices, count: int, seed: int, epoch: int) -> Indices:
     """Permutes positions by a Feistel network over pairs (left, right), left < a and right < b.
 
@@ -51,13 +57,12 @@ def _feistel(positions: Indices, count: int, seed: int, epoch: int) -> Indices:
     """
     a = math.isqrt(count - 1) + 1
     b = -(-count // a)
-    keys = [fold(seed, epoch, count, turn) for turn in range(_ROUNDS)]
     lefts, rights = np.uint64(a), np.uint64(b)
     values = positions.astype(np.uint64)
     todo = np.arange(len(values))
     while len(todo):
         left, right = np.divmod(values[todo], rights)
-        for turn, key in enumerate(keys):
+        for turn, key in enumerate(_keys(count, seed, epoch)):
             if turn % 2:
                 right = (right + mix(left ^ key) % rights) % rights
             else:
