@@ -192,6 +192,15 @@ def _read_checked(settings: ReadSettings, records: Indices) -> Chunk:
     return chunk
 
 
+def _tensors(values: Values) -> list[TensorCPU]:
+    """Returns DALI's tensors of the memory of some values."""
+    arrays = [np.asarray(value, order="C") for value in values]
+    try:  # faster by a quarter than the buffer protocol
+        return [TensorCPU(array.__dlpack__()) for array in arrays]
+    except BufferError:  # a read-only array
+        return list(map(TensorCPU, arrays))
+
+
 def read_chunk(settings: ReadSettings, records: Indices) -> Chunk:
     """Reads records, and prepares them for DALI."""
     source, names, sized = settings.source, settings.names, list(settings.sized)
@@ -200,7 +209,7 @@ def read_chunk(settings: ReadSettings, records: Indices) -> Chunk:
         settings.reuse.check(records, chunk.columns)
     if not chunk.errors:
         chunk.inputs = {
-            name: [TensorCPU(np.asarray(value, order="C")) for value in chunk.columns[name]]
+            name: _tensors(chunk.columns[name])
             for name in names
             if source.fields[name].dtype is not None
             and not isinstance(chunk.columns[name], np.ndarray)
@@ -324,7 +333,7 @@ class ReadRows:
         else:
             values = self.column(name)
             if not isinstance(values, np.ndarray):
-                values = [TensorCPU(np.asarray(value, order="C")) for value in values]
+                values = _tensors(values)
         if isinstance(values, np.ndarray):
             return TensorListCPU(np.asarray(values, order="C"))
         make: Any = TensorListCPU  # the stub lacks `contiguous`

@@ -14,6 +14,8 @@ from nvidia.dali import fn, types
 from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
 from dalijax import data_iterator
+from dalijax.core.dtypes import KINDS
+from dalijax.core.feeding.read_rows import _tensors
 from dalijax.core.formats import buffers
 from dalijax.core.formats.buffers import new_buffer
 from dalijax.sources import Tar
@@ -32,6 +34,7 @@ VIEWS = {
     "DLPack": lambda part: np.from_dlpack(part),
     "JAX": lambda part: jax.dlpack.from_dlpack(part[-address(part) % 64 :], copy=False),
     "TensorCPU": TensorCPU,
+    "TensorCPU of DLPack": lambda part: _tensors([part])[0],
     "TensorListCPU": lambda part: TensorListCPU([TensorCPU(part)], contiguous=False),
 }
 
@@ -141,6 +144,27 @@ def test_a_forked_process_has_its_own_memory():
             os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
     assert set(new_buffer(MIB).tolist()) == {3}
+
+
+SHAPES = ((), (0,), (1,), (7,), (0, 3), (3, 0), (2, 3), (1, 5, 1), (2, 1, 1, 3))
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_tensors_have_the_memory_of_the_values(kind):
+    values = [np.arange(1, 1 + np.prod(shape, dtype=int)).astype(kind) for shape in SHAPES]
+    values = [value.reshape(shape) for value, shape in zip(values, SHAPES)]
+    for only_read in (False, True):
+        if only_read:
+            values[3].setflags(write=False)
+        tensors = _tensors(values)
+        for value, tensor in zip(values, tensors, strict=True):
+            assert tensor.dtype == TensorCPU(value).dtype and tensor.shape() == [*value.shape]
+            np.testing.assert_array_equal(np.asarray(tensor), value)
+            assert not value.size or tensor.data_ptr() == address(value)
+    strided = np.arange(12).astype(kind).reshape(3, 4).T
+    np.testing.assert_array_equal(np.asarray(_tensors([strided])[0]), strided)
+    swapped = np.arange(3).astype(np.dtype(kind).newbyteorder(">"))
+    np.testing.assert_array_equal(np.asarray(_tensors([swapped])[0]), TensorCPU(swapped))
 
 
 # Iterators
