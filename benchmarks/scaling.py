@@ -119,8 +119,10 @@ def ours(
     return lambda: next(iterator, None) or next(iterator)
 
 
-def over_source(files: list[str], load: float, batch: int, options: Options, gpus: int) -> Step:
-    """Returns a step of dalijax over a tar, with a global shuffle."""
+def over_source(
+    files: list[str], load: float, batch: int, options: Options, gpus: int, shards: int = 1
+) -> Step:
+    """Returns a step of dalijax over some tars, with a global shuffle."""
 
     def of_records(data: Any, label: Any, *, draw: Any) -> Any:
         images = fn.decoders.image(data, device="mixed", hw_decoder_load=load)
@@ -136,7 +138,7 @@ def over_source(files: list[str], load: float, batch: int, options: Options, gpu
         return images, label.gpu()
 
     folder = pathlib.Path(files[0]).parent / "packed"
-    tars = sorted(map(str, folder.glob("*-of-1.tar"))) or photos.tars(folder, files, 1)
+    tars = sorted(map(str, folder.glob(f"*-of-{shards}.tar")))
     config: dict[str, Any] = {"auto_reset": True}
     if gpus > 1:
         mesh = Mesh(np.array(jax.devices()), ("data",))
@@ -176,7 +178,7 @@ def measure(step: Step, batches: int) -> float:
     return time.perf_counter() - start
 
 
-def variants(gpus: int) -> dict[str, tuple[int, Callable[..., Step]]]:
+def variants(gpus: int, shards: int) -> dict[str, tuple[int, Callable[..., Step]]]:
     """Returns, by name, the number of GPUs with different batches, and a function of the step."""
     makers: dict[str, tuple[int, Callable[..., Step]]] = {
         "raw DALI, 1 GPU": (1, lambda *a: raw(*a, 1)),
@@ -188,16 +190,21 @@ def variants(gpus: int) -> dict[str, tuple[int, Callable[..., Step]]]:
         makers |= {
             f"raw DALI, {gpus} GPUs, one thread": (gpus, lambda *a: raw(*a, gpus)),
             f"raw DALI, {gpus} GPUs, a thread each": (gpus, lambda *a: raw_threads(*a, gpus)),
-            f"{PROCESSES}, {gpus} GPUs": (gpus, lambda *a: raw(*a, 1)),
+            f"raw DALI, {gpus} GPUs, {PROCESSES}": (gpus, lambda *a: raw(*a, 1)),
             f"dalijax, {gpus} GPUs": (gpus, lambda *a: ours(*a, gpus)),
             f"dalijax, a Tar, {gpus} GPUs": (gpus, lambda *a: over_source(*a, gpus)),
+            f"dalijax, {shards} Tars, {gpus} GPUs": (
+                gpus,
+                lambda *a: over_source(*a, gpus, shards),
+            ),
+            f"dalijax, a Tar, {gpus} GPUs, {PROCESSES}": (gpus, lambda *a: over_source(*a, 1)),
             f"DALI's plugin, {gpus} GPUs": (gpus, lambda *a: plugin(*a, gpus)),
             f"dalijax, mesh (1, {gpus}), replicas": (1, lambda *a: ours(*a, 1, (1, gpus))),
         }
     return makers
 
 
-PROCESSES = "raw DALI, a process each"
+PROCESSES = "a process each"
 
 
 def worker(args: argparse.Namespace) -> None:
@@ -215,8 +222,8 @@ def worker(args: argparse.Namespace) -> None:
 
     Pipeline.share_outputs = timed
     files = sorted(str(path) for path in args.folder.glob("*.jpg"))
-    count, make = variants(args.gpus)[args.only]
-    count = 1 if args.only.startswith(PROCESSES) else count
+    count, make = variants(args.gpus, args.shards)[args.only]
+    count = 1 if args.only.endswith(PROCESSES) else count
     options = {"num_threads": args.threads[0], "prefetch_queue_depth": args.depth}
     step = make(files, args.load, args.batch, options)
     measure(step, 20)
@@ -235,9 +242,9 @@ def worker(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace, name: str, threads: int, gpus: int) -> dict[str, float]:
     """Measures a variant in a separate process, or in one process for each GPU."""
-    many = gpus if name.startswith(PROCESSES) else 1
+    many = gpus if name.endswith(PROCESSES) else 1
     command = [sys.executable, __file__, "--only", name, "--folder", str(args.folder)]
-    for option in ("batch", "batches", "load", "depth"):
+    for option in ("batch", "batches", "load", "depth", "shards"):
         command += [f"--{option}", str(getattr(args, option))]
     command += ["--threads", str(threads)]
     started = []
@@ -265,6 +272,7 @@ def main() -> None:
     parser.add_argument("--load", type=float, default=0.9, help="hw_decoder_load")
     parser.add_argument("--threads", type=int, nargs="+", default=[8], help="threads per pipeline")
     parser.add_argument("--depth", type=int, default=2, help="prefetch_queue_depth")
+    parser.add_argument("--shards", type=int, default=1024, help="number of tars of a variant")
     parser.add_argument("--match", default="", help="substrings of names of variants, as a|b")
     parser.add_argument(
         "--folder", type=pathlib.Path, help="directory of the JPEGs, created if necessary"
@@ -278,11 +286,15 @@ def main() -> None:
     report.heading()
     with tempfile.TemporaryDirectory() as folder:
         args.folder = args.folder or pathlib.Path(folder)
-        photos.make(args.folder, args.files)
+        files = photos.make(args.folder, args.files)
+        for count in (1, args.shards):
+            photos.tars(args.folder / "packed", files, count)
         rows = []
         for threads in args.threads:
             parts = args.match.split("|")
-            names = [name for name in variants(args.gpus) if any(p in name for p in parts)]
+            names = [
+                name for name in variants(args.gpus, args.shards) if any(p in name for p in parts)
+            ]
             results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
             for _ in range(args.rounds):  # in turn, so that a disturbance affects all variants
                 for name in names:
