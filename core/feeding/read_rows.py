@@ -23,7 +23,7 @@ from ..sources.source import Source, Values, image_sizes
 from .reuse import ReuseCheck
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, stand_ins
 
-CHUNK = 64  # the number of records that a task reads
+FEWEST = 64  # records of a task, unless the batch has fewer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +41,7 @@ class ReadSettings:
         seed, num_samples: The seed, and the number of samples of an epoch.
         sized: The fields of images whose sizes the graph has asked for.
         draws: The functions of the graph's draws, by name.
+        chunk_size: The number of records that a task reads.
     """
 
     source: Source
@@ -54,6 +55,7 @@ class ReadSettings:
     checked_headers: dict[str, RecordTable] = dataclasses.field(default_factory=dict)
     sized: set[str] = dataclasses.field(default_factory=set)
     draws: dict[str, DrawFunction] = dataclasses.field(default_factory=dict)
+    chunk_size: int = FEWEST
 
     @property
     def graph_fields(self) -> list[str]:
@@ -265,7 +267,7 @@ class ReadRows:
         self._columns: dict[str, Values] = {}
         for number, chunk in enumerate(self._chunks):
             for place, error in chunk.errors.items():
-                self.errors[int(order[number * CHUNK + place])] = error
+                self.errors[int(order[number * settings.chunk_size + place])] = error
         if settings.bad_samples.knows_samples():
             for row, sample in enumerate(samples.tolist()):
                 error_before = settings.bad_samples.sample_error(settings.seed, sample)

@@ -19,7 +19,7 @@ from ..pipeline.calls import calls
 from ..random.draw import DrawRows
 from ..sources.source import Source, Values, order_of
 from ..workers import Result, Workers, WorkersEnded
-from .read_rows import CHUNK, Chunk, ReadRows, ReadSettings, read_chunk
+from .read_rows import FEWEST, Chunk, ReadRows, ReadSettings, read_chunk
 from .reuse import ReuseCheck
 from .stand_ins import BadSamples, UnusableRecord, across_epoch, digest_of, stand_ins
 
@@ -81,14 +81,15 @@ class Rows:
         records, epochs = supply.settings.order(self._samples)
         # In the order of record numbers, so that a task reads few files or parts of a mixture.
         order = np.argsort(records, kind="stable")
-        starts = range(0, len(records), CHUNK)
+        size = supply.settings.chunk_size
+        starts = range(0, len(records), size)
         chunks: list[Chunk | BaseException | None] = [None] * len(starts)
         ends = itertools.count(1)
 
         def read(number: int, start: int) -> None:
             """Reads a chunk. The thread that reads the last chunk also joins all chunks."""
             try:
-                chunks[number] = read_chunk(supply.settings, records[order[start : start + CHUNK]])
+                chunks[number] = read_chunk(supply.settings, records[order[start : start + size]])
             except BaseException as error:
                 chunks[number] = error
             if next(ends) < len(chunks):
@@ -199,6 +200,10 @@ class SourceSupply:
     ):
         reuse = None if getattr(source, "_gives_new_arrays", False) else ReuseCheck(source)
         order = order_of(source, seed, shuffle)
+        # Each task occupies the GIL for a while whatever its size, so that there are as few as the
+        # threads need.
+        rows = sum(part.last - part.first for part in parts)
+        chunk_size = max(FEWEST, -(-rows // source.read_threads))
         self.settings = ReadSettings(
             source,
             tuple(names),
@@ -208,6 +213,7 @@ class SourceSupply:
             order,
             reuse,
             image_inputs,
+            chunk_size=chunk_size,
         )
         # The only reference, so that the threads end with the supply.
         self._workers = Workers(source.read_threads, "dalijax-read")
