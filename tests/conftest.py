@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pathlib
 import shutil
+import subprocess
 import tempfile
 
 import fork_context
@@ -18,7 +19,14 @@ from PIL import Image
 
 from conformance import TALLY, use_fake_devices
 
-if os.environ.get("DALIJAX_TEST_GPU") != "1":  # see tests/gpu
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, ...
+if os.environ.get("DALIJAX_TEST_GPU") == "1":  # see tests/gpu
+    if WORKER and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        # Each worker has all GPUs, but another first GPU, so that the GPUs share the work.
+        gpus = [*map(str, range(len(subprocess.check_output(["nvidia-smi", "-L"]).splitlines())))]
+        first = int(WORKER[2:]) % len(gpus)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first:] + gpus[:first])
+else:
     use_fake_devices()
     # Small programs take longer to optimize than to run.
     flags = os.environ.get("XLA_FLAGS", "")
