@@ -89,3 +89,26 @@ def tfrecord(path: pathlib.Path, files: list[str]) -> str:
             head = struct.pack("<Q", len(data))
             out.write(head + struct.pack("<I", masked_crc(head)) + data + bytes(4))
     return str(path)
+
+
+def array_record(path: pathlib.Path, files: list[str]) -> str:
+    """Packs the files into an ArrayRecord; returns its path."""
+    from array_record.python import array_record_module
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
+    for file in files:
+        writer.write(pathlib.Path(file).read_bytes())
+    writer.close()
+    return str(path)
+
+
+def huggingface(path: pathlib.Path, files: list[str]) -> str:
+    """Saves the files and their numbers as a data set of HuggingFace; returns its path."""
+    import datasets
+
+    images = [{"bytes": pathlib.Path(file).read_bytes(), "path": None} for file in files]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    columns = {"image": images, "label": list(range(len(files)))}
+    datasets.Dataset.from_dict(columns, features=features).save_to_disk(str(path))
+    return str(path)

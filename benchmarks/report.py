@@ -67,7 +67,16 @@ def machine() -> dict[str, Any]:
         "numpy": np.__version__,
         **{
             name: sys.modules[name].__version__
-            for name in ("grain", "cv2", "tensorflow", "librosa", "soundfile", "av", "scipy")
+            for name in (
+                "grain",
+                "datasets",
+                "cv2",
+                "tensorflow",
+                "librosa",
+                "soundfile",
+                "av",
+                "scipy",
+            )
             if hasattr(sys.modules.get(name), "__version__")
         },
     }

@@ -6,6 +6,11 @@ Values are medians over the rounds, and ratios compare within a round::
 
     python benchmarks/throughput.py --threads 8 --workers 16
 
+With ``--read``, the sources are compared without decoding. DALI reads each byte of the images once,
+on the CPU::
+
+    python benchmarks/throughput.py --read --threads 2 --rounds 5
+
 After ``--limit`` seconds, no turn begins, but each variant has at least one turn.
 """
 
@@ -38,6 +43,8 @@ from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransfor
 from report import GPU
 
 RAW = "raw DALI loop"
+ARRAY_RECORD, HUGGING_FACE = "Records of ArrayRecord", "Records of HuggingFace"
+KINDS = ("Tar", "TFRecord", "Files", ARRAY_RECORD, HUGGING_FACE)
 LOAD = 0.9
 MEAN = np.array([123.7, 116.3, 103.5], np.float32)
 STD = np.array([58.4, 57.1, 57.4], np.float32)
@@ -136,18 +143,37 @@ def of_paths(path: Any, label: Any) -> Any:
     return augment(dalijax_fn.read_file(path)), label
 
 
-def of_source(data: Any, label: Any, *, draw: Any) -> Any:
-    """Defines the same over a source, with random numbers of `draw`."""
+def of_images(data: Any, *, draw: Any) -> Any:
+    """Defines the same over a source, with random numbers of `draw`, without labels."""
     if GPU:
         images = fn.decoders.image(data, device="mixed", hw_decoder_load=LOAD)
     else:
         images = fn.decoders.image(data)
     images = dalijax_augment.random_resized_crop(images, 224, draw=draw)
-    return normalised(images, draw.coin_flip()), label
+    return normalised(images, draw.coin_flip())
+
+
+def of_source(data: Any, label: Any, *, draw: Any) -> Any:
+    """Defines the same with labels."""
+    return of_images(data, draw=draw), label
+
+
+def largest_byte(data: Any) -> Any:
+    """Defines the largest byte of each encoded image, for which DALI reads all its bytes."""
+    return fn.reductions.max(data, axes=[0])
+
+
+def largest_of_files(files: list[str]) -> Any:
+    """Defines the same over DALI's reader."""
+    return largest_byte(fn.readers.file(files=files, name="reader", random_shuffle=True)[0])
 
 
 def open_source(kind: str, files: list[str]) -> Any:
-    """Returns a source of the files, or of archives of the files."""
+    """Returns a source of the files, or of archives of the files.
+
+    Raises:
+        ImportError: If the library of the kind is not installed.
+    """
     folder = pathlib.Path(files[0]).parent / "packed"
     if kind == "Files":
         return sources.Files(paths=files, labels=list(range(len(files))))
@@ -155,6 +181,17 @@ def open_source(kind: str, files: list[str]) -> Any:
         path = folder / "all.tfrecord"
         path = pathlib.Path(photos.tfrecord(path, files)) if not path.exists() else path
         return sources.TFRecord([str(path)], features={"image": "data", "label": "label"})
+    if kind == ARRAY_RECORD:
+        path = folder / "all.array_record"
+        path = path if path.exists() else pathlib.Path(photos.array_record(path, files))
+        return sources.Records(grain.sources.ArrayRecordDataSource(str(path)))
+    if kind == HUGGING_FACE:
+        import datasets
+
+        path = folder / "huggingface"
+        path = path if path.exists() else pathlib.Path(photos.huggingface(path, files))
+        images = datasets.load_from_disk(str(path))
+        return sources.Records(images, {"image/bytes": "data", "label": "label"})
     count = 4 if kind == "Mixture" else 1
     tars = sorted(map(str, folder.glob(f"*-of-{count}.tar"))) or photos.tars(folder, files, count)
     fields = {"jpg": "data", "cls": "label"}
@@ -244,7 +281,12 @@ def variants(
         return data_iterator(reading, names, reader_name="reader").stream(None, files, **call)
 
     def of_records(kind: str) -> Iterator[Any]:
-        iterator_fn = data_iterator(of_source, names, source=open_source(kind, files))
+        has_labels = kind != ARRAY_RECORD
+        iterator_fn = data_iterator(
+            of_source if has_labels else of_images,
+            names if has_labels else names[:1],
+            source=open_source(kind, files),
+        )
         return iterator_fn.stream(None, **call)
 
     def plugin() -> Iterator[Any]:
@@ -324,7 +366,7 @@ def variants(
         "dalijax.data_iterator": core,
         **{
             f"dalijax.sources.{kind}": functools.partial(of_records, kind)
-            for kind in ("Tar", "TFRecord", "Files", "Mixture")
+            for kind in (*KINDS, "Mixture")
         },
         "DALIIterDataset": source,
         "CLU DALIDatasetIterator": clu,
@@ -356,13 +398,31 @@ def variants(
     }
 
 
-def measure(iterator: Iterator[Any], batch: int, budget: float, ahead: int) -> float:
-    """Measures images per second for about `budget` seconds.
+def readings(files: list[str], batch: int, threads: int) -> dict[str, Callable[[], Iterator[Any]]]:
+    """Returns functions that create endless iterators without a decoder, by name."""
+    call: dict[str, Any] = {"batch_size": batch, "num_threads": threads, "device_id": None}
+
+    def raw() -> Iterator[Any]:
+        return turns.raw_loop(pipeline_def(largest_of_files)(files, seed=1, **call))
+
+    def of_records(kind: str) -> Iterator[Any]:
+        iterator_fn = data_iterator(largest_byte, ["largest"], source=open_source(kind, files))
+        return iterator_fn.stream(None, as_numpy=True, **call)
+
+    return {
+        RAW: raw,
+        **{f"dalijax.sources.{kind}": functools.partial(of_records, kind) for kind in KINDS},
+    }
+
+
+def measure(iterator: Iterator[Any], batch: int, budget: float, ahead: int) -> tuple[float, float]:
+    """Measures images per second and microseconds of CPU time per image.
+
 
     Args:
         iterator: The batches.
         batch: Batch size.
-        budget: Seconds.
+        budget: Seconds, approximately.
         ahead: Number of prefetched batches, which are not timed.
     """
     started = seconds(iterator, 1)
@@ -370,7 +430,9 @@ def measure(iterator: Iterator[Any], batch: int, budget: float, ahead: int) -> f
     seconds(iterator, ahead)
     warm = seconds(iterator, 8) / 8
     batches = max(4, min(400, round(budget / warm)))
-    return batch * batches / seconds(iterator, batches)
+    busy = report.cpu_seconds()
+    rate = batch * batches / seconds(iterator, batches)
+    return rate, 1e6 * (report.cpu_seconds() - busy) / (batch * batches)
 
 
 def seconds(iterator: Iterator[Any], batches: int) -> float:
@@ -394,6 +456,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=8, help="DALI's threads")
     parser.add_argument("--workers", type=int, default=16, help="Grain's workers")
     parser.add_argument("--match", default="", help="substrings of names of variants, as a|b")
+    parser.add_argument("--read", action="store_true", help="compare sources without decoding")
     parser.add_argument(
         "--folder", type=pathlib.Path, help="directory of the JPEGs, created if necessary"
     )
@@ -403,16 +466,20 @@ def main() -> None:
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()  # required by Grain's workers
     rates: dict[str, list[float]] = {}
+    micros: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         files = photos.make(args.folder or pathlib.Path(folder), args.files)
-        makers = variants(files, args.batch, args.threads, args.workers)
+        if args.read:
+            makers = readings(files, args.batch, args.threads)
+        else:
+            makers = variants(files, args.batch, args.threads, args.workers)
         rates = {name: [] for name in makers if any(part in name for part in args.match.split("|"))}
         for name in turns.in_turn(rates, args.rounds, is_over=lambda: time.monotonic() > ends):
             try:
                 # A new iterator for each turn, since idle iterators continue to fill their buffers.
                 iterator = makers[name]()
                 ahead = 2 * args.workers + 8 if "Grain" in name or "worker" in name else 8
-                rate = measure(iterator, args.batch, args.seconds, ahead)
+                rate, busy = measure(iterator, args.batch, args.seconds, ahead)
                 getattr(iterator, "close", lambda: None)()
                 del iterator
             except ImportError as error:
@@ -420,22 +487,35 @@ def main() -> None:
                 del rates[name]
                 continue
             rates[name].append(rate)
-            print(f"{name}: {rate:,.0f}", flush=True)
+            micros.setdefault(name, []).append(busy)
+            print(f"{name}: {rate:,.0f}, {busy:,.0f} us of CPU time per image", flush=True)
     raw = rates[RAW]
     shares = {name: [a / b for a, b in zip(values, raw)] for name, values in rates.items()}
     report.table(
-        ("", "images/s", f"ratio to the {RAW}"),
+        ("", "images/s", f"ratio to the {RAW}", "us of CPU time per image"),
         [
-            (name, report.spread(values), report.spread(shares[name], 3))
+            (
+                name,
+                report.spread(values),
+                report.spread(shares[name], 3),
+                report.spread(micros[name]),
+            )
             for name, values in rates.items()
         ],
     )
     medians = {name: statistics.median(values) for name, values in rates.items()}
     results = [
-        {"variant": name, "images_per_s": medians[name], "rates": values, "of_raw": shares[name]}
+        {
+            "variant": name,
+            "images_per_s": medians[name],
+            "rates": values,
+            "of_raw": shares[name],
+            "cpu_us": micros[name],
+        }
         for name, values in rates.items()
     ]
-    report.write(args.out, "throughput", results, {"": medians}, "images/s")
+    title = "throughput-read" if args.read else "throughput"
+    report.write(args.out, title, results, {"": medians}, "images/s")
 
 
 if __name__ == "__main__":
