@@ -145,7 +145,7 @@ def write(
     """
     host = machine()
     arguments = sys.argv[1:]
-    for option in {"--out", "--folder"} & set(arguments):  # directories of this machine
+    for option in {"--out", "--folder", "--data"} & set(arguments):  # directories of this machine
         at = arguments.index(option)
         del arguments[at : at + 2]
     kind = kind_of(host["gpus"])

@@ -26,7 +26,8 @@ from processes import free_port
 from programs import kill_python, run_python, start_python
 from tars import write_tar
 
-TRAIN = pathlib.Path(__file__).parents[2] / "examples" / "imagenet" / "train.py"
+ROOT = pathlib.Path(__file__).parents[2]
+TRAIN, ELASTIC = ROOT / "examples" / "imagenet" / "train.py", ROOT / "benchmarks" / "elastic.py"
 LIBRARIES = ("flax.linen", "optax", "orbax.checkpoint", "tensorflow", "clu.metric_writers")
 train = functools.partial(run_fork, modules=LIBRARIES)
 HELD_OUT = 120  # of 610 drawn images, a fifth of each of six classes
@@ -102,6 +103,27 @@ def test_a_killed_run_resumes_on_another_number_of_devices(tmp_path):
     for name in ("unbroken", "broken"):
         counted = lines(tmp_path, name, "evaluation").values()
         assert counted and {row["images"] for row in counted} == {HELD_OUT}
+
+
+def test_a_run_resumed_on_fewer_devices_has_the_batches_and_losses_of_an_uninterrupted_run(
+    tmp_path,
+):
+    options = ("--small", "--batch", 12, "--steps", 18, "--files", 60, "--save-every", 2)
+    options += ("--threads", 1, "--uninterrupted", 4, "--out", tmp_path)
+    run_python(ELASTIC, *options, env=environment(1))  # the program sets the number of devices
+    (path,) = tmp_path.glob("*-elastic-resnet50.json")
+    results = json.loads(path.read_text())["results"]
+    assert list(results) == ["4, uninterrupted", "4 -> 2 -> 1"]
+    whole, resumed = results.values()
+    assert whole["steps"] == list(range(1, 19)) and set(resumed["steps"]) == {*whole["steps"]}
+    assert len(resumed["steps"]) > 18  # steps after the last checkpoint are repeated
+    assert resumed["batches that differ"] == 0
+    losses = dict(zip(whole["steps"], whole["losses"]))
+    assert losses[18] < losses[1]
+    # A run that resumes one batch too late differs by 0.3, and its parameters by 5e-3.
+    for step, loss in zip(resumed["steps"], resumed["losses"]):
+        assert loss == pytest.approx(losses[step], abs=1e-3), step
+    assert resumed["relative difference of the parameters"] < 1e-3
 
 
 def labelled(numbers):
