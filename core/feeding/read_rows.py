@@ -223,7 +223,7 @@ def read_chunk(settings: ReadSettings, records: Indices) -> Chunk:
 
 
 class ReadRows:
-    """The records of a run, prepared for a pipeline.
+    """The records of a run, prepared for the pipelines.
 
     A reading thread creates it, so that the training loop does not wait.
 
@@ -233,15 +233,15 @@ class ReadRows:
         records, epochs: The records of the samples, and their epochs.
         order: The rows in the order in which they are read.
         chunks: The records that the tasks have read, in that order.
+        parts: The rows of each pipeline.
+        places: The row of the global batch in which each row is.
         batch: Returns the samples of the whole global batch.
-        first: The first of these rows in the global batch.
 
     Attributes:
         samples: The sample in each row; for a bad record, the sample that stands in for it.
         own_records: The number of the record of each row, including bad records.
-        records: The number of the record in each row, stand-ins included.
         errors: The error of each row whose record can't be used.
-        inputs: The fields that DALI takes, as it takes them.
+        inputs: By field that DALI takes, the values of each pipeline as it takes them.
 
     Raises:
         NoStandIn: If no record can stand in for bad records, although records can be read.
@@ -256,12 +256,14 @@ class ReadRows:
         epochs: Indices,
         order: Indices,
         chunks: Sequence[Chunk],
+        parts: Sequence[slice],
+        places: Indices,
         batch: Callable[[], Indices],
-        first: int,
     ):
-        self.samples, self.records, self.own_records = samples, records, records
+        self.samples, self.own_records = samples, records
+        self._records = records  # stand-ins included
         self.errors: dict[int, Exception] = {}
-        self._settings, self._order = settings, order
+        self._settings, self._order, self._parts = settings, order, parts
         self._hashes = fold(settings.seed, epochs, records)
         self._chunks = chunks
         self._columns: dict[str, Values] = {}
@@ -274,8 +276,8 @@ class ReadRows:
                 if error_before is not None:
                     self.errors.setdefault(row, error_before)
         if self.errors:
-            self._replace(batch().tolist(), first)
-        self.inputs = {name: self._as_input(name) for name in settings.graph_fields}
+            self._replace(batch().tolist(), places.tolist())
+        self.inputs = {name: self._as_inputs(name) for name in settings.graph_fields}
         self._drawn = {
             name: self._draw(function) for name, function in list(settings.draws.items())
         }
@@ -294,20 +296,28 @@ class ReadRows:
             self._columns[name] = self._joined([chunk.columns[name] for chunk in self._chunks])
         return self._columns[name]
 
-    def draw_rows(self) -> DrawRows:
-        """Returns what ``draw`` needs to draw the numbers of the rows."""
-        return DrawRows(self._hashes, self._sizes, self._refuse, self._drawn_before)
+    def draw_rows(self, part: int) -> DrawRows:
+        """Returns what ``draw`` needs to draw the numbers of a pipeline's rows."""
+        rows = self._parts[part]
 
-    def _drawn_before(self, name: str, function: DrawFunction) -> list[TensorListCPU]:
-        """Returns the values of a draw, which the reading threads compute from now on."""
-        if name not in self._drawn:
-            self._drawn[name] = self._draw(function)
-        self._settings.draws[name] = function  # which the first call has checked
-        return self._drawn[name]
+        def drawn_before(name: str, function: DrawFunction) -> list[TensorListCPU]:
+            """Returns the values of a draw, which the reading threads compute from now on."""
+            if name not in self._drawn:
+                self._drawn[name] = self._draw(function)
+            self._settings.draws[name] = function  # which the first call has checked
+            return self._drawn[name][part]
 
-    def _draw(self, function: DrawFunction) -> list[TensorListCPU]:
-        rows = DrawRows(self._hashes, self._sizes, self._refuse)
-        return [TensorListCPU(array) for array in function(rows)]
+        return DrawRows(
+            self._hashes[rows],
+            lambda name: self._sizes(name)[rows],
+            lambda row, error: self._refuse(rows.start + row, error),
+            drawn_before,
+        )
+
+    def _draw(self, function: DrawFunction) -> list[list[TensorListCPU]]:
+        """Returns the values of a draw for each pipeline."""
+        arrays = function(DrawRows(self._hashes, self._sizes, self._refuse))
+        return [[TensorListCPU(array[rows]) for array in arrays] for rows in self._parts]
 
     def _refuse(self, row: int, error: Exception) -> None:
         """Sets the error of a row whose record can't be augmented, unless it has an error."""
@@ -322,14 +332,15 @@ class ReadRows:
         if not self.errors and all(name in chunk.sizes for chunk in self._chunks):
             sizes = np.asarray(self._joined([chunk.sizes[name] for chunk in self._chunks]))
         else:
-            image_sizes = _sizes_of(self._settings, self.records, name, self.column(name))
+            image_sizes = _sizes_of(self._settings, self._records, name, self.column(name))
             sizes = np.array(image_sizes, np.int32)
         for row in np.flatnonzero((sizes < 1).any(axis=1)).tolist():
             sizes[row] = 1
             self._refuse(row, ValueError("the size of the image can't be read from its header"))
         return sizes
 
-    def _as_input(self, name: str) -> TensorListCPU:
+    def _as_inputs(self, name: str) -> list[TensorListCPU]:
+        """Returns the values of a field for each pipeline, as DALI takes them."""
         if not self.errors and all(name in chunk.inputs for chunk in self._chunks):
             values: Any = self._joined([chunk.inputs[name] for chunk in self._chunks])
         else:
@@ -337,10 +348,10 @@ class ReadRows:
             if not isinstance(values, np.ndarray):
                 values = _tensors(values)
         if isinstance(values, np.ndarray):
-            return TensorListCPU(np.asarray(values, order="C"))
+            array = np.asarray(values, order="C")
+            return [TensorListCPU(array[rows]) for rows in self._parts]
         make: Any = TensorListCPU  # the stub lacks `contiguous`
-        tensors: TensorListCPU = make(values, contiguous=False)  # without a copy
-        return tensors
+        return [make(values[rows], contiguous=False) for rows in self._parts]  # without a copy
 
     def _joined(self, values: Sequence[Values]) -> Values:
         """Joins the values that the tasks have read, in the order of the rows."""
@@ -354,7 +365,7 @@ class ReadRows:
             result[row] = value
         return result
 
-    def _replace(self, batch: Sequence[int], first: int) -> None:
+    def _replace(self, batch: Sequence[int], places: Sequence[int]) -> None:
         """Replaces each bad record by the nearest good record of the global batch.
 
         If the global batch has none, records of other batches are tried: see `stand_ins`. Rows of
@@ -381,7 +392,7 @@ class ReadRows:
         samples = self.samples.copy()
         chosen = choose(
             sorted(self.errors),
-            lambda row: stand_ins(batch, first + row, settings.num_samples),
+            lambda row: stand_ins(batch, places[row], settings.num_samples),
             values_of,
         )
         if chosen is None:
@@ -395,5 +406,5 @@ class ReadRows:
                 columns[name][row] = values[name][place]
         self._columns.update(columns)
         self.samples = samples
-        self.records, epochs = settings.order(samples)
-        self._hashes = fold(settings.seed, epochs, self.records)
+        self._records, epochs = settings.order(samples)
+        self._hashes = fold(settings.seed, epochs, self._records)

@@ -39,32 +39,30 @@ class RowRange:
     last: int
 
 
-class Rows:
-    """The rows of one run of one pipeline, read by threads; see `RowBatch`.
+class PendingRows:
+    """The rows of one run of all pipelines, which threads read.
 
     Args:
         supply: The supply.
         samples: The sample of the stream in each row, shape [rows].
-        valid: Whether the sample belongs to the consumer's epoch, shape [rows].
+        parts: The rows of each pipeline.
+        places: The row of the global batch in which each row is; by default the same.
         batch: Returns the samples of the global batch; by default those of these rows.
-        first: The first of these rows in the global batch.
-
-    Attributes:
-        valid: As above.
     """
 
     def __init__(
         self,
         supply: SourceSupply,
         samples: Indices,
-        valid: NDArray[np.bool_],
+        parts: Sequence[slice],
+        places: Indices | None = None,
         batch: Callable[[], Indices] | None = None,
-        first: int = 0,
     ):
-        self.valid = valid
         self._samples = samples
         self._supply = supply
-        self._batch, self._first = batch or (lambda: samples), first
+        self._parts = parts
+        self._places = np.arange(len(samples)) if places is None else places
+        self._batch = batch or (lambda: samples)
         self._result = Result[ReadRows]()
         self._read: ReadRows | None = None
         supply.submit(self._start)
@@ -102,8 +100,9 @@ class Rows:
                     epochs,
                     order,
                     [_unless_error(chunk) for chunk in chunks],
+                    self._parts,
+                    self._places,
                     self._batch,
-                    self._first,
                 )
             except BaseException as error:
                 self._result.fail(error)
@@ -129,31 +128,56 @@ class Rows:
                 self._read = self._supply.wait_for(self._result)
         return self._read
 
+
+class Rows:
+    """The rows of one run of one pipeline; see `RowBatch`. Methods wait until they are read.
+
+    Args:
+        pending: The rows of the run.
+        part: The number of the pipeline.
+        rows: Its rows among those of the run.
+        valid: Whether the sample of each row belongs to the consumer's epoch, shape [rows].
+
+    Attributes:
+        valid: As above.
+    """
+
+    def __init__(self, pending: PendingRows, part: int, rows: slice, valid: NDArray[np.bool_]):
+        self.valid = valid
+        self._pending, self._part, self._rows = pending, part, rows
+
     @property
     def samples(self) -> Indices:
         """Returns the sample in each row; for a bad record, that of its stand-in."""
-        return self.read.samples
+        return self._pending.read.samples[self._rows]
+
+    @property
+    def records(self) -> Indices:
+        """Returns the number of each row's own record, even if a stand-in replaces it."""
+        return self._pending.read.own_records[self._rows]
 
     @property
     def errors(self) -> Mapping[int, Exception]:
         """Returns the error of each row whose record can't be used."""
-        return self.read.errors
+        first, end = self._rows.start, self._rows.stop
+        errors = list(self._pending.read.errors.items())
+        return {row - first: error for row, error in errors if first <= row < end}
 
     def inputs(self, name: str) -> TensorListCPU:
         """Returns a field of the records as a TensorList, one tensor per row."""
-        return self.read.inputs[name]
+        return self._pending.read.inputs[name][self._part]
 
     def column(self, name: str) -> Values:
         """Returns a field of the records, one value per row, without a conversion for DALI."""
-        return self.read.column(name)
+        return self._pending.read.column(name)[self._rows]
 
     def draw_rows(self) -> DrawRows:
         """Returns what ``draw`` needs to draw the numbers of the rows."""
-        return self.read.draw_rows()
+        return self._pending.read.draw_rows(self._part)
 
     def name(self, row: int) -> str:
         """Returns the name of a row's own record."""
-        return self.read.name(row)
+        return self._pending.read.name(self._rows.start + row)
 
 
 def _unless_error(chunk: Chunk | BaseException | None) -> Chunk:
@@ -167,7 +191,9 @@ class SourceSupply:
     """Reads the records of a record source for each run of an iterator's pipelines.
 
     The records of a run depend only on its position. A run may belong to a later epoch than the
-    consumer's: DALI prepares the next epoch ahead. See `RowSupply`.
+    consumer's: DALI prepares the next epoch ahead. The records of all pipelines are read together,
+    because each task and each call of NumPy occupies the GIL for a while whatever its size. See
+    `RowSupply`.
 
     Args:
         source: The record source.
@@ -178,7 +204,7 @@ class SourceSupply:
         shuffle: Whether each epoch has its own order.
         depth: Number of runs that are read before DALI asks for them.
         image_inputs: The fields that the graph's decoders decode, once it is built.
-        known: The samples and records that DALI could not process before.
+        bad_samples: The samples and records that DALI could not process before.
 
     Attributes:
         next_run: The run that DALI asks for next.
@@ -224,7 +250,7 @@ class SourceSupply:
         self._parts = list(parts)
         self._depth = depth
         self._positions: dict[int, SamplePosition] = {0: SamplePosition()}
-        self._rows: dict[tuple[int, int], Rows] = {}
+        self._rows: dict[int, tuple[PendingRows, list[Rows]]] = {}
 
     def submit(self, function: Callable[..., object], *arguments: Any) -> None:
         """Calls a function in a thread.
@@ -265,32 +291,49 @@ class SourceSupply:
     def rows(self, run: int, part: int) -> Rows:
         """Returns the rows of a pipeline in a run."""
         self.next_run = max(self.next_run, run + 1)
-        if (run, part) not in self._rows:
+        if run not in self._rows:
             self._read_from(run)
-        return self._rows[run, part]
+        return self._rows[run][1][part]
 
     def _read_from(self, first: int) -> None:
         """Starts to read a run and the following runs, for all pipelines, unless this has begun."""
-        runs = range(first, first + 1 + self._depth)
-        for run, part in itertools.product(runs, range(len(self._parts))):
-            if (run, part) not in self._rows:
-                position, span = self.position(run), self._parts[part]
-                rows = self._plan.rows(position, span.first, span.last)
+        for run in range(first, first + 1 + self._depth):
+            if run not in self._rows:
+                position = self.position(run)
+                rows = [self._plan.rows(position, part.first, part.last) for part in self._parts]
 
                 def batch(position: SamplePosition = position) -> Indices:
                     return self._plan.rows(position).samples
 
-                self._rows[run, part] = Rows(self, rows.samples, rows.valid, batch, span.first)
+                self._rows[run] = self._pending(
+                    np.concatenate([part.samples for part in rows]),
+                    [part.valid for part in rows],
+                    np.concatenate(
+                        [
+                            part.first + np.arange(len(row.valid))
+                            for part, row in zip(self._parts, rows)
+                        ]
+                    ),
+                    batch,
+                )
+
+    def _pending(
+        self, samples: Indices, valid: Sequence[NDArray[np.bool_]], *where: Any
+    ) -> tuple[PendingRows, list[Rows]]:
+        """Starts to read samples; returns the rows of each pipeline, given which are valid."""
+        ends = list(itertools.accumulate(map(len, valid)))
+        parts = [slice(end - len(part), end) for part, end in zip(valid, ends)]
+        pending = PendingRows(self, samples, parts, *where)
+        return pending, list(map(Rows, itertools.repeat(pending), itertools.count(), parts, valid))
 
     def forget(self, run: int) -> None:
         """Drops the rows of a run and of those before it, and reads further ahead.
 
         The engine calls it after it has made a batch, since reading threads contend for the GIL.
         """
-        dropped = [self._rows.pop(key) for key in list(self._rows) if key[0] <= run]
-        self.submit(
-            dropped.clear
-        )  # in a thread, since freeing hundreds of buffers takes nearly 1 ms
+        dropped = [self._rows.pop(old) for old in list(self._rows) if old <= run]
+        # In a thread, since freeing hundreds of buffers takes nearly 1 ms.
+        self.submit(dropped.clear)
         self.position(run + 1)
         for old in [old for old in self._positions if old <= run]:
             del self._positions[old]
@@ -298,16 +341,16 @@ class SourceSupply:
 
     def alone(self, samples: Indices) -> Rows:
         """Returns rows of some samples, for a pipeline of their own."""
-        return Rows(self, samples, np.ones(len(samples), bool))
+        return self._pending(samples, [np.ones(len(samples), bool)])[1][0]
 
     def remember(self, sample: int, reason: UnusableRecord, replace: bool) -> None:
         """Remembers a failing sample, and its record if the record fails in every epoch."""
         settings = self.settings
         if reason.failure.reads_file:
-            rows = self.alone(np.array([sample], np.int64)).read
+            rows = self.alone(np.array([sample], np.int64))
             columns = {name: rows.column(name) for name in settings.graph_fields}
             digest = digest_of(settings.source.fields, columns, 0)
-            settings.bad_samples.add_record(int(rows.own_records[0]), digest, reason)
+            settings.bad_samples.add_record(int(rows.records[0]), digest, reason)
         if replace:  # last: from now on another sample stands in for it
             settings.bad_samples.add_sample(settings.seed, sample, reason)
 
@@ -332,6 +375,6 @@ class SourceSupply:
         It takes no lock, and does not wait for a read.
         """
         self._workers.end()
-        for rows in list(self._rows.values()):
-            rows.end()
+        for pending, _ in list(self._rows.values()):
+            pending.end()
         self._rows.clear()

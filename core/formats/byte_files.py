@@ -263,6 +263,14 @@ def within(offsets: Indices, sizes: Indices, limits: Indices) -> NDArray[np.bool
     return inside
 
 
+def _with_few_files(rows: Indices, files: Indices, most: int) -> list[Indices]:
+    """Splits rows, so that each part has at most ``most`` files, given the file of each row."""
+    if not len(rows):
+        return []
+    changes = np.cumsum(files[1:] != files[:-1]) // most
+    return np.split(rows, np.flatnonzero(np.diff(changes, prepend=0)) + 1)
+
+
 class ByteFiles:
     """Numbered files whose ranges are read by several threads.
 
@@ -363,9 +371,7 @@ class ByteFiles:
         if are_remote.any():
             self._read_remote(np.flatnonzero(are_remote), files, offsets, sizes, starts, buffer)
         local = np.flatnonzero(~are_remote)
-        most = max(1, most_open() // _SHARE)
-        for first in range(0, len(local), most):
-            rows = local[first : first + most]
+        for rows in _with_few_files(local, files[local], max(1, most_open() // _SHARE)):
             counts = self._read_local(rows, files, offsets, sizes, starts, buffer)
             if (incomplete := counts != sizes[rows]).any():
                 row, count = (int(values[incomplete][0]) for values in (rows, counts))

@@ -132,13 +132,13 @@ def test_threads_read_ahead_once_a_batch_is_taken():
     source = Noted(1, threading.Barrier(1))
     feed = SourceSupply(source, plan, [RowRange(0, BATCH)], ["number"], SEED, True, depth=2)
     try:
-        feed.rows(0, 0).read.column("number")
+        feed.rows(0, 0).column("number")
         assert runs_read() == 3
-        assert len(feed.rows(2, 0).read.column("number")) == BATCH and runs_read() == 3
+        assert len(feed.rows(2, 0).column("number")) == BATCH and runs_read() == 3
         feed.forget(0)  # the third run was requested; the next run and two more are read
         assert runs_read() == 6
         feed.forget(1)
-        assert len(feed.rows(5, 0).read.column("number")) == BATCH and runs_read() == 6
+        assert len(feed.rows(5, 0).column("number")) == BATCH and runs_read() == 6
     finally:
         feed.close()
 

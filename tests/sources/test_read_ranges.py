@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dalijax.core.formats import read_ranges as module
-from dalijax.core.formats.byte_files import ByteFiles
+from dalijax.core.formats.byte_files import ByteFiles, _with_few_files
 from dalijax.core.formats.read_ranges import read_ranges
 from dalijax.sources import Tar
 from full import FULL
@@ -222,6 +222,17 @@ def test_hundreds_of_files(tmp_path, monkeypatch, limit):
         contents[number][at:] for number, at in zip(numbers, offsets)
     ]
     assert len(files._open) <= limit
+
+
+@given(st.lists(st.integers(0, 5), max_size=30), st.integers(1, 4), st.booleans())
+def test_parts_of_a_read_have_few_files(files, most, in_order):
+    files = np.array(sorted(files) if in_order else files, np.int64)
+    rows = 7 * np.arange(len(files))
+    parts = _with_few_files(rows, files, most)
+    assert np.concatenate([*parts, rows[:0]]).tolist() == rows.tolist()
+    assert all(0 < len(set(files[part // 7].tolist())) <= most for part in parts)
+    if in_order:  # no more parts than needed
+        assert len(parts) == -(-len(set(files.tolist())) // most)
 
 
 def test_threads_read_while_files_are_closed(tmp_path):
