@@ -31,23 +31,25 @@ static ssize_t read_on(const struct range *range, uint8_t *buffer, int flags) {
   return preadv2((int)range->fd, &part, 1, (off_t)(range->offset + range->count), flags);
 }
 
+enum { WINDOW = 64 }; /* ranges that the disk may fetch at the same time */
+
 /* Reads incomplete ranges. Returns 0, or 1 if a signal interrupted it: call it again. */
 int dalijax_read_ranges(struct range *ranges, int64_t num_ranges, uint8_t *buffer) {
-  const struct range *end = ranges + num_ranges;
-  for (struct range *range = ranges; range < end; range++) {
-    if (!is_incomplete(range)) continue;
-    ssize_t count = read_on(range, buffer, RWF_NOWAIT); /* from the page cache only */
-    if (count > 0) range->count += count;
-    if (count < 0 && errno != EAGAIN) break; /* not supported, or an error: see the last pass */
-  }
-  /* Lets the disk fetch all missing ranges at once, instead of waiting for each in turn. */
-  for (struct range *range = ranges; range < end; range++) {
-    if (!is_incomplete(range)) continue;
-    posix_fadvise((int)range->fd, (off_t)(range->offset + range->count),
-                  (off_t)(range->size - range->count), POSIX_FADV_WILLNEED);
-  }
-  for (struct range *range = ranges; range < end; range++) {
-    while (is_incomplete(range)) {
+  int flags = RWF_NOWAIT; /* from the page cache only */
+  for (int64_t ahead = 0; ahead < num_ranges + WINDOW; ahead++) {
+    struct range *range = ranges + ahead;
+    if (ahead < num_ranges && is_incomplete(range)) {
+      ssize_t count = flags ? read_on(range, buffer, flags) : 0;
+      if (count > 0) range->count += count;
+      if (count < 0 && errno != EAGAIN) flags = 0; /* not supported, or an error: see below */
+      /* The disk fetches the next ranges at once, instead of each in turn. */
+      if (is_incomplete(range)) {
+        posix_fadvise((int)range->fd, (off_t)(range->offset + range->count),
+                      (off_t)(range->size - range->count), POSIX_FADV_WILLNEED);
+      }
+    }
+    if (ahead < WINDOW) continue;
+    for (range -= WINDOW; is_incomplete(range);) {
       ssize_t count = read_on(range, buffer, 0);
       if (count < 0 && errno == EINTR) return 1;
       if (count < 0) range->count = -(int64_t)errno;

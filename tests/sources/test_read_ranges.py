@@ -158,6 +158,15 @@ def test_only_uncached_ranges_are_requested(
     assert {*kernel.flagged} - {0, 10} == flagged.get(cached, {700, 9})
 
 
+def test_hundreds_of_uncached_ranges(contents, files, language, monkeypatch, tmp_path):
+    kernel = Kernel(only_cached("nothing"))
+    kernel.use(monkeypatch, language, tmp_path)
+    offsets = [100 * k for k in range(300)]
+    counts, parts, _ = read([files[5]] * 300, offsets, [90] * 300)
+    assert counts == [90] * 300 and parts == [contents[5][at : at + 90] for at in offsets]
+    assert kernel.advised == [(files[5], at, 90) for at in offsets]
+
+
 @pytest.mark.parametrize("most", (1, 7, 4096))
 def test_short_reads_are_continued(contents, files, language, monkeypatch, tmp_path, most):
     Kernel(lambda size: size // 3, most).use(monkeypatch, language, tmp_path)
