@@ -20,6 +20,7 @@ from ..random.draw import DrawFunction, DrawRows
 from ..random.hashing import fold
 from ..sources.record_table import RecordTable
 from ..sources.source import Source, Values, image_sizes
+from ..sources.values import leaf
 from .reuse import ReuseCheck
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, stand_ins
 
@@ -100,7 +101,13 @@ def _checked(source: Source, count: int, names: Sequence[str], columns: Any) -> 
             raise ValueError(
                 f"{call()} returned {has} values of {name!r}: return one for each record"
             )
-    return {name: columns[name] for name in names}
+    return {name: _listed(columns[name]) for name in names}
+
+
+def _listed(values: Values) -> Values:
+    """Returns a list of the values if they are the elements of an array of objects."""
+    is_of_objects = isinstance(values, np.ndarray) and values.dtype == object
+    return list(values) if is_of_objects else values
 
 
 def _cut_off(source: Source, columns: Mapping[str, Values]) -> dict[int, Exception]:
@@ -199,8 +206,8 @@ def _tensors(values: Values) -> list[TensorCPU]:
     arrays = [np.asarray(value, order="C") for value in values]
     try:  # faster by a quarter than the buffer protocol
         return [TensorCPU(array.__dlpack__()) for array in arrays]
-    except BufferError:  # a read-only array
-        return list(map(TensorCPU, arrays))
+    except BufferError:  # read-only arrays, or types that only `leaf` converts
+        return [TensorCPU(leaf(value)) for value in values]
 
 
 def read_chunk(settings: ReadSettings, records: Indices) -> Chunk:
@@ -355,8 +362,10 @@ class ReadRows:
 
     def _joined(self, values: Sequence[Values]) -> Values:
         """Joins the values that the tasks have read, in the order of the rows."""
-        if all(isinstance(value, np.ndarray) for value in values):
-            array = np.concatenate(values)
+        arrays = [value for value in values if isinstance(value, np.ndarray)]
+        # Tasks may have read records of different shapes, e.g. of two sources of a mixture.
+        if len(arrays) == len(values) and len({array.shape[1:] for array in arrays}) == 1:
+            array = np.concatenate(arrays)
             rows = np.empty_like(array)
             rows[self._order] = array
             return rows

@@ -164,7 +164,13 @@ def test_tensors_have_the_memory_of_the_values(kind):
     strided = np.arange(12).astype(kind).reshape(3, 4).T
     np.testing.assert_array_equal(np.asarray(_tensors([strided])[0]), strided)
     swapped = np.arange(3).astype(np.dtype(kind).newbyteorder(">"))
-    np.testing.assert_array_equal(np.asarray(_tensors([swapped])[0]), TensorCPU(swapped))
+    np.testing.assert_array_equal(np.asarray(_tensors([swapped])[0]), swapped)
+
+
+@pytest.mark.parametrize("convert", (bytes, bytearray, memoryview))
+def test_tensors_of_bytes(convert):
+    tensors = _tensors([convert(data) for data in (b"abc", b"", b"\0\0")])
+    assert [np.asarray(tensor).tobytes() for tensor in tensors] == [b"abc", b"", b"\0\0"]
 
 
 # Iterators

@@ -6,12 +6,15 @@ import fractions
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nvidia.dali import fn
+from shardings import rows_over
 
+from dalijax import data_iterator
 from dalijax.core.order.shuffle import shuffled
 from dalijax.core.random.hashing import fold
 from dalijax.core.sources.mixture import window_counts
 from dalijax.core.sources.source import order_of
-from dalijax.sources import Arrays, Mixture
+from dalijax.sources import Arrays, Field, Mixture, Source
 
 SIZES = (5, 70, 13)
 
@@ -138,3 +141,45 @@ def test_weights_of_other_types_are_refused_or_exact():
             window_counts([weight, 1])
     for weight in (np.longdouble(0.5), jnp.bfloat16(0.5), jnp.float32(0.5), np.array(0.5)):
         assert window_counts([weight, 0.5]) == (500, 500)
+
+
+class Stacked(Source):
+    """A source that stacks values of equal shapes, and lists other values."""
+
+    fields = {"k": Field(np.dtype(np.int32)), "x": Field(np.dtype(np.float32), 1)}
+
+    def __len__(self):
+        return 300
+
+    def read(self, indices, names):
+        rows = [np.full(2 + k // 150, k, np.float32) for k in indices.tolist()]
+        same = len({row.shape for row in rows}) == 1
+        columns = {"k": indices.astype(np.int32), "x": np.stack(rows) if same else rows}
+        return {name: columns[name] for name in names}
+
+    def identity(self):
+        return "stacked"
+
+
+def mixed():
+    """Returns a mixture of sources whose rows have 2 or 3 numbers."""
+    columns = [Stacked().read(np.arange(150) + first, ["k", "x"]) for first in (0, 150)]
+    return Mixture([(Arrays(arrays), 1) for arrays in columns])
+
+
+@pytest.mark.parametrize("make_source", (Stacked, mixed))
+@pytest.mark.parametrize("shards", (0, 2))
+def test_shapes_may_differ_between_the_tasks_of_a_batch(make_source, shards):
+    """Each of the two tasks reads neighboring records, whose shapes are equal here."""
+    kwargs = {"sharding": rows_over(shards)} if shards else {"as_numpy": True}
+    iterator = data_iterator(
+        lambda k, x: (k, fn.reductions.sum(x, axes=[0])),
+        output_map=["k", "sum"],
+        source=make_source(),
+        **kwargs,
+    )(batch_size=300, seed=4)
+    batch = next(iterator)
+    numbers = np.asarray(batch["k"])
+    assert sorted(numbers.tolist()) == list(range(300))
+    np.testing.assert_array_equal(batch["sum"], numbers * (2 + numbers // 150))
+    iterator.close()

@@ -112,12 +112,32 @@ def test_an_object_that_reuses_a_buffer_is_refused():
 
 @pytest.mark.parametrize(
     "make",
-    (lambda k: np.full(3, k, np.int32), lambda k: TABLE[k], lambda k: TABLE[k].copy()),
-    ids=("new", "view", "copy"),
+    (
+        lambda k: np.full(3, k, np.int32),
+        lambda k: TABLE[k],
+        lambda k: TABLE[k].copy(),
+        lambda k: np.full(3, k, ">i4"),
+    ),
+    ids=("new", "view", "copy", "big-endian"),
 )
 def test_separate_rows_are_delivered(make):
     for x, k in batches(Rows(make), seed=1):
         np.testing.assert_array_equal(x, np.repeat(k[:, None], 3, axis=1))
+
+
+def test_a_column_may_be_an_array_of_objects():
+    class Objects(Rows):
+        def read(self, indices, names):
+            rows = np.empty(len(indices), object)
+            for place, k in enumerate(indices.tolist()):
+                rows[place] = self.make(k)
+            columns = {"x": rows, "k": indices.astype(np.int32)}
+            return {name: columns[name] for name in names}
+
+    for x, k in batches(Objects(lambda k: np.full(3, k, np.int32)), seed=1):
+        np.testing.assert_array_equal(x, np.repeat(k[:, None], 3, axis=1))
+    with pytest.raises(ValueError, match=r"Objects\.read\(\) returned 'x' .* same memory"):
+        batches(Objects(fill), seed=1)
 
 
 def test_a_constant_may_be_shared():
