@@ -24,7 +24,7 @@ from ..sources.values import leaf
 from .reuse import ReuseCheck
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, stand_ins
 
-FEWEST = 64  # records of a task, unless the batch has fewer
+FEWEST = 64  # records of a task, unless the batch has fewer or the source waits
 
 
 @dataclasses.dataclass(frozen=True)

@@ -227,9 +227,10 @@ class SourceSupply:
         reuse = None if getattr(source, "_gives_new_arrays", False) else ReuseCheck(source)
         order = order_of(source, seed, shuffle)
         # Each task occupies the GIL for a while whatever its size, so that there are as few as the
-        # threads need.
-        rows = sum(part.last - part.first for part in parts)
-        chunk_size = max(FEWEST, -(-rows // source.read_threads))
+        # threads need. Further threads are for sources that wait: they read small batches at once.
+        counts = [part.last - part.first for part in parts]
+        fewest = FEWEST if source.read_threads <= Source.read_threads else min(FEWEST, *counts)
+        chunk_size = max(fewest, -(-sum(counts) // source.read_threads))
         self.settings = ReadSettings(
             source,
             tuple(names),

@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from shardings import rows_over
 
 from dalijax import data_iterator
 from dalijax.core.feeding.reuse import ReuseCheck
@@ -219,6 +220,18 @@ def test_the_source_sets_the_number_of_reading_threads(threads):
         source.meeting.abort()  # batches that are not delivered are not awaited
     assert source.most == threads
     assert x.tolist() == np.repeat(np.arange(64 * threads)[:, None] % N, 3, axis=1).tolist()
+
+
+def test_a_small_batch_of_several_pipelines_is_read_by_several_threads():
+    source = Meeting(4)  # a task reads the 2 records of a pipeline
+    take = data_iterator(
+        lambda x, k: (x + 0, k + 0), ["x", "k"], source=source, sharding=rows_over(4)
+    )
+    with take(batch_size=8, num_threads=1, shuffle=False) as iterator:
+        x = np.asarray(next(iterator)["x"])
+        source.meeting.abort()  # batches that are not delivered are not awaited
+    assert source.most == 4
+    assert x.tolist() == np.repeat(np.arange(8)[:, None], 3, axis=1).tolist()
 
 
 def test_a_mixture_takes_a_source_without_a_number_of_threads():
