@@ -61,6 +61,16 @@ class Result(Generic[T]):
             self._is_set = True
             self._pending.release()
 
+    @property
+    def is_set(self) -> bool:
+        """Returns whether the value or the error is set."""
+        return self._is_set
+
+    @property
+    def error(self) -> BaseException | None:
+        """Returns the error, if it is set."""
+        return self._error
+
     def get(self, workers: Workers | None = None) -> T:
         """Waits for the value and returns it.
 

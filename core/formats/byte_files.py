@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import email.utils
 import os
-import re
 import resource
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..messages.printable import printable
 from ..order.shuffle import Indices
+from ..remote.fsspec_client import FsspecFile
+from ..remote.fsspec_client import read as read_fsspec
+from ..remote.locations import Place
+from ..remote.range_cache import Lease, RangeCache
+from ..remote.storage import Storage
+from ..remote.versions import Version
+from ..workers import call_each
 from .buffers import new_buffer
-from .http_ranges import http_options, of_version
 from .read_ranges import read_ranges
 
 _ALIGNMENT = 8  # bytes, of each range in its buffer, so that it can be viewed as any dtype
 _LOCAL_WINDOW = 2048  # holds the header and content of a small tar member, and the next header
 _REMOTE_WINDOW = 1 << 22
-# Names of a file's versions in the info of fsspec's file systems, e.g. from HTTP headers.
-_VERSION = re.compile(
-    r"e-?tag|digest|content-md5|md5-?hash|md5|crc32c|sha\d*|checksum|(xet-)?hash|blob-id|generation|"
-    r"version-?id|last-?modified|m-?time|modified|modify|modification-?time|updated|created|ino",
-    re.IGNORECASE,
-)
 _SHARE = 16  # a call keeps open at most this share of the files that `ByteFiles` keeps open
-_RECENT = 5.0  # seconds; Last-Modified has a resolution of 1 s
 WAITING_THREADS = 16  # reading threads of a source that waits for a network
 
 
@@ -44,37 +41,8 @@ def is_remote(path: str) -> bool:
 Stamp = list[Any]
 
 
-def stamp_of(path: str) -> Stamp | None:
-    """Returns a stamp that changes with the content of a file; None if the server has no versions.
-
-    The stamp includes the time of the last status change, because programs that preserve a file's
-    mtime (``rsync``, ``cp -p``, ``touch -r``) can't set it.
-
-    Raises:
-        OSError: If the file can't be found.
-    """
-    if is_remote(path):
-        return RemoteFile(path).stamp()
-    return _local_stamp(os.stat(path))
-
-
 def _local_stamp(status: os.stat_result) -> Stamp:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-
-
-def filesystem(url: str) -> tuple[Any, str]:
-    """Returns fsspec's file system for a URL, and the path in that file system.
-
-    Raises:
-        ImportError: If fsspec, or a package that it needs for the protocol, is not installed.
-    """
-    try:
-        from fsspec.core import url_to_fs
-    except ImportError as error:
-        raise ImportError(f"fsspec is required to read {url}: pip install fsspec") from error
-    is_http = url.startswith(("http://", "https://"))
-    system, path = url_to_fs(url, **(http_options() if is_http else {}))
-    return system, str(path)
 
 
 def fetch(system: Any, paths: Sequence[bytes]) -> list[bytes]:
@@ -83,15 +51,6 @@ def fetch(system: Any, paths: Sequence[bytes]) -> list[bytes]:
     no_bounds = [None] * len(names)
     contents: list[bytes] = system.cat_ranges(names, no_bounds, no_bounds, on_error="raise")
     return contents
-
-
-def open_stream(path: str) -> BinaryIO:
-    """Opens a local file or a URL for sequential reading."""
-    if not is_remote(path):
-        return open(path, "rb")
-    system, path = filesystem(path)
-    stream: BinaryIO = system.open(path, "rb")
-    return stream
 
 
 class LocalFile:
@@ -133,33 +92,23 @@ class LocalFile:
 
 
 class RemoteFile:
-    """A remote file, in one of fsspec's file systems.
+    """A remote file that fsspec reads.
 
     Args:
         url: The URL.
+        storage: Access to remote files.
     """
 
     window = _REMOTE_WINDOW
 
-    def __init__(self, url: str):
+    def __init__(self, url: str, storage: Storage):
         self.path, self.shown = url, printable(url)
-        self._system, self._path = filesystem(url)
-        self._info = self._system.info(self._path)
-        size = self._info.get("size")
-        if size is None:
-            raise OSError(f"{url}: the server does not report its size, so ranges can't be read")
-        self.size = int(size)
+        self.file = FsspecFile(url, storage.options)
+        self.size = self.file.size
 
     def stamp(self) -> Stamp | None:
         """Returns size and versions of the file; None if the server reports no version."""
-        versions = {
-            key: str(value)
-            for key, value in self._info.items()
-            if value is not None and _VERSION.fullmatch(key.replace("_", "-"))
-        }
-        if not versions or (set(versions) == {"Last-Modified"} and _is_recent(*versions.values())):
-            return None
-        return [self.size, *map(list, sorted(versions.items()))]
+        return self.file.stamp()
 
     def is_of(self, stamp: Stamp) -> bool:
         """Returns whether the file has the size and the versions of a stamp."""
@@ -168,65 +117,84 @@ class RemoteFile:
     def read(self, at: int, count: int) -> bytes:
         """Reads bytes from an offset; fewer at the end of the file."""
         end = min(at + count, self.size)
-        return self._pieces([at], [end])[0] if at < end else b""
-
-    def read_into(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        """Reads from each offset into its buffer.
-
-        Raises:
-            OSError: If a range can't be read, or has the wrong length.
-        """
-        starts = [at for at, _ in ranges]
-        pieces = self._pieces(starts, [at + len(buffer) for at, buffer in ranges])
-        for (_, buffer), piece in zip(ranges, pieces, strict=True):
-            buffer[:] = piece
-
-    def _pieces(self, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
-        """Reads ranges, concurrently if the file system supports that.
-
-        Raises:
-            OSError: If a range can't be read, or has the wrong length.
-        """
-        # Empty ranges are not requested: some file systems would read to the end of the file.
-        nonempty = [k for k, (start, end) in enumerate(zip(starts, ends)) if start < end]
-        pieces = [b""] * len(starts)
-        try:
-            with of_version(self._info):
-                contents = self._system.cat_ranges(
-                    [self._path] * len(nonempty),
-                    [starts[k] for k in nonempty],
-                    [ends[k] for k in nonempty],
-                    on_error="raise",
-                )
-        except OSError:
-            raise
-        except Exception as error:  # the file system's own type, e.g. aiohttp.ClientError
-            raise OSError(f"{self.shown} can't be read: {error!r}") from error
-        for k, piece in zip(nonempty, contents, strict=True):
-            if len(piece) != ends[k] - starts[k]:
-                raise OSError(
-                    f"{self.shown}: requested bytes {starts[k]:,} to {ends[k]:,}, but received "
-                    f"{len(piece):,} bytes. The file was changed, or the server ignores ranges. "
-                    "Reopen the source, or download the file"
-                )
-            pieces[k] = bytes(piece)
-        return pieces
+        return bytes(read_fsspec([self.file], [at], [end])[0]) if at < end else b""
 
 
-def _is_recent(date: str) -> bool:
-    """Returns whether a file may change again within the second of an HTTP date."""
-    try:
-        return abs(time.time() - email.utils.parsedate_to_datetime(date).timestamp()) < _RECENT
-    except ValueError:
-        return True
+class ObjectFile:
+    """A remote file that obstore reads, in one version.
+
+    Args:
+        url: The URL.
+        storage: Access to remote files.
+        place: The place of the object.
+        version: The version.
+    """
+
+    window = _REMOTE_WINDOW
+
+    def __init__(self, url: str, storage: Storage, place: Place, version: Version):
+        self.path, self.shown = url, printable(url)
+        self._storage, self._place, self._version = storage, place, version
+        self.size = version.size
+
+    def stamp(self) -> Stamp | None:
+        """Returns size and version of the file; None if the server reports no version."""
+        return self._version.stamp(time.time())
+
+    def is_of(self, stamp: Stamp) -> bool:
+        """Returns whether the file has the size and the version of a stamp."""
+        return not Version.from_stamp(stamp[0], stamp).difference(self._version)
+
+    def read(self, at: int, count: int) -> bytes:
+        """Reads bytes from an offset; fewer at the end of the file."""
+        end = min(at + count, self.size)
+        if at >= end:
+            return b""
+        return bytes(self._storage.read(self._place, self.path, at, end, self._version))
 
 
-ByteFile = LocalFile | RemoteFile
+ByteFile = LocalFile | RemoteFile | ObjectFile
 
 
-def open_file(path: str) -> ByteFile:
-    """Opens a local file or a URL."""
-    return RemoteFile(path) if is_remote(path) else LocalFile(path)
+def open_files(paths: Sequence[str], storage: Storage) -> list[ByteFile]:
+    """Opens local files and URLs; requests of remote files are sent concurrently.
+
+    Raises:
+        OSError: If a file can't be opened.
+    """
+    places = [storage.place(path) if is_remote(path) else None for path in paths]
+    objects = [(place, path) for place, path in zip(places, paths, strict=True) if place]
+    versions = iter(storage.versions(*zip(*objects)) if objects else ())
+    fsspec_urls = [path for path, place in zip(paths, places) if is_remote(path) and not place]
+    remote = iter(
+        call_each(
+            lambda url: RemoteFile(url, storage), fsspec_urls, WAITING_THREADS, "dalijax-open"
+        )
+        if fsspec_urls
+        else ()
+    )
+    return [
+        ObjectFile(path, storage, place, next(versions))
+        if place is not None
+        else next(remote)
+        if is_remote(path)
+        else LocalFile(path)
+        for path, place in zip(paths, places, strict=True)
+    ]
+
+
+def stamps_of(paths: Sequence[str], storage: Storage) -> list[Stamp | None]:
+    """Returns stamps that change with the contents of files; None if a server has no versions.
+
+    The stamp of a local file includes the time of the last status change, because programs that
+    preserve a file's mtime (``rsync``, ``cp -p``, ``touch -r``) can't set it.
+
+    Raises:
+        OSError: If a file can't be found.
+    """
+    if any(map(is_remote, paths)):
+        return [file.stamp() for file in open_files(paths, storage)]
+    return [_local_stamp(os.stat(path)) for path in paths]
 
 
 class Window:
@@ -284,6 +252,7 @@ class ByteFiles:
         has_content: Returns whether a numbered file has the indexed content. It is called if only
             the ctime or the inode of a file differ from its stamp: its owner may have changed, or
             a program may have replaced the file and preserved its mtime. None: it is accepted.
+        storage: Access to remote files.
     """
 
     def __init__(
@@ -292,6 +261,7 @@ class ByteFiles:
         sizes: Sequence[int],
         stamps: Sequence[Stamp | None] = (),
         has_content: Callable[[int], bool] | None = None,
+        storage: Storage | None = None,
     ):
         self.paths = tuple(paths)
         self.sizes = tuple(sizes)
@@ -299,6 +269,20 @@ class ByteFiles:
         self._has_content = has_content
         self._limits = np.array(sizes, np.int64)
         self._are_remote = np.array([*map(is_remote, self.paths)], bool)
+        self._storage = storage or Storage()
+        self._places = [
+            self._storage.place(path) if remote else None
+            for path, remote in zip(self.paths, self._are_remote.tolist(), strict=True)
+        ]
+        self._ranges = RangeCache(
+            self.paths,
+            self._places,
+            [
+                Version.from_stamp(size, stamp if place else None)
+                for size, stamp, place in zip(self.sizes, self._stamps, self._places, strict=True)
+            ],
+            self._storage.client,
+        )
         # No lock, because a fork could copy it locked. In a race, a file is opened twice.
         self._open = collections.OrderedDict[int, ByteFile]()
 
@@ -314,13 +298,16 @@ class ByteFiles:
         file = self._open.get(number)
         if file is not None:
             return file
-        file = open_file(self.paths[number])
+        path, place, stamp = self.paths[number], self._places[number], self._stamps[number]
+        if place is not None:  # each read checks the version, so that no request is needed here
+            version = Version.from_stamp(self.sizes[number], stamp)
+            return ObjectFile(path, self._storage, place, version)
+        (file,) = open_files([path], self._storage)
         if file.size != self.sizes[number]:
             raise OSError(
                 f"{file.shown} has {file.size:,} bytes, but had {self.sizes[number]:,} when the "
                 "source was opened. Reopen the source"
             )
-        stamp = self._stamps[number]
         if stamp is not None and not (file.is_of(stamp) and self._is_same(number, file, stamp)):
             raise OSError(
                 f"{file.shown} was changed after the source was opened. Reopen the source"
@@ -330,6 +317,42 @@ class ByteFiles:
                 self._open.popitem(last=False)  # the file that was opened first
         self._open[number] = file
         return file
+
+    def _opened_url(self, number: int) -> FsspecFile:
+        """Returns one of the files that fsspec reads, open."""
+        file = self.file(number)
+        if isinstance(file, RemoteFile):
+            return file.file
+        raise TypeError(f"{file.shown} is not read by fsspec")
+
+    def announce(
+        self,
+        files: Indices,
+        offsets: Indices,
+        sizes: Indices,
+        turns: Indices,
+        freed: collections.deque[int],
+    ) -> list[tuple[Lease, Indices]]:
+        """Requests ranges of remote files that will be read soon.
+
+        Args:
+            files: Index of the file of each range.
+            offsets: Offset of each range in bytes.
+            sizes: Size of each range in bytes.
+            turns: When each range is needed; ranges with smaller numbers are needed earlier.
+            freed: Collects the number of bytes of each request that is freed.
+
+        Returns:
+            A lease, which keeps the ranges while it exists, and the turn of each of its ranges; an
+            empty list if all files are local.
+        """
+        rows = self._are_remote[files] & within(offsets, sizes, self._limits[files])
+        if not rows.any():
+            return []
+        lease = self._ranges.lease(
+            files[rows], offsets[rows], sizes[rows], self._opened_url, turns[rows].tolist(), freed
+        )
+        return [(lease, turns[rows])]
 
     def _is_same(self, number: int, file: ByteFile, stamp: Stamp) -> bool:
         """Returns whether a file with the size and mtime of its stamp has the indexed content."""
@@ -417,9 +440,5 @@ class ByteFiles:
         Raises:
             OSError: If a range can't be read, or has the wrong length.
         """
-        view = memoryview(buffer)
-        for number in dict.fromkeys(files[rows].tolist()):
-            if isinstance(file := self.file(number), RemoteFile):
-                own = rows[files[rows] == number]
-                places = zip(offsets[own].tolist(), starts[own].tolist(), sizes[own].tolist())
-                file.read_into([(at, view[start : start + size]) for at, start, size in places])
+        lease = self._ranges.lease(files[rows], offsets[rows], sizes[rows], self._opened_url)
+        lease.copy_into(buffer, starts[rows].tolist())

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..messages.printable import printable
-from ..workers import call_each
-from .byte_files import WAITING_THREADS, ByteFiles, Stamp, is_remote, stamp_of
+from ..remote.storage import Storage
+from .byte_files import ByteFiles, Stamp, is_remote, stamps_of
 from .index import Index, load_or_build
 from .spread import spread
 
@@ -30,6 +30,7 @@ def cached_index(
     fields: Any,
     build: Callable[[], Index],
     is_valid: Callable[[Index], bool],
+    storage: Storage,
 ) -> Index:
     """Loads the stored index of files, or builds and stores it.
 
@@ -43,11 +44,12 @@ def cached_index(
         fields: Everything else that the index depends on; its repr is part of the key.
         build: Builds the index.
         is_valid: Checks the content of a loaded index.
+        storage: Access to remote files.
 
     Raises:
         OSError: If a file can't be read, or changes while it is indexed.
     """
-    stamps = _stamps(paths)
+    stamps = _stamps(paths, storage)
     if None in stamps:
         _log.warning(
             "%s has neither an ETag nor an older date, so that it is indexed each time",
@@ -59,8 +61,8 @@ def cached_index(
 
     def stamped() -> Index:
         index = build()
-        samples = _samples_digest(paths, index)
-        for path, before, after in zip(paths, stamps, _stamps(paths)):
+        samples = _samples_digest(paths, index, storage)
+        for path, before, after in zip(paths, stamps, _stamps(paths, storage)):
             if before is not None and before != after:
                 raise OSError(
                     f"{printable(path)} changed while it was indexed. Create the source when the "
@@ -74,13 +76,13 @@ def cached_index(
     )
 
 
-def _samples_digest(paths: Sequence[str], index: Index) -> str:
+def _samples_digest(paths: Sequence[str], index: Index, storage: Storage) -> str:
     """Computes a digest of the bytes of 64 records, to detect later changes of the content."""
     arrays, first = index.arrays, index.about["first"]
     digest = hashlib.blake2b(digest_size=16)
     records = spread(first[-1], _MOST_RECORDS)
     numbers = np.searchsorted(first, records, side="right") - 1
-    files = ByteFiles(paths, index.about["sizes"])
+    files = ByteFiles(paths, index.about["sizes"], storage=storage)
     for name in sorted(arrays):
         if name.endswith(".offset"):
             sizes = arrays[name.removesuffix("offset") + "size"][records]
@@ -92,10 +94,10 @@ def _samples_digest(paths: Sequence[str], index: Index) -> str:
     return digest.hexdigest()
 
 
-def _stamps(paths: Sequence[str]) -> list[Stamp | None]:
+def _stamps(paths: Sequence[str], storage: Storage) -> list[Stamp | None]:
     """Returns stamps of files; later changes of a file change its stamp."""
     if any(map(is_remote, paths)):
-        return call_each(stamp_of, paths, WAITING_THREADS, "dalijax-index")
+        return stamps_of(paths, storage)
     stamps = list(map(_local_stamp, paths))
     age = time.time_ns() - max(max(stamp[1:3]) for stamp in stamps)
     if 0 <= age < _TICK:  # wait, as a change within the same tick would not change the timestamp
@@ -113,4 +115,4 @@ def _local_stamp(path: str) -> Any:
         raise FileNotFoundError(
             f"{printable(path)} {'is not a file' if os.path.exists(path) else 'does not exist'}"
         )
-    return stamp_of(path)
+    return stamps_of([path], Storage())[0]

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, AnyStr
 
 from ..messages.printable import printable
-from .byte_files import filesystem, is_remote
+from ..remote.storage import Storage
+from .byte_files import is_remote
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Paths = Path | Sequence[Path]
@@ -21,7 +22,7 @@ _RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.(-?\d+))?")
 _MOST_PATHS = 10_000_000  # for one range
 
 
-def path_list(paths: Any) -> list[str]:
+def path_list(paths: Any, storage: Storage | None = None) -> list[str]:
     """Returns one path or several as a list of absolute paths or URLs.
 
     Expands ``~``, braces (``{000..127}``, ``{a,b}``) and the patterns ``*``, ``?`` and ``[]``. The
@@ -45,7 +46,7 @@ def path_list(paths: Any) -> list[str]:
     expanded_names: list[str] = []
     for name in names:
         if _SPECIAL.search(name):
-            expanded_names += expanded(name)
+            expanded_names += expanded(name, storage)
         else:
             expanded_names.append(name)
     return [name if is_remote(name) else os.path.abspath(name) for name in expanded_names]
@@ -75,7 +76,7 @@ def is_pattern(path: str) -> bool:
     return special and not os.path.lexists(path)
 
 
-def expanded(name: str) -> list[str]:
+def expanded(name: str, storage: Storage | None = None) -> list[str]:
     """Expands a path or URL with special characters to the files that it denotes.
 
     Raises:
@@ -83,10 +84,11 @@ def expanded(name: str) -> list[str]:
     """
     if not is_remote(name) and os.path.lexists(name):
         return [name]
-    return list(itertools.chain.from_iterable(map(_matches, braces(name))))
+    names = [_matches(part, storage or Storage()) for part in braces(name)]
+    return list(itertools.chain.from_iterable(names))
 
 
-def _matches(name: str) -> list[str]:
+def _matches(name: str, storage: Storage) -> list[str]:
     """Returns the files that match a path or URL without braces."""
     if is_remote(name):
         if not re.search(r"[*\[]", name):
@@ -95,7 +97,7 @@ def _matches(name: str) -> list[str]:
             raise ValueError(
                 f"{printable(name)}: patterns in chained URLs are not supported. Pass a list"
             )
-        system, path = filesystem(name)
+        system, path = storage.filesystem(name)
         if system.exists(path):
             return [name]
         entries = system.glob(path, detail=True).values()

@@ -12,8 +12,9 @@ import numpy as np
 
 from ..dtypes import narrow
 from ..messages.printable import printable
+from ..remote.storage import Storage
 from ..workers import call_each
-from .byte_files import ByteFile, Window, open_file
+from .byte_files import ByteFile, Window, is_remote, open_files
 from .index import Index
 from .index_checks import column_digest
 from .paths import below_common_root
@@ -290,18 +291,29 @@ def columns_of(extensions: Mapping[str, str]) -> set[str]:
     return columns
 
 
-def index_tars(paths: Sequence[str], extensions: Mapping[str, str]) -> Index:
+def index_tars(
+    paths: Sequence[str], extensions: Mapping[str, str], storage: Storage | None = None
+) -> Index:
     """Builds the index of tars; see `dalijax.core.formats.index_checks` for its content.
 
     Args:
         paths: The tars.
         extensions: The field of each extension.
+        storage: Access to remote files.
     """
-    sizes = [open_file(path).size for path in paths]
+    storage = storage or Storage()
+    if any(map(is_remote, paths)):
+        files: Sequence[ByteFile | None] = open_files(paths, storage)
+        sizes = [file.size for file in files if file is not None]
+    else:
+        files = [None] * len(paths)  # opened later, since there may be too many
+        sizes = [os.stat(path).st_size for path in paths]
     with progress(f"Indexing {len(paths)} tars", sum(sizes)) as advance:
         tars = call_each(
-            lambda path: _indexed(open_file(path), extensions, advance),
-            paths,
+            lambda number: _indexed(
+                files[number] or open_files([paths[number]], storage)[0], extensions, advance
+            ),
+            range(len(paths)),
             _THREADS,
             "dalijax-index",
         )

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from ..dtypes import as_scalars, narrow, out_of_range
 from ..messages.printable import printable
+from ..remote.storage import Storage
 from . import example, index_checks
-from .byte_files import Window, open_file
+from .byte_files import Window, open_files
 from .field import Field
 from .index import Index
 from .paths import below_common_root
@@ -188,6 +189,7 @@ def index_records(
     fields: Mapping[bytes, str],
     kinds: Mapping[str, Field],
     defaults: Mapping[str, Any],
+    storage: Storage | None = None,
 ) -> Index:
     """Builds the index of files; see `dalijax.core.formats.index_checks` for its content.
 
@@ -196,8 +198,10 @@ def index_records(
         fields: Maps each feature to a field.
         kinds: Kinds of fields, if given by the user.
         defaults: Values of fields for records that lack the feature.
+        storage: Access to remote files.
     """
-    sizes = [open_file(path).size for path in paths]
+    storage = storage or Storage()
+    sizes = [open_files([path], storage)[0].size for path in paths]
     columns = {
         feature: _Column(name, kinds.get(name), defaults.get(name))
         for feature, name in fields.items()
@@ -206,7 +210,7 @@ def index_records(
     has: set[bytes] = set()  # features of the first record
     with progress(f"Indexing {len(paths)} TFRecord files", sum(sizes)) as advance:
         for path in paths:
-            file = open_file(path)
+            (file,) = open_files([path], storage)
             take, reported = Window(file), 0
             for number, (at, size) in enumerate(records(take, file.size, file.shown)):
                 label = f"{file.shown}: record {number}"

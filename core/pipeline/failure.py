@@ -209,7 +209,7 @@ def with_retries(call: Callable[[], T]) -> T:
         try:
             return call()
         except Exception as error:
-            if not is_environment(error):
+            if not is_environment(error) or getattr(error, "was_retried", False):
                 raise
         time.sleep(delay)
     return call()

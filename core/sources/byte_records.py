@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,8 @@ from ..formats.index import Index
 from ..formats.tfrecord_index import MISSING
 from ..messages.printable import printable
 from ..order.shuffle import Indices
+from ..remote.range_cache import Lease
+from ..remote.storage import Storage
 from .base import BaseSource
 from .source import Values
 
@@ -62,6 +65,8 @@ class ByteRecords(BaseSource):
         identity: The identity, if given by the user.
         defaults: Values of fields for records without the field.
         index_again: Builds the index of some files; picklable.
+        storage: Access to remote files.
+        read_ahead: Number of bytes of remote files that are requested before they are needed.
     """
 
     _gives_new_arrays = True  # read() returns new arrays, so that ReuseCheck is not needed
@@ -76,6 +81,8 @@ class ByteRecords(BaseSource):
         defaults: Mapping[str, Any] = MappingProxyType({}),
         *,
         index_again: Callable[[Sequence[str]], Index],
+        storage: Storage,
+        read_ahead: int,
     ):
         super().__init__(fields, identity)
         self._defaults = dict(defaults)
@@ -87,8 +94,10 @@ class ByteRecords(BaseSource):
             index.about["sizes"],
             index.about.get("stamps", ()),
             functools.partial(_has_content, index, tuple(paths), index_again),
+            storage,
         )
-        if any(map(is_remote, paths)):
+        self._read_ahead = read_ahead if any(map(is_remote, paths)) else 0
+        if self._read_ahead == 0 and any(map(is_remote, paths)):
             self.read_threads = WAITING_THREADS
         self._first = np.array(index.about["first"], np.int64)
 
@@ -129,6 +138,37 @@ class ByteRecords(BaseSource):
                         decoded[row] = self._defaults[name]
                 columns[name] = decoded
         return {name: columns[name] for name in names}
+
+    def _range_bytes(self, indices: Indices, names: Sequence[str]) -> int:
+        """Returns the number of bytes of some records in files."""
+        arrays = self._index.arrays
+        sizes = [arrays[f"{name}.size"][indices] for name in names if f"{name}.size" in arrays]
+        return int(sum(size.sum() for size in sizes))
+
+    def _announce(
+        self,
+        indices: Indices,
+        names: Sequence[str],
+        turns: Indices,
+        freed: collections.deque[int],
+    ) -> list[tuple[Lease, Indices]]:
+        """Requests the bytes of records that will be read soon; see `ByteFiles.announce`.
+
+        Returns:
+            Leases, with the turn of each of their ranges.
+        """
+        arrays = self._index.arrays
+        ranges = [name for name in names if f"{name}.size" in arrays]
+        if not ranges:
+            return []
+        files = np.searchsorted(self._first, indices, side="right") - 1
+        return self._files.announce(
+            np.tile(files, len(ranges)),
+            np.concatenate([arrays[f"{name}.offset"][indices] for name in ranges]),
+            np.concatenate([arrays[f"{name}.size"][indices] for name in ranges]),
+            np.tile(turns, len(ranges)),
+            freed,
+        )
 
     def _decoded(self, name: str, pieces: list[Any], indices: Indices) -> list[Any]:
         decode = self._decoders.get(name)

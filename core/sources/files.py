@@ -6,14 +6,14 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments import knows_its_names
-from ..formats.byte_files import WAITING_THREADS, fetch, filesystem, is_remote
+from ..formats.byte_files import WAITING_THREADS, fetch, is_remote
 from ..formats.field import Field
 from ..formats.names import Names
 from ..formats.paths import (
@@ -28,6 +28,7 @@ from ..formats.paths import (
 from ..formats.spread import spread
 from ..messages.printable import printable
 from ..order.shuffle import Indices
+from ..remote.storage import Storage
 from ..state.reader_files import file_sizes
 from .base import BaseSource
 from .source import Values
@@ -68,6 +69,7 @@ class Files(BaseSource):
         extensions: Extensions of the directory's files that are records, case-insensitive; empty:
             all files.
         identity: A string that replaces the digest of names, sizes and contents in states.
+        storage_options: Credentials and settings of remote files; see docs/sources.md.
 
     Attributes:
         fields: ``data`` (uint8 [bytes]), and ``label`` (int32) if there are labels.
@@ -92,7 +94,9 @@ class Files(BaseSource):
         labels: Sequence[int] | NDArray[np.integer[Any]] | None = None,
         extensions: Sequence[str] = EXTENSIONS,
         identity: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ):
+        storage = Storage(storage_options)
         if (folder is None) == (paths is None):
             raise TypeError("Files requires either a directory, or paths= (and labels=)")
         self.classes: tuple[str, ...] = ()
@@ -101,10 +105,10 @@ class Files(BaseSource):
         if paths is not None:
             if isinstance(paths, (str, bytes, os.PathLike)) and os.path.isdir(paths):
                 raise TypeError(f"paths={paths!r} is a directory. Pass it as Files({paths!r})")
-            expanded_paths = path_list(paths)
+            expanded_paths = path_list(paths, storage)
             if any(map(is_remote, expanded_paths)):
-                self._system, _ = filesystem(next(filter(is_remote, expanded_paths)))
-                expanded_paths = [filesystem(path)[1] for path in expanded_paths]
+                self._system, _ = storage.filesystem(next(filter(is_remote, expanded_paths)))
+                expanded_paths = [storage.filesystem(path)[1] for path in expanded_paths]
             below = below_common_root(expanded_paths)
             self._root = os.fsencode(expanded_paths[0][: len(expanded_paths[0]) - len(below[0])])
             self._names = Names([(b"", [os.fsencode(name) for name in below])])
@@ -121,7 +125,7 @@ class Files(BaseSource):
                 )
             root = path_text(folder)
             if is_remote(root):
-                self._system, path = filesystem(root)
+                self._system, path = storage.filesystem(root)
                 is_folder, is_file = self._system.isdir(path), self._system.isfile(path)
             else:
                 root = path = os.path.abspath(home_expanded(root))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +17,20 @@ from ..arguments import knows_its_names
 from ..formats.field import Field
 from ..order.shuffle import Indices
 from ..random.hashing import fold, mix
+from ..remote.range_cache import Lease
 from ..state.envelope import digest
 from .base import SizeTables
 from .identity import stated_identity
-from .source import Order, Source, Values, names_of, order_of
+from .source import (
+    Order,
+    Source,
+    Values,
+    announce,
+    names_of,
+    order_of,
+    range_bytes,
+    read_ahead_of,
+)
 
 MOST_EXACT = 1000  # largest window with exact proportions, in samples
 
@@ -173,6 +184,7 @@ class Mixture(Source):
         self._gives_new_arrays = all(getattr(s, "_gives_new_arrays", False) for s in self._sources)
         threads = [getattr(s, "read_threads", Source.read_threads) for s in self._sources]
         self.read_threads = max(threads)
+        self._read_ahead = max(map(read_ahead_of, self._sources))
         self._length = int(self._starts[-1]) if length is None else int(length)
 
     def __len__(self) -> int:
@@ -228,6 +240,22 @@ class Mixture(Source):
                         column[row] = item
             columns[name] = column
         return columns
+
+    def _range_bytes(self, indices: Indices, names: Sequence[str]) -> int:
+        return sum(range_bytes(s, local, names) for s, _, local in self._split(indices))
+
+    def _announce(
+        self,
+        indices: Indices,
+        names: Sequence[str],
+        turns: Indices,
+        freed: collections.deque[int],
+    ) -> list[tuple[Lease, Indices]]:
+        return [
+            lease
+            for source, rows, local in self._split(indices)
+            for lease in announce(source, local, names, turns[rows], freed)
+        ]
 
     def sizes(self, indices: Indices, name: str, data: Values) -> NDArray[np.int32]:
         """See `dalijax.sources.Source`."""

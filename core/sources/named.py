@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 from ..arguments import knows_its_names
 from ..formats.field import Field
 from ..order.shuffle import Indices
-from .source import Source, Values, names_of
+from ..remote.range_cache import Lease
+from .source import Source, Values, announce, names_of, range_bytes, read_ahead_of
 
 
 class Named(Source):
@@ -55,6 +57,10 @@ class Named(Source):
         self.fields = {**source.fields, **dict.fromkeys(added, Field(None))}
         self.read_threads = source.read_threads
 
+    @property
+    def _read_ahead(self) -> int:
+        return read_ahead_of(self._source)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # also avoids recursion during unpickling
             raise AttributeError(name)
@@ -68,7 +74,7 @@ class Named(Source):
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
         """See `dalijax.sources.Source`."""
-        source_names = [name for name in names if name in self._source.fields]
+        source_names = self._inner(names)
         columns = dict(self._source.read(indices, source_names)) if source_names else {}
         if self._field is not None and self._field in names:
             columns[self._field] = names_of(self._source, indices)
@@ -83,6 +89,21 @@ class Named(Source):
     def name(self, index: int) -> str:
         """See `dalijax.sources.Source`."""
         return self._source.name(index)
+
+    def _range_bytes(self, indices: Indices, names: Sequence[str]) -> int:
+        return range_bytes(self._source, indices, self._inner(names))
+
+    def _announce(
+        self,
+        indices: Indices,
+        names: Sequence[str],
+        turns: Indices,
+        freed: collections.deque[int],
+    ) -> list[tuple[Lease, Indices]]:
+        return announce(self._source, indices, self._inner(names), turns, freed)
+
+    def _inner(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name in self._source.fields]
 
     def _record_names(self, indices: Indices) -> list[str]:
         """Returns the names of several records."""

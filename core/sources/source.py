@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from ..formats.field import Field
 from ..formats.image_size import image_size, path_size
 from ..order.shuffle import Indices, shuffled
+from ..remote.range_cache import Lease
 
 # Maps samples of the stream to records, and to the epochs whose random numbers they use.
 Order = Callable[[Indices], tuple[Indices, Indices]]
@@ -111,6 +113,41 @@ def order_of(source: Any, seed: int, shuffle: bool) -> Order:
         return epoch_order(len(source), seed, shuffle)
     order: Order = make_order(seed, shuffle)
     return order
+
+
+def read_ahead_of(source: Any) -> int:
+    """Returns the number of bytes that a source reads ahead, if their ranges are announced."""
+    return int(getattr(source, "_read_ahead", 0))
+
+
+def range_bytes(source: Any, indices: Indices, names: Sequence[str]) -> int:
+    """Returns the number of bytes of some records that `announce` requests."""
+    return int(source._range_bytes(indices, names)) if read_ahead_of(source) else 0
+
+
+def announce(
+    source: Any,
+    indices: Indices,
+    names: Sequence[str],
+    turns: Indices,
+    freed: collections.deque[int],
+) -> list[tuple[Lease, Indices]]:
+    """Requests the bytes of records that will be read soon, if they are remote.
+
+    Args:
+        source: The source.
+        indices: Indices of records.
+        names: Names of the fields.
+        turns: When each record is needed; records with smaller numbers are needed earlier.
+        freed: Collects the number of bytes of each request that is freed.
+
+    Returns:
+        Leases, which keep the bytes while they exist, with the turn of each of their ranges.
+    """
+    if not read_ahead_of(source):
+        return []
+    leases: list[tuple[Lease, Indices]] = source._announce(indices, names, turns, freed)
+    return leases
 
 
 def names_of(source: Any, indices: Indices) -> list[str]:

@@ -19,6 +19,8 @@ from ..formats.tar_index import ABOUT, columns_of, index_tars, kinds_of, sample_
 from ..messages.printable import printable
 from ..messages.user_warnings import warn_user
 from ..order.shuffle import Indices
+from ..remote.ranges import byte_count
+from ..remote.storage import Storage
 from .byte_records import ByteRecords, Decode, as_json, as_text
 from .field_names import check_names
 from .source import Values
@@ -42,7 +44,7 @@ class Tar(ByteRecords):
     others are uint8 [bytes]. So ``label.cls`` is a number, and ``x.npy`` is bytes.
 
     Args:
-        paths: A path or several, or URLs if fsspec is installed. ``*.tar`` and ``{000..127}.tar``
+        paths: A path or several, or URLs. ``*.tar`` and ``{000..127}.tar``
             are expanded.
         fields: Maps each extension, in lower case, to a field; ``"jpg;png"`` is either of them. As
             in WebDataset, ``__key__`` is the sample's name and ``__url__`` its tar.
@@ -50,6 +52,8 @@ class Tar(ByteRecords):
         index_paths: Index files of DALI's ``wds2idx``. They are neither needed nor read.
         cache_dir: Directory of stored indexes; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
         identity: A string that replaces the digest of names, sizes and 64 samples in states.
+        storage_options: Credentials and settings of remote files; see docs/sources.md.
+        read_ahead: Number of bytes of remote files that are requested before they are needed.
 
     Attributes:
         fields: Names and kinds of the fields.
@@ -69,6 +73,8 @@ class Tar(ByteRecords):
         index_paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         cache_dir: Path | None = None,
         identity: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        read_ahead: int | str = "128MB",
     ):
         if missing not in ("raise", "skip"):
             raise ValueError(f"missing must be 'raise' or 'skip', not {missing!r}")
@@ -78,7 +84,8 @@ class Tar(ByteRecords):
                 "and stores its own index (cache_dir=)",
                 UserWarning,
             )
-        tars = path_list(paths)
+        storage, ahead = Storage(storage_options), byte_count(read_ahead, "read_ahead")
+        tars = path_list(paths, storage)
         check_names("fields", fields, "{'jpg;png': 'data'}")
         named = dict(fields)
         self._described = {named.pop(k): v for k, v in _DESCRIPTIONS.items() if k in named}
@@ -90,8 +97,9 @@ class Tar(ByteRecords):
             "tar 4",
             tars,
             extensions,
-            lambda: index_tars(tars, extensions),
+            lambda: index_tars(tars, extensions, storage),
             lambda index: is_valid(index, columns_of(extensions), ABOUT),
+            storage,
         )
         _check_complete(tars, fields, index.about, missing)
         kinds: dict[str, Field] = {}
@@ -104,8 +112,17 @@ class Tar(ByteRecords):
             else:
                 kinds[name] = Field(np.dtype(np.uint8), 1)
         kinds |= dict.fromkeys(self._described, Field(None))
-        index_again = functools.partial(index_tars, extensions=extensions)
-        super().__init__(index, tars, kinds, decoders, identity, index_again=index_again)
+        index_again = functools.partial(index_tars, extensions=extensions, storage=storage)
+        super().__init__(
+            index,
+            tars,
+            kinds,
+            decoders,
+            identity,
+            index_again=index_again,
+            storage=storage,
+            read_ahead=ahead,
+        )
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
         """See `dalijax.sources.Source`."""

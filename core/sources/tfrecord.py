@@ -16,6 +16,8 @@ from ..formats.cached_index import cached_index
 from ..formats.field import Field
 from ..formats.paths import Path, Paths, home_expanded, path_list, path_text
 from ..formats.tfrecord_index import index_records, is_valid
+from ..remote.ranges import byte_count
+from ..remote.storage import Storage
 from .byte_records import ByteRecords, Decode, as_text
 from .field_names import check_names, check_options
 
@@ -30,7 +32,7 @@ class TFRecord(ByteRecords):
     ``defaults=``, like the ``default_value`` of ``tf.io.FixedLenFeature``.
 
     Args:
-        paths: A path or several, or URLs if fsspec is installed. Patterns such as ``*.tfrecord``
+        paths: A path or several, or URLs. Patterns such as ``*.tfrecord``
             and ``{000..127}.tfrecord`` are expanded.
         features: Maps each wanted feature to a field.
         kinds: Kinds of fields that differ from the first record: ``Field(None)`` is text in UTF-8,
@@ -39,6 +41,8 @@ class TFRecord(ByteRecords):
             list of numbers.
         cache_dir: Directory of stored indexes; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
         identity: A string that replaces the digest of names, sizes and 64 records in states.
+        storage_options: Credentials and settings of remote files; see docs/sources.md.
+        read_ahead: Number of bytes of remote files that are requested before they are needed.
 
     Attributes:
         fields: Names and kinds of the fields.
@@ -60,20 +64,24 @@ class TFRecord(ByteRecords):
         defaults: Mapping[str, Any] | None = None,
         cache_dir: Path | None = None,
         identity: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        read_ahead: int | str = "128MB",
     ):
         check_names("features", features, "{'image/encoded': 'data'}")
         kinds = {} if kinds is None else kinds
         defaults = {} if defaults is None else defaults
         check_options({"kinds": kinds, "defaults": defaults}, features.values())
-        files = path_list(paths)
+        storage, ahead = Storage(storage_options), byte_count(read_ahead, "read_ahead")
+        files = path_list(paths, storage)
         feature_fields = {name.encode(): field for name, field in features.items()}
         index = cached_index(
             None if cache_dir is None else home_expanded(path_text(cache_dir)),
             "tfrecord 4",
             files,
             [feature_fields, sorted(kinds.items()), sorted(defaults.items())],
-            lambda: index_records(files, feature_fields, kinds, defaults),
+            lambda: index_records(files, feature_fields, kinds, defaults, storage),
             lambda index: is_valid(index, features.values()),
+            storage,
         )
         fields: dict[str, Field] = {}
         decoders: dict[str, Decode] = {}
@@ -91,9 +99,23 @@ class TFRecord(ByteRecords):
                 decoders[name] = functools.partial(_decoded, decode, fields[name].dtype or dtype)
         values = {name: _as_value(name, value, fields[name]) for name, value in defaults.items()}
         index_again = functools.partial(
-            index_records, fields=feature_fields, kinds=fields, defaults=defaults
+            index_records,
+            fields=feature_fields,
+            kinds=fields,
+            defaults=defaults,
+            storage=storage,
         )
-        super().__init__(index, files, fields, decoders, identity, values, index_again=index_again)
+        super().__init__(
+            index,
+            files,
+            fields,
+            decoders,
+            identity,
+            values,
+            index_again=index_again,
+            storage=storage,
+            read_ahead=ahead,
+        )
 
     def _content(self) -> tuple[Any, ...]:
         defaults = [value for item in sorted(self._defaults.items()) for value in item]

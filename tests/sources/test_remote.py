@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import http.server
+import importlib.util
 import os
 import pathlib
 import pickle
@@ -13,7 +14,7 @@ import threading
 import numpy as np
 import pytest
 
-from dalijax.core.formats.http_ranges import range_problem, version_change
+from dalijax.core.remote.http_ranges import range_problem, version_change
 from dalijax.sources import Files, Tar, TFRecord
 from tars import FIELDS, samples, write_tar
 
@@ -175,7 +176,7 @@ def test_a_tar_of_an_http_server_is_read_by_ranges(tmp_path):
         ranges.clear()
         values = source.read(np.array([7, 30, 7]), ["data"])["data"]
         assert [v.tobytes() for v in values] == [samples(i, i + 1)[0][1] for i in (7, 30, 7)]
-        assert sum(stop - start for start, stop in ranges) == sum(len(v) for v in values)
+        assert sum(stop - start for start, stop in ranges) == sum(len(v) for v in values[:2])
         same(source, Tar(path, FIELDS))
 
 
@@ -216,12 +217,17 @@ def test_bytes_of_another_range_are_refused(way, tmp_path, monkeypatch):
     pytest.importorskip("aiohttp")
     write_tar(tmp_path / "a.tar", samples(0, 40))
     with served(str(tmp_path), BadHandler) as (url, _):
-        source = Tar(f"{url}/a.tar", FIELDS)
+        options = {"retry_timeout": 0.3}
+        source = Tar(f"{url}/a.tar", FIELDS, storage_options=options)
         monkeypatch.setattr(BadHandler, "way", way)
+        if way == "long" and importlib.util.find_spec("obstore"):  # which drops further bytes
+            values = source.read(np.array([7, 30]), ["data"])["data"]
+            assert [v.tobytes() for v in values] == [samples(i, i + 1)[0][1] for i in (7, 30)]
+            return
         with pytest.raises(OSError, match=re.escape(f"{url}/a.tar")):
             source.read(np.array([7, 30]), ["data"])
         with pytest.raises(OSError, match=re.escape(f"{url}/a.tar")):
-            Tar(f"{url}/a.tar", FIELDS, cache_dir=tmp_path / "other")
+            Tar(f"{url}/a.tar", FIELDS, cache_dir=tmp_path / "other", storage_options=options)
         monkeypatch.setattr(BadHandler, "way", "")
         values = source.read(np.array([7, 30]), ["data"])["data"]
         assert [v.tobytes() for v in values] == [samples(i, i + 1)[0][1] for i in (7, 30)]
@@ -366,6 +372,6 @@ def test_wrong_lengths_of_any_file_system_are_refused(change, tmp_path, memory, 
 def test_without_fsspec_the_error_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(
-        ImportError, match=r"fsspec is required to read s3://bucket/a\.tar: pip install fsspec"
+        ImportError, match=r"fsspec is required to read ftp://bucket/a\.tar: pip install fsspec"
     ):
-        Tar("s3://bucket/a.tar", FIELDS)
+        Tar("ftp://bucket/a.tar", FIELDS)

@@ -22,6 +22,7 @@ LAYERS = (
         *("core.errors", "core.messages", "core.order", "core.placement", "core.random"),
         *("core.stats", "core.workers"),
     ),
+    ("core.remote",),
     ("core.formats",),
     ("core.state",),
     ("core.pipeline", "core.sources"),

@@ -1,0 +1,208 @@
+"""Translates URLs and storage options for obstore and for fsspec."""
+
+from __future__ import annotations
+
+import configparser
+import dataclasses
+import os
+import re
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any
+
+# Prefixes of URLs that obstore reads, by the kind of the store.
+_KINDS = {
+    "http": "http",
+    "https": "http",
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gs",
+    "gcs": "gs",
+    "az": "az",
+    "abfs": "az",
+    "abfss": "az",
+}
+_BOTH = ("retry_timeout", "timeout")  # options of every store
+# obstore's name of each option. `anon` and `profile` are translated separately.
+_NAMES: Mapping[str, Mapping[str, str]] = {
+    "http": {"headers": ""},
+    "s3": {
+        "anon": "skip_signature",
+        "endpoint_url": "endpoint",
+        "key": "access_key_id",
+        "profile": "",
+        "region": "region",
+        "requester_pays": "request_payer",
+        "secret": "secret_access_key",
+        "token": "session_token",
+    },
+    "gs": {"anon": "skip_signature", "token": "service_account_path"},
+    "az": {
+        "account_key": "account_key",
+        "account_name": "account_name",
+        "anon": "skip_signature",
+        "client_id": "client_id",
+        "client_secret": "client_secret",
+        "endpoint_url": "endpoint",
+        "sas_token": "sas_key",
+        "tenant_id": "tenant_id",
+    },
+}
+# Names of fsspec's file systems for options with another name.
+_FSSPEC_REGION = "region_name"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """The place of an object for obstore.
+
+    Attributes:
+        kind: "http", "s3", "gs" or "az".
+        root: The URL of the host, or the name of the bucket or container.
+        key: The path below it.
+        account: Azure's account, if the URL contains it.
+    """
+
+    kind: str
+    root: str
+    key: str
+    account: str = ""
+
+
+def place_of(url: str) -> Place | None:
+    """Returns the place of a URL; None if only fsspec can read it.
+
+    obstore normalizes paths. A URL that it would change, or that has a query, is left to fsspec.
+    """
+    scheme, separator, path = url.partition("://")
+    kind = _KINDS.get(scheme)
+    if not separator or kind is None or "::" in url:
+        return None
+    account = ""
+    if kind == "http":
+        parts = urllib.parse.urlsplit(url)
+        if parts.query or parts.fragment or "@" in parts.netloc or not parts.netloc:
+            return None
+        root, key = f"{scheme}://{parts.netloc}/", urllib.parse.unquote(parts.path[1:])
+        safe = "/~!$&'()*+,;=:@"
+        if urllib.parse.quote(key, safe) != urllib.parse.quote(parts.path[1:], safe + "%"):
+            return None  # e.g. an escaped slash
+    else:
+        root, _, key = path.partition("/")
+        if "?versionId=" in key or not root:
+            return None
+        if kind == "az" and "@" in root:
+            root, _, host = root.partition("@")
+            account = host.partition(".")[0]
+    if any(part in ("", ".", "..") for part in key.split("/")) or not key.isprintable():
+        return None
+    return Place(kind, root, key, account)
+
+
+def check_options(kind: str, options: Mapping[str, Any]) -> None:
+    """Checks the names of storage options for obstore.
+
+    Raises:
+        ValueError: If a store does not have an option.
+    """
+    names = sorted({*_NAMES[kind], *_BOTH})
+    for name in options:
+        if name not in names:
+            raise ValueError(
+                f"storage_options has {name!r}, which {kind}:// does not take. It takes "
+                f"{', '.join(names)}"
+            )
+
+
+def store_arguments(
+    place: Place, options: Mapping[str, Any], environment: Mapping[str, str]
+) -> tuple[str, dict[str, Any]]:
+    """Returns the name of obstore's class for a place, and the arguments of its constructor.
+
+    Args:
+        place: The place.
+        options: The user's storage options.
+        environment: The environment variables.
+    """
+    check_options(place.kind, options)
+    client: dict[str, Any] = {
+        "allow_http": True,
+        "connect_timeout": "10s",
+        "pool_max_idle_per_host": "1024",
+        "timeout": "1h",  # of a whole response; a stalled response ends after `read_timeout`
+        "read_timeout": f"{float(options.get('timeout', 20)):g}s",
+    }
+    arguments: dict[str, Any] = {"client_options": client}
+    if place.kind == "http":
+        if headers := options.get("headers"):
+            client["default_headers"] = dict(headers)
+        return "HTTPStore", {"url": place.root, **arguments}
+    names = _NAMES[place.kind]
+    config = {
+        names[name]: value
+        for name, value in options.items()
+        if names.get(name) and value is not None
+    }
+    if place.kind == "gs":
+        if config.get("service_account_path") == "anon":  # as in gcsfs
+            del config["service_account_path"]
+            config["skip_signature"] = True
+        return "GCSStore", {"bucket": place.root, "config": config, **arguments}
+    if place.kind == "az":
+        if place.account:
+            config.setdefault("account_name", place.account)
+        return "AzureStore", {"container_name": place.root, "config": config, **arguments}
+    has_keys = config.keys() & {"access_key_id", "skip_signature"}
+    profile = options.get("profile") or environment.get("AWS_PROFILE")
+    if not has_keys and (options.get("profile") or "AWS_ACCESS_KEY_ID" not in environment):
+        config = {**aws_profile(profile or "default", environment), **config}
+    return "S3Store", {"bucket": place.root, "config": config, **arguments}
+
+
+def aws_profile(profile: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns keys, region and endpoint of a profile in ``~/.aws``; what is missing is omitted."""
+    folder = os.path.join(environment.get("HOME", os.path.expanduser("~")), ".aws")
+    config: dict[str, str] = {}
+    for variable, file, prefix in (
+        ("AWS_CONFIG_FILE", "config", "profile "),
+        ("AWS_SHARED_CREDENTIALS_FILE", "credentials", ""),
+    ):
+        parser = configparser.RawConfigParser()
+        parser.read(environment.get(variable) or os.path.join(folder, file))
+        section = profile if profile == "default" else prefix + profile
+        if parser.has_section(section):
+            config |= dict(parser.items(section))
+    names = {
+        "aws_access_key_id": "access_key_id",
+        "aws_secret_access_key": "secret_access_key",
+        "aws_session_token": "session_token",
+        "region": "region",
+        "endpoint_url": "endpoint",
+    }
+    return {names[name]: value for name, value in config.items() if name in names and value}
+
+
+def needs_boto3(profile: str, environment: Mapping[str, str]) -> bool:
+    """Returns whether a profile in ``~/.aws`` names another way to get keys, such as SSO."""
+    path = environment.get("AWS_CONFIG_FILE") or os.path.join(
+        environment.get("HOME", os.path.expanduser("~")), ".aws", "config"
+    )
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except OSError:
+        return False
+    section = profile if profile == "default" else f"profile {profile}"
+    body = text.partition(f"[{section}]")[2].partition("\n[")[0]
+    return re.search(r"^\s*(sso_|role_arn|credential_process)", body, re.MULTILINE) is not None
+
+
+def fsspec_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of fsspec's file system for a URL."""
+    kind = _KINDS.get(url.partition("://")[0]) if "::" not in url else None
+    arguments = {name: value for name, value in options.items() if name not in _BOTH}
+    if kind == "s3" and "region" in arguments:
+        arguments["client_kwargs"] = {_FSSPEC_REGION: arguments.pop("region")}
+    if kind == "gs" and arguments.pop("anon", False):
+        arguments["token"] = "anon"
+    return arguments

@@ -1,0 +1,79 @@
+"""obstore's native module, of which a forked process loads its own copy.
+
+The threads of obstore's runtime do not survive a fork, and the module has one runtime for its
+lifetime: requests of a forked child would wait forever. A second copy has its own runtime.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import threading
+from typing import Any
+
+from ..environment.extras import extra
+
+_module: Any = None
+_process = 0  # the process that loaded the module
+_lock = threading.Lock()
+
+
+def is_installed() -> bool:
+    """Returns whether obstore is installed."""
+    return importlib.util.find_spec("obstore") is not None
+
+
+def obstore() -> Any:
+    """Returns the native module of this process.
+
+    Raises:
+        ImportError: If obstore is not installed.
+        RuntimeError: If a forked process can't load its own copy.
+    """
+    global _module, _process
+    with _lock:
+        if _process != os.getpid():
+            _module = _imported() if _module is None else _copied(_module)
+            _process = os.getpid()
+        return _module
+
+
+def _imported() -> Any:
+    with extra("remote", "a client of object stores"):
+        import obstore._obstore
+    return obstore._obstore
+
+
+def _copied(module: Any) -> Any:
+    """Loads a copy of an extension module."""
+    try:
+        with open(module.__file__, "rb") as file:
+            content = file.read()
+        # The loader would return the loaded library for a file that it has loaded, or for a name.
+        descriptor = os.memfd_create("obstore", os.MFD_CLOEXEC)
+        with open(descriptor, "wb") as memory:
+            memory.write(content)
+            memory.flush()
+            path = f"/proc/{os.getpid()}/fd/{descriptor}"
+            loader = importlib.machinery.ExtensionFileLoader("_obstore", path)
+            spec = importlib.util.spec_from_file_location("_obstore", path, loader=loader)
+            if spec is None:
+                raise ImportError(f"{path} can't be loaded")
+            copy = importlib.util.module_from_spec(spec)
+            loader.exec_module(copy)
+    except (OSError, ImportError) as error:
+        raise RuntimeError(
+            "obstore does not work in a forked process, and can't be loaded again "
+            f"({error}). Start processes by multiprocessing's 'spawn' or 'forkserver'"
+        ) from error
+    copy.__file__ = module.__file__  # for copies in children of this process
+    return copy
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,89 @@
+"""`Storage`: how remote files are read, from their URLs and the user's options."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..workers import Result
+from .event_loop import event_loop
+from .fsspec_client import filesystem
+from .locations import Place, check_options, place_of
+from .native import is_installed
+from .object_client import ObjectClient
+from .versions import Version
+
+_log = logging.getLogger("dalijax")
+
+
+@functools.lru_cache(maxsize=1)  # one warning for each process
+def _has_obstore() -> bool:
+    if is_installed():
+        return True
+    _log.warning(
+        "URLs are read by fsspec, whose requests are slow and are hardly repeated after errors. "
+        'For http, s3, gs and az: pip install "dalijax[remote]"'
+    )
+    return False
+
+
+class Storage:
+    """Access to remote files: by obstore for http, s3, gs and az, by fsspec for other URLs.
+
+    Args:
+        options: The user's storage options, the same for both clients.
+    """
+
+    def __init__(self, options: Mapping[str, Any] | None = None):
+        if options is not None and not isinstance(options, Mapping):
+            raise TypeError(f"storage_options must be a dict, not {type(options).__name__}")
+        self.options = dict(options or {})
+        self.client = ObjectClient(self.options)
+
+    def __reduce__(self) -> Any:
+        return Storage, (self.options,)
+
+    def __repr__(self) -> str:
+        return f"Storage({', '.join(sorted(self.options))})"  # values may be secret
+
+    def place(self, url: str) -> Place | None:
+        """Returns the place of a URL for obstore; None if fsspec reads it.
+
+        Raises:
+            ValueError: If the store does not have one of the options.
+        """
+        place = place_of(url)
+        if place is None or not _has_obstore():
+            return None
+        check_options(place.kind, self.options)
+        return place
+
+    def filesystem(self, url: str) -> tuple[Any, str]:
+        """Returns fsspec's file system for a URL, and the path in that file system."""
+        return filesystem(url, self.options)
+
+    def versions(self, places: Sequence[Place], urls: Sequence[str]) -> list[Version]:
+        """Returns the versions of objects, requested together.
+
+        Raises:
+            OSError: If an object can't be read.
+        """
+        loop = event_loop()
+        results = [
+            loop.call(functools.partial(self.client.version, place, url))
+            for place, url in zip(places, urls, strict=True)
+        ]
+        return [result.get() for result in results]
+
+    def read(self, place: Place, url: str, start: int, end: int, version: Version) -> memoryview:
+        """Reads a range of an object.
+
+        Raises:
+            OSError: If it can't be read, or the object has another version.
+        """
+        result: Result[list[memoryview]] = event_loop().call(
+            functools.partial(self.client.read, place, url, [start], [end], version)
+        )
+        return result.get()[0]

@@ -1,0 +1,80 @@
+"""Versions of remote objects: their size, and an ETag or a date."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Mapping
+from typing import Any
+
+RECENT = 5.0  # seconds; Last-Modified has a resolution of 1 s
+
+
+@dataclasses.dataclass(frozen=True)
+class Version:
+    """A version of an object.
+
+    Attributes:
+        size: The size in bytes.
+        etag: The ETag, if the server has one.
+        date: The date of the last change in ISO format, if the server has no ETag.
+    """
+
+    size: int
+    etag: str | None = None
+    date: str | None = None
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any]) -> Version:
+        """Returns the version that obstore's metadata describe."""
+        date: datetime.datetime | None = meta.get("last_modified")
+        if meta.get("e_tag"):
+            return cls(meta["size"], str(meta["e_tag"]))
+        has_date = date is not None and date.timestamp() > 0  # 1970 if the server has no date
+        return cls(meta["size"], None, date.isoformat() if date and has_date else None)
+
+    @classmethod
+    def from_stamp(cls, size: int, stamp: list[Any] | None) -> Version:
+        """Returns the version of a file with a stamp; see `stamp`."""
+        names = {} if stamp is None else {name: value for name, value in stamp[1:]}
+        return cls(size, names.get("ETag"), names.get("Last-Modified"))
+
+    def stamp(self, now: float) -> list[Any] | None:
+        """Returns the size and the name of the version; None if a later change may keep them.
+
+        Args:
+            now: The time in seconds.
+        """
+        if self.etag is not None:
+            return [self.size, ["ETag", self.etag]]
+        if self.date is None:
+            return None
+        age = now - datetime.datetime.fromisoformat(self.date).timestamp()
+        return None if abs(age) < RECENT else [self.size, ["Last-Modified", self.date]]
+
+    @property
+    def match(self) -> str | None:
+        """Returns the ETag for If-Match, which never matches a weak ETag."""
+        return None if self.etag is None or self.etag.startswith("W/") else self.etag
+
+    @property
+    def is_named(self) -> bool:
+        """Returns whether the version has an ETag or a date."""
+        return self.etag is not None or self.date is not None
+
+    def difference(self, other: Version) -> str:
+        """Describes how another version differs; "" if it does not.
+
+        Dates are compared only without ETags, because the servers of one site may have different
+        dates. A server may mark the ETag of a compressed response as weak.
+        """
+        if self.size != other.size:
+            return f"{self.size:,} -> {other.size:,} bytes"
+        for name, before, now in (
+            ("ETag", self.etag, other.etag),
+            ("Last-Modified", self.date, other.date),
+        ):
+            if before is not None and now is not None:
+                same = before.removeprefix("W/") == now.removeprefix("W/")
+                return "" if same else f"{name} {before!r:.80} -> {now!r:.80}"
+        return ""

@@ -1,0 +1,192 @@
+"""Policies of remote reads that need no server: errors, delays, URLs, credentials and versions."""
+
+import datetime
+import itertools
+
+import pytest
+
+from dalijax.core.remote.locations import (
+    Place,
+    aws_profile,
+    fsspec_options,
+    needs_boto3,
+    place_of,
+    store_arguments,
+)
+from dalijax.core.remote.retries import Patience, WrongAnswerError, exhausted, is_odd, refusal
+from dalijax.core.remote.versions import Version
+
+URL = "s3://bucket/a.tar"
+
+
+def error_of(name, text="", base=Exception):
+    """Returns an error of a class that has the name of one of obstore's classes."""
+    return type(name, (base,), {})(text)
+
+
+def status(number):
+    return f"Error performing GET {URL} in 2ms - Server returned non-2xx status code: {number} x: y"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (FileNotFoundError("k"), FileNotFoundError, "does not exist .404"),
+        (error_of("PermissionDeniedError", status(403)), PermissionError, "denied .403.*anon"),
+        (error_of("UnauthenticatedError", status(401)), PermissionError, "denied .401.*~/.aws"),
+        (error_of("PreconditionError", status(412)), OSError, "was changed.*Reopen"),
+        (error_of("NotSupportedError", "Range request not"), OSError, "ignores ranges.*download"),
+        (error_of("GenericError", "redirect without LOCATION"), OSError, "region"),
+        (error_of("GenericError", status(400)), OSError, "status 400"),
+        (error_of("GenericError", status(416)), OSError, "status 416"),
+    ],
+)
+def test_final_errors_have_the_url_and_a_remedy(error, kind, text):
+    final = refusal(error, URL)
+    assert type(final).__mro__.index(kind) < 2 and str(final).startswith(URL)
+    with pytest.raises(kind, match=text):
+        raise final
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), error_of("InvalidPathError"), SystemExit()])
+def test_errors_of_the_caller_are_raised(error):
+    assert refusal(error, URL) is error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(error_of("GenericError", status(n)) for n in (408, 429, 500, 502, 503, 504)),
+        error_of("GenericError", "HTTP error: error sending request"),
+        error_of("GenericError", "HTTP error: request or response body error"),
+        error_of("GenericError", "Requested 5..9, got 6..10"),
+        WrongAnswerError("requested bytes 1 to 2"),
+        ConnectionResetError(),
+        TimeoutError(),
+    ],
+    ids=lambda error: f"{error} {type(error).__name__}"[-40:],
+)
+def test_other_errors_are_retried(error):
+    assert refusal(error, URL) is None
+
+
+def test_errors_after_the_last_attempt():
+    error = exhausted(URL, 300.0, error_of("GenericError", status(503)))
+    assert isinstance(error, TimeoutError) and error.was_retried
+    assert str(error).startswith(f"{URL}: no answer for 300 s") and "503" in str(error)
+    odd = error_of("GenericError", "Requested 5..9, got 6..10")
+    assert is_odd(odd) and "faulty" in str(exhausted(URL, 1.0, odd))
+
+
+def test_delays_double_up_to_the_longest():
+    delays = itertools.islice(Patience().delays(), 8)
+    assert list(delays) == [0.25, 0.5, 1, 2, 4, 5, 5, 5]
+    assert Patience().jittered(2.0, 0.0) == 1.0 and Patience().jittered(2.0, 0.5) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("http://host:80/a/b.tar", Place("http", "http://host:80/", "a/b.tar")),
+        ("https://host/a%20b.tar", Place("http", "https://host/", "a b.tar")),
+        ("s3://bucket/a b/c%20.tar", Place("s3", "bucket", "a b/c%20.tar")),
+        ("s3a://bucket/a", Place("s3", "bucket", "a")),
+        ("gs://bucket/a", Place("gs", "bucket", "a")),
+        ("gcs://bucket/a", Place("gs", "bucket", "a")),
+        ("az://box/a", Place("az", "box", "a")),
+        ("abfs://box@me.dfs.core.windows.net/a", Place("az", "box", "a", "me")),
+        ("memory://a.tar", None),
+        ("simplecache::s3://bucket/a", None),
+        ("hf://datasets/a/b", None),
+        ("http://host/a.tar?signature=x", None),
+        ("http://host/a%2Fb.tar", None),
+        ("http://me:secret@host/a.tar", None),
+        ("http://host//a.tar", None),
+        ("http://host/a/../b.tar", None),
+        ("s3://bucket/a//b", None),
+        ("s3://bucket/a?versionId=3", None),
+        ("s3://bucket/", None),
+        ("s3://bucket", None),
+        ("/local/a.tar", None),
+    ],
+)
+def test_places(url, place):
+    assert place_of(url) == place
+
+
+S3, GS, AZ = Place("s3", "b", "k"), Place("gs", "b", "k"), Place("az", "b", "k", "me")
+
+
+@pytest.mark.parametrize(
+    ("place", "options", "config"),
+    [
+        (S3, {"anon": True}, {"skip_signature": True}),
+        (
+            S3,
+            {"key": "a", "secret": "b", "endpoint_url": "http://minio:9000", "region": "x"},
+            {
+                "access_key_id": "a",
+                "secret_access_key": "b",
+                "endpoint": "http://minio:9000",
+                "region": "x",
+            },
+        ),
+        (S3, {}, {"access_key_id": "AK", "secret_access_key": "SK", "region": "eu-west-1"}),
+        (S3, {"profile": "other"}, {"access_key_id": "OK", "secret_access_key": "OS"}),
+        (GS, {"token": "anon"}, {"skip_signature": True}),
+        (GS, {"token": "/key.json"}, {"service_account_path": "/key.json"}),
+        (AZ, {"account_key": "s"}, {"account_name": "me", "account_key": "s"}),
+        (AZ, {"account_name": "you", "sas_token": "s"}, {"account_name": "you", "sas_key": "s"}),
+    ],
+)
+def test_options_of_stores(place, options, config, tmp_path):
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/credentials").write_text(
+        "[default]\naws_access_key_id=AK\naws_secret_access_key=SK\n"
+        "[other]\naws_access_key_id=OK\naws_secret_access_key=OS\n"
+    )
+    (tmp_path / ".aws/config").write_text("[default]\nregion=eu-west-1\n[profile sso]\nsso_url=x\n")
+    home = {"HOME": str(tmp_path)}
+    assert store_arguments(place, options, home)[1]["config"] == config
+    assert needs_boto3("sso", home) and not needs_boto3("default", home)
+    assert aws_profile("none", home) == {}
+    given = {**home, "AWS_ACCESS_KEY_ID": "E"}  # obstore reads the environment itself
+    if not options:
+        assert store_arguments(place, options, given)[1]["config"] == {}
+
+
+def test_options_of_http_and_unknown_options():
+    place = Place("http", "http://h/", "k")
+    name, arguments = store_arguments(place, {"headers": {"A": "b"}, "timeout": 3}, {})
+    assert name == "HTTPStore" and arguments["url"] == "http://h/"
+    assert arguments["client_options"]["default_headers"] == {"A": "b"}
+    assert arguments["client_options"]["read_timeout"] == "3s"
+    with pytest.raises(ValueError, match="storage_options has 'keys', which s3:// does not take"):
+        store_arguments(S3, {"keys": 1}, {})
+
+
+def test_options_of_fsspec():
+    options = {"anon": True, "region": "x", "timeout": 3}
+    assert fsspec_options(URL, options) == {"anon": True, "client_kwargs": {"region_name": "x"}}
+    assert fsspec_options("gs://b/k", {"anon": True}) == {"token": "anon"}
+    assert fsspec_options("sftp://h/k", {"username": "me"}) == {"username": "me"}
+
+
+DAY = datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)
+
+
+def test_versions():
+    tagged = Version.of({"size": 5, "e_tag": '"1"', "last_modified": DAY, "version": None})
+    dated = Version.of({"size": 5, "e_tag": None, "last_modified": DAY})
+    none = datetime.datetime.fromtimestamp(0, datetime.timezone.utc)
+    nameless = Version.of({"size": 5, "e_tag": None, "last_modified": none})
+    for version in (tagged, dated, nameless):
+        stamp = version.stamp(0.0)
+        assert Version.from_stamp(5, stamp) == version and version.difference(version) == ""
+    assert dated.stamp(DAY.timestamp() + 1) is None and nameless.stamp(0.0) is None
+    assert (tagged.match, Version(5, 'W/"1"').match, dated.match) == ('"1"', None, None)
+    assert tagged.difference(Version(5, 'W/"1"')) == ""
+    assert tagged.difference(Version(5, '"2"')) == "ETag '\"1\"' -> '\"2\"'"
+    assert tagged.difference(Version(6, '"1"')) == "5 -> 6 bytes"
+    assert dated.difference(Version(5, None, "x")).startswith("Last-Modified")
+    assert tagged.difference(dated) == "" == dated.difference(tagged)

@@ -1,0 +1,202 @@
+"""An HTTP server of byte ranges with latency and faults, in a thread or as a program.
+
+    python tests/support/range_server.py FOLDER PORT LATENCY
+
+Faults are a function of the request: a `fault` gets the path, the range and the number of earlier
+requests of this range, and returns the kind of a fault, or "" for a correct response. So the same
+requests have the same faults in each run.
+"""
+
+import asyncio
+import collections
+import contextlib
+import hashlib
+import mmap
+import os
+import pathlib
+import re
+import sys
+import threading
+import urllib.parse
+
+STATUSES = ("400", "401", "403", "404", "412", "416", "429", "500", "503")
+KINDS = (
+    *STATUSES,
+    "reset",  # closes the connection before the response
+    "hang",  # never responds
+    "stall",  # half of the body, then nothing
+    "short",  # half of the body, then closes the connection
+    "less",  # a correct response to a request for half of the range
+    "norange",  # the whole file
+    "other",  # the range after the requested one
+    "cut",  # one byte less, with the headers of the whole range
+)
+
+
+def share_of_requests(share, kinds=("503",), most=None, seed=0):
+    """Returns a fault of a share of all requests; at most some of each range."""
+
+    def fault(path, start, end, count):
+        text = f"{seed} {path} {start} {end} {count}"
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        number = int.from_bytes(digest[:4], "big") / 2**32
+        is_faulty = number < share and (most is None or count < most)
+        return kinds[digest[4] % len(kinds)] if is_faulty else ""
+
+    return fault
+
+
+class RangeServer:
+    """Serves the files of a folder.
+
+    Args:
+        folder: The folder.
+        latency: Seconds before each response.
+
+    Attributes:
+        fault: Returns the fault of a request; None for no faults.
+        tag: Replaces the ETags of all files, if it is not None; "" for no ETags.
+        latency: As above.
+        ranges: The requested ranges: path, start and end.
+        most_in_flight: The largest number of requests at once.
+        num_faults: Number of responses with faults.
+    """
+
+    def __init__(self, folder, latency=0.0):
+        self.folder, self.latency = pathlib.Path(folder), latency
+        self.fault = None
+        self.tag = None
+        self.ranges = []
+        self.heads = 0
+        self.in_flight = self.most_in_flight = self.num_faults = 0
+        self.counts = collections.Counter()
+        self._maps = {}
+
+    def content(self, path):
+        """Returns the bytes and the ETag of a file."""
+        full = self.folder / path
+        status = os.stat(full)
+        key = (status.st_size, status.st_mtime_ns, status.st_ino)
+        if self._maps.get(path, (None,))[0] != key:
+            with open(full, "rb") as file:
+                data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if key[0] else b""
+            digest = hashlib.md5(repr(key).encode()).hexdigest()
+            self._maps[path] = (key, memoryview(data), f'"{digest}"')
+        _, data, tag = self._maps[path]
+        return data, tag if self.tag is None else self.tag
+
+    async def respond(self, reader, writer):
+        """Responds to the requests of a connection."""
+        with contextlib.suppress(
+            ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError
+        ):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin1")
+                self.in_flight += 1
+                self.most_in_flight = max(self.most_in_flight, self.in_flight)
+                try:
+                    await asyncio.sleep(self.latency)
+                    is_open = await self._respond(head, writer)
+                finally:
+                    self.in_flight -= 1
+                if not is_open:
+                    break
+        writer.close()
+
+    async def _respond(self, head, writer):
+        """Responds to a request; returns whether the connection stays open."""
+        method, target, _ = head.partition("\r\n")[0].split(" ")
+        headers = dict(re.findall(r"\r\n([^:\r]+): *([^\r]*)", head.lower()))
+        path = urllib.parse.unquote(target.partition("?")[0]).lstrip("/")
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("range", ""))
+        kind = ""
+        if method == "HEAD":
+            self.heads += 1
+        elif wanted:
+            key = (path, int(wanted[1]), int(wanted[2]) + 1)
+            if self.fault is not None:
+                kind = self.fault(*key, self.counts[key])
+                self.num_faults += bool(kind)
+            self.counts[key] += 1
+            self.ranges.append(key)
+        if kind == "reset":
+            writer.transport.abort()
+            return False
+        if kind == "hang":
+            await asyncio.sleep(3600)
+        if kind in STATUSES:
+            return self._send(writer, int(kind), b"fault")
+        try:
+            data, tag = self.content(path)
+        except OSError:
+            return self._send(writer, 404, b"")
+        if tag and headers.get("if-match", tag.lower()) != tag.lower():
+            return self._send(writer, 412, b"")
+        lines = f"ETag: {tag}\r\n" if tag else ""
+        if not wanted or kind == "norange":
+            return self._send(writer, 200, data, lines, method == "HEAD")
+        start, end = int(wanted[1]), min(int(wanted[2]) + 1, len(data))
+        if start >= len(data):
+            return self._send(writer, 416, b"")
+        if kind == "less":
+            end = start + (end - start) // 2
+        if kind == "other":
+            start, end = start + 1, end + 1
+        lines += f"Content-Range: bytes {start}-{end - 1}/{len(data)}\r\n"
+        body = data[start : end - (kind == "cut")]
+        if kind in ("short", "stall"):
+            self._send(writer, 206, body[: len(body) // 2], lines, length=len(body))
+            await writer.drain()
+            if kind == "stall":
+                await asyncio.sleep(3600)
+            return False
+        return self._send(writer, 206, body, lines, method == "HEAD")
+
+    def _send(self, writer, status, body, lines="", is_head=False, length=None):
+        length = len(body) if length is None else length
+        head = f"HTTP/1.1 {status} x\r\nContent-Length: {length}\r\n{lines}\r\n"
+        writer.write(head.encode())
+        if not is_head:
+            writer.write(body)
+        return True
+
+
+@contextlib.contextmanager
+def serving(folder, latency=0.0):
+    """Serves a folder by a thread; yields the URL and the server."""
+    server = RangeServer(folder, latency)
+    loop = asyncio.new_event_loop()
+    started = threading.Event()
+    address = []
+
+    async def run():
+        listener = await asyncio.start_server(server.respond, "127.0.0.1", 0, backlog=4096)
+        address.extend(listener.sockets[0].getsockname())
+        server.stop = asyncio.Event()
+        started.set()
+        await server.stop.wait()
+        listener.close()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
+    thread.start()
+    started.wait()
+    try:
+        yield f"http://127.0.0.1:{address[1]}", server
+    finally:
+        loop.call_soon_threadsafe(server.stop.set)
+        thread.join()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
+
+async def serve(folder, port, latency):
+    """Serves a folder until the program ends."""
+    server = RangeServer(folder, latency)
+    listener = await asyncio.start_server(server.respond, "127.0.0.1", port, backlog=4096)
+    await listener.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))
