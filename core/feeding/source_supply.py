@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -13,12 +14,14 @@ from numpy.typing import NDArray
 from nvidia.dali.tensors import TensorListCPU
 
 from ..formats.image_size import ImageInput
+from ..order.samples import Rows as SampleRows
 from ..order.samples import SamplePlan, SamplePosition
 from ..order.shuffle import Indices
 from ..pipeline.calls import calls
 from ..random.draw import DrawRows
-from ..sources.source import Source, Values, order_of
+from ..sources.source import Source, Values, order_of, read_ahead_of
 from ..workers import Result, Workers, WorkersEnded
+from .announcer import Announcer
 from .read_rows import FEWEST, Chunk, ReadRows, ReadSettings, read_chunk
 from .reuse import ReuseCheck
 from .stand_ins import BadSamples, UnusableRecord, across_epoch, digest_of, stand_ins
@@ -48,6 +51,7 @@ class PendingRows:
         parts: The rows of each pipeline.
         places: The row of the global batch in which each row is; by default the same.
         batch: Returns the samples of the global batch; by default those of these rows.
+        when_read: Called in a thread when the records were read, or can't be read.
     """
 
     def __init__(
@@ -57,12 +61,14 @@ class PendingRows:
         parts: Sequence[slice],
         places: Indices | None = None,
         batch: Callable[[], Indices] | None = None,
+        when_read: Callable[[], None] | None = None,
     ):
         self._samples = samples
         self._supply = supply
         self._parts = parts
         self._places = np.arange(len(samples)) if places is None else places
         self._batch = batch or (lambda: samples)
+        self._when_read = when_read or _nothing
         self._result = Result[ReadRows]()
         self._read: ReadRows | None = None
         supply.submit(self._start)
@@ -73,6 +79,7 @@ class PendingRows:
             self._submit_chunks()
         except BaseException as error:
             self._result.fail(error)
+            self._when_read()
 
     def _submit_chunks(self) -> None:
         supply = self._supply
@@ -108,6 +115,7 @@ class PendingRows:
                 self._result.fail(error)
             else:
                 self._result.set(rows)
+            self._when_read()
 
         for number, start in enumerate(starts):
             supply.submit(read, number, start)
@@ -180,6 +188,22 @@ class Rows:
         return self._pending.read.name(self._rows.start + row)
 
 
+def _nothing() -> None:
+    """Does nothing."""
+
+
+def _rows_at(
+    plan: SamplePlan, parts: Sequence[RowRange], position: SamplePosition
+) -> list[SampleRows]:
+    """Returns the rows of each pipeline in the run at a position."""
+    return [plan.rows(position, part.first, part.last) for part in parts]
+
+
+def _joined_samples(rows: Sequence[SampleRows]) -> Indices:
+    """Returns the samples of all pipelines."""
+    return np.concatenate([part.samples for part in rows])
+
+
 def _unless_error(chunk: Chunk | BaseException | None) -> Chunk:
     """Returns a chunk, or raises the error of the task that should have read it."""
     if not isinstance(chunk, Chunk):
@@ -246,6 +270,16 @@ class SourceSupply:
         self._workers = Workers(source.read_threads, "dalijax-read")
         # Created here, since modules lose their names before the last supply is freed.
         self.ended = WorkersEnded()
+        self._announcer: Announcer | None = None
+        self._is_announced = False  # whether the announcer was started since the last `seek`
+        if read_ahead_of(source):
+            spans = list(parts)
+            self._announcer = Announcer(
+                source,
+                self.settings.names,
+                lambda position: order(_joined_samples(_rows_at(plan, spans, position)))[0],
+                lambda position: plan.run_from(plan.skip(position, 1)),
+            )
         self.next_run = 0
         self._plan = plan
         self._parts = list(parts)
@@ -273,6 +307,7 @@ class SourceSupply:
         """Begins the next run at a position."""
         self._rows.clear()
         self._positions = {self.next_run: position}
+        self._is_announced = False
 
     def position(self, run: int) -> SamplePosition:
         """Returns the position at which a run begins; the run must not be forgotten."""
@@ -298,16 +333,19 @@ class SourceSupply:
 
     def _read_from(self, first: int) -> None:
         """Starts to read a run and the following runs, for all pipelines, unless this has begun."""
+        if self._announcer is not None and not self._is_announced:
+            self._is_announced = True
+            self._announcer.restart(first, self.position(first))
         for run in range(first, first + 1 + self._depth):
             if run not in self._rows:
                 position = self.position(run)
-                rows = [self._plan.rows(position, part.first, part.last) for part in self._parts]
+                rows = _rows_at(self._plan, self._parts, position)
 
                 def batch(position: SamplePosition = position) -> Indices:
                     return self._plan.rows(position).samples
 
                 self._rows[run] = self._pending(
-                    np.concatenate([part.samples for part in rows]),
+                    _joined_samples(rows),
                     [part.valid for part in rows],
                     np.concatenate(
                         [
@@ -316,7 +354,14 @@ class SourceSupply:
                         ]
                     ),
                     batch,
+                    self._when_read(run),
                 )
+
+    def _when_read(self, run: int) -> Callable[[], None]:
+        """Returns a function that tells the announcer that a run was read."""
+        if self._announcer is None:
+            return _nothing
+        return functools.partial(self._announcer.was_read, self._announcer.generation, run)
 
     def _pending(
         self, samples: Indices, valid: Sequence[NDArray[np.bool_]], *where: Any
@@ -376,6 +421,8 @@ class SourceSupply:
         It takes no lock, and does not wait for a read.
         """
         self._workers.end()
+        if self._announcer is not None:
+            self._announcer.close()
         for pending, _ in list(self._rows.values()):
             pending.end()
         self._rows.clear()

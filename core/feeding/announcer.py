@@ -1,0 +1,135 @@
+"""`Announcer`: requests the bytes of upcoming runs from a remote source, up to a budget."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..order.samples import SamplePosition
+from ..order.shuffle import Indices
+from ..sources.source import Source, announce, range_bytes, read_ahead_of
+from ..workers import Workers
+
+_MOST_RUNS = 256  # announced, of a source with small records
+
+
+class Announcer:
+    """Announces the records of upcoming runs to a source, which requests their bytes.
+
+    Runs are announced in blocks, because requests for the same file share a call if they are
+    announced together. The first run after a restart is a block of its own, so that it waits for no
+    other bytes. Further blocks have half the budget: one is read while the other is received.
+
+    Only the announcer's own thread changes its state, in the order of the calls.
+
+    Args:
+        source: The source.
+        names: The fields that are read.
+        records_of: Returns the records of the run at a position.
+        after: Returns the position of the run after the run at a position.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        names: Sequence[str],
+        records_of: Callable[[SamplePosition], Indices],
+        after: Callable[[SamplePosition], SamplePosition],
+    ):
+        self._source, self._names = source, names
+        self._records_of, self._after = records_of, after
+        self._budget = read_ahead_of(source)
+        self.generation = 0  # the number of restarts, counted by the callers
+        self._current = 0  # the generation of the state
+        self._workers = Workers(1, "dalijax-announce")
+        self._done = 0  # the run after the last run that was read
+        self._next = 0  # the first run that is not announced
+        self._position = SamplePosition()  # of that run
+        self._is_first = True  # whether no run was announced since a restart
+        self._fetches: dict[int, set[Any]] = {}  # which each announced run keeps
+        self._held = 0  # bytes of the requests that the announcements have made
+        self._freed = collections.deque[int]()  # bytes of the freed requests
+
+    def restart(self, run: int, position: SamplePosition) -> None:
+        """Drops the announcements, and begins with a run at a position."""
+        self.generation += 1
+        self._submit(self._restart, self.generation, run, position)
+
+    def was_read(self, generation: int, run: int) -> None:
+        """Drops the bytes of a run, and announces further runs.
+
+        Args:
+            generation: The generation when the reading began; after a restart, runs with the same
+                number have other records.
+            run: The run.
+        """
+        self._submit(self._was_read, generation, run)
+
+    def close(self) -> None:
+        """Drops the announcements and ends the thread."""
+        self._workers.end()
+        self._fetches.clear()
+
+    def _submit(self, function: Callable[..., None], *arguments: Any) -> None:
+        if not self._workers.dropped:
+            self._workers.submit(function, *arguments)
+
+    def _restart(self, generation: int, run: int, position: SamplePosition) -> None:
+        self._fetches.clear()
+        self._current, self._done = generation, run
+        self._next, self._position, self._is_first = run, position, True
+        self._fill()
+
+    def _was_read(self, generation: int, run: int) -> None:
+        if generation != self._current:
+            return
+        self._fetches.pop(run, None)
+        self._done = max(self._done, run + 1)
+        while self._next <= run:  # it was read before its announcement
+            self._position = self._after(self._position)
+            self._next += 1
+        self._fill()
+
+    def _fill(self) -> None:
+        """Announces runs while at least half of the budget is free."""
+        while not self._workers.dropped:
+            while self._freed:
+                self._held -= self._freed.popleft()
+            room = self._budget - self._held
+            is_full = room < self._budget / 2 or self._next - self._done >= _MOST_RUNS
+            if is_full and not self._is_first:
+                return
+            self._announce(0 if self._is_first else self._budget // 2)
+            self._is_first = False
+
+    def _announce(self, num_bytes: int) -> None:
+        """Announces a run, and the following runs within a number of bytes."""
+        records: list[Indices] = []
+        turns: list[Indices] = []
+        total = 0
+        while not records or (total < num_bytes and len(records) < _MOST_RUNS):
+            run_records = self._records_of(self._position)
+            run_bytes = range_bytes(self._source, run_records, self._names)
+            if records and total + run_bytes > num_bytes:
+                break
+            records.append(run_records)
+            turns.append(np.full(len(run_records), self._next))
+            total += run_bytes
+            self._position = self._after(self._position)
+            self._next += 1
+        leases = announce(
+            self._source,
+            np.concatenate(records),
+            self._names,
+            np.concatenate(turns),
+            self._freed,
+        )
+        for lease, row_turns in leases:
+            self._held += lease.num_bytes
+            for run, fetches in lease.parts(row_turns.tolist()).items():
+                self._fetches.setdefault(run, set()).update(fetches)
+        if self._workers.dropped:  # meanwhile
+            self._fetches.clear()
