@@ -1,0 +1,318 @@
+"""Reads of tars over HTTP through obstore, with latency, faults, changes, forks and exits."""
+
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from nvidia.dali import fn
+
+from dalijax import data_iterator
+from dalijax.sources import Mixture, Named, Tar
+from range_server import serving, share_of_requests
+from tars import write_tar
+
+pytest.importorskip("obstore")
+
+FIELDS = {"bin": "data", "cls": "label"}
+TARS, SAMPLES = 6, 20
+SIZE = 20_000  # more than the gap that is read between two ranges
+QUICK = {"timeout": 0.3, "retry_timeout": 20}
+
+
+def content(record):
+    return np.random.default_rng(record).bytes(SIZE + record)
+
+
+def write(folder, shift=0):
+    """Writes tars of numbered records."""
+    for tar in range(TARS):
+        entries = []
+        for k in range(tar * SAMPLES, (tar + 1) * SAMPLES):
+            entries += [(f"{k:04d}.bin", content(k + shift)), (f"{k:04d}.cls", b"%d" % k)]
+        write_tar(folder / f"{tar}.tar", entries)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tars")
+    write(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def server(folder):
+    with serving(folder) as (url, server):
+        server.url = url
+        yield server
+
+
+def opened(server, **arguments):
+    arguments = {"storage_options": QUICK, **arguments}
+    return Tar([f"{server.url}/{k}.tar" for k in range(TARS)], FIELDS, **arguments)
+
+
+def check(source, records):
+    values = source.read(np.array(records), ["data", "label"])
+    assert [v.tobytes() for v in values["data"]] == [content(k) for k in records]
+    assert values["label"].tolist() == list(records)
+
+
+def identity(data, label):
+    return fn.pad(data, shape=[SIZE + 200]), label
+
+
+def labels_of(source, steps, **arguments):
+    """Returns the labels of some batches, after comparing all bytes."""
+    make = data_iterator(identity, ["data", "label"], source=source)
+    labels = []
+    with make.stream(batch_size=10, num_threads=1, as_numpy=True, seed=3, **arguments) as stream:
+        for _, batch in zip(range(steps), stream):
+            labels += batch["label"].tolist()
+            for data, label in zip(batch["data"], batch["label"].tolist(), strict=True):
+                assert (
+                    data[: SIZE + label].tobytes() == content(label)
+                    and not data[SIZE + label :].any()
+                )
+    return labels
+
+
+def test_records_and_requests(server):
+    source = opened(server)
+    check(source, [119, 0, 3, 0, 40])
+    server.ranges.clear()
+    check(pickle.loads(pickle.dumps(source)), [7, 100, 7])
+    assert len(server.ranges) == 2 and server.heads == 0
+    assert source.name(21).endswith("/1.tar: 0021")
+    local = Tar([str(server.folder / f"{k}.tar") for k in range(TARS)], FIELDS)
+    assert source.identity() == local.identity()
+
+
+def test_a_stored_index_needs_one_request_for_each_tar(server):
+    opened(server)
+    server.ranges.clear()
+    opened(server)
+    assert sorted(server.ranges) == [(f"{k}.tar", 0, 1) for k in range(TARS)]
+
+
+def test_batches_are_those_of_local_files(server):
+    local = Tar([str(server.folder / f"{k}.tar") for k in range(TARS)], FIELDS)
+    expected = labels_of(local, 30)
+    assert labels_of(opened(server), 30) == expected
+    assert labels_of(opened(server, read_ahead=0), 30) == expected
+    assert labels_of(opened(server, read_ahead="1kB"), 30) == expected
+    assert sorted(expected[:120]) == list(range(120))
+
+
+def test_mixtures_and_names_read_ahead(server):
+    source = opened(server)
+    mixture = Named(Mixture([(source, 1), (opened(server), 2)]), index="index")
+    assert mixture._read_ahead == source._read_ahead == 128_000_000
+    server.ranges.clear()
+    assert len(labels_of(mixture, 20)) == 200
+    assert server.most_in_flight > 10
+
+
+@pytest.mark.parametrize(
+    "kind", ("429", "500", "503", "reset", "hang", "stall", "short", "less", "other", "cut")
+)
+def test_faults_that_pass_lose_no_record(kind, server):
+    source = opened(server)
+    server.fault = share_of_requests(0.4, (kind,), most=1)
+    records = list(range(0, 120, 2))
+    check(source, records)
+    assert server.num_faults > 5
+
+
+def test_many_random_faults(server):
+    source = opened(server, read_ahead=600_000)
+    kinds = ("429", "500", "503", "reset", "short", "less", "other", "cut")
+    server.fault = share_of_requests(0.3, kinds)
+    assert sorted(labels_of(source, 12)) == list(range(120))
+    assert server.num_faults > 30
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "text"),
+    [
+        ("403", PermissionError, "access is denied .403.*storage_options"),
+        ("401", PermissionError, "access is denied .401"),
+        ("404", FileNotFoundError, "does not exist"),
+        ("412", OSError, "was changed after the source was opened"),
+        ("400", OSError, "status 400"),
+        ("norange", OSError, "the server ignores ranges.*download the files"),
+    ],
+)
+def test_final_errors_are_raised_after_one_request(kind, error, text, server):
+    source = opened(server)
+    server.ranges.clear()
+    server.fault = share_of_requests(1.0, (kind,))
+    with pytest.raises(error, match=f"^{server.url}/0.tar.*{text}"):
+        source.read(np.array([3]), ["data"])
+    assert len(server.ranges) == 1
+    with pytest.raises(error, match=f"^{server.url}/.*{text}"):
+        opened(server)
+    server.fault = None
+    check(source, [3, 4])
+
+
+@pytest.mark.parametrize("kind", ("503", "hang", "less", "other"))
+def test_retries_end(kind, server):
+    source = opened(server, storage_options={"timeout": 0.1, "retry_timeout": 0.5})
+    server.fault = share_of_requests(1.0, (kind,))
+    text = "no answer for" if kind in ("503", "hang") else "the server is faulty"
+    with pytest.raises(OSError, match=text):
+        source.read(np.array([3]), ["data"])
+    server.fault = None
+    check(source, [3])
+
+
+@pytest.mark.parametrize("tag", (None, ""))
+def test_a_changed_object_is_refused(tag, server, tmp_path):
+    write(tmp_path)
+    server.folder = tmp_path
+    source = opened(server)
+    check(source, [3])
+    write(tmp_path, shift=1000)
+    with pytest.raises(OSError, match="0.tar was changed after the source was opened.*Reopen"):
+        source.read(np.array([3]), ["data"])
+    values = opened(server).read(np.array([3]), ["data"])["data"]
+    assert values[0].tobytes() == content(1003)
+
+
+def test_an_object_that_changes_during_a_call_is_refused(server, tmp_path):
+    write(tmp_path)
+    server.folder = tmp_path
+    source = opened(server)
+
+    def change(path, start, end, count):
+        """Replaces the tars after the first request of the call was received."""
+        if not changed.is_set() and len(server.ranges) > 3:
+            changed.set()
+            write(tmp_path, shift=1000)
+        return ""
+
+    changed = threading.Event()
+    server.ranges.clear()
+    server.fault = change
+    with pytest.raises(OSError, match="was changed after the source was opened"):
+        source.read(np.arange(0, 20, 2), ["data"])
+    assert changed.is_set()
+
+
+def test_announced_bytes_stay_within_the_budget(server):
+    source = opened(server, read_ahead=600_000)  # 30 records
+    held = []
+    cache = source._files._ranges
+    lease = type(cache).lease
+
+    def watched(*arguments, **options):
+        result = lease(*arguments, **options)
+        gc.collect(0)
+        refs = {ref for ref, _, _ in cache._ranges.values()}
+        held.append(sum(fetch.num_bytes for ref in refs if (fetch := ref()) is not None))
+        return result
+
+    type(cache).lease = watched
+    try:
+        labels_of(source, 36)
+    finally:
+        type(cache).lease = lease
+    # The records that are read without an announcement, at the start, are not in the budget.
+    assert max(held) <= 600_000 + 3 * 10 * (SIZE + 120)
+    deadline = time.monotonic() + 20
+    while cache._ranges and time.monotonic() < deadline:  # threads end after their current tasks
+        gc.collect()
+        time.sleep(0.01)
+    assert not cache._ranges
+
+
+def test_the_first_batch_waits_for_its_own_records(server):
+    source = opened(server)
+    make = data_iterator(identity, ["data", "label"], source=source)
+    with make.stream(batch_size=10, num_threads=1, as_numpy=True, seed=3) as stream:
+        next(stream)
+        state = stream.get_state()
+        expected = next(stream)["label"].tolist()
+    server.ranges.clear()
+    with make.stream(batch_size=10, num_threads=1, as_numpy=True, seed=3) as stream:
+        stream.set_state(state)
+        assert next(stream)["label"].tolist() == expected
+    # The first requests are those of the first batch.
+    offsets = source._index.arrays["data.offset"]
+    needed = {(f"{k // SAMPLES}.tar", int(offsets[k])) for k in expected}
+    data = [(path, start) for path, start, end in server.ranges if end - start > 1]
+    assert needed <= set(data[: 2 * len(needed)])
+
+
+def test_a_forked_child_reads(server):
+    source = opened(server)
+    check(source, [1, 30])
+
+    def child(depth):
+        process = os.fork()
+        if process == 0:
+            signal.alarm(20)
+            try:
+                check(source, [2, 50])
+                check(opened(server), [2, 50])
+                if depth:
+                    child(depth - 1)
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(process, 0)[1] == 0
+
+    child(1)
+    check(source, [3, 60])
+
+
+PROGRAM = """
+import os, signal, sys, threading, time
+os.environ["JAX_PLATFORMS"] = "cpu"
+import numpy as np
+from dalijax.sources import Tar
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+source = Tar(sys.argv[2:], {"bin": "data", "cls": "label"})
+print("opened", flush=True)
+def read():
+    for _ in range(1000):
+        source.read(np.random.default_rng(0).integers(0, 100, 50), ["data"])
+        print("read", flush=True)
+if sys.argv[1] == "exit":
+    threading.Thread(target=read, daemon=True).start()
+    time.sleep(0.2)
+else:
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    read()
+"""
+
+
+@pytest.mark.parametrize("way", ("exit", "interrupt"))
+@pytest.mark.parametrize("hangs", (False, True))
+def test_exits(way, hangs, server):
+    server.latency = 0.02
+    opened(server)
+    urls = [f"{server.url}/{k}.tar" for k in range(TARS)]
+
+    def fault(path, start, end, count):
+        return "hang" if hangs and end - start > 5000 else ""
+
+    server.fault = fault
+    process = subprocess.run(
+        [sys.executable, "-c", PROGRAM, way, *urls], capture_output=True, timeout=60, text=True
+    )
+    assert "opened" in process.stdout
+    expected = "" if way == "exit" else "KeyboardInterrupt"
+    assert process.stderr.strip().endswith(expected), process.stderr
