@@ -101,10 +101,13 @@ def read(
     Raises:
         OSError: If a range can't be read, or has the wrong length.
     """
-    groups: dict[tuple[int, str], list[int]] = {}
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for row, file in enumerate(files):
         is_http = file.url.startswith(("http://", "https://"))
-        groups.setdefault((id(file.system), file.path if is_http else ""), []).append(row)
+        # fsspec has an instance of a file system for each thread.
+        arguments = repr((file.system.storage_args, file.system.storage_options))
+        key = type(file.system), arguments, file.path if is_http else ""
+        groups.setdefault(key, []).append(row)
     pieces = [memoryview(b"")] * len(files)
     for rows in groups.values():
         file = files[rows[0]]

@@ -81,8 +81,8 @@ class ByteRecords(BaseSource):
         defaults: Mapping[str, Any] = MappingProxyType({}),
         *,
         index_again: Callable[[Sequence[str]], Index],
-        storage: Storage,
-        read_ahead: int,
+        storage: Storage | None = None,
+        read_ahead: int = 0,
     ):
         super().__init__(fields, identity)
         self._defaults = dict(defaults)

@@ -106,6 +106,25 @@ def test_tars_in_memory(tmp_path, memory, caplog):
     assert len(Tar(urls, FIELDS)) == 25
 
 
+def test_one_call_reads_the_ranges_of_all_files(tmp_path, memory, monkeypatch):
+    for k in range(3):
+        path = write_tar(tmp_path / f"{k}.tar", samples(k * 40, k * 40 + 40))
+        memory.pipe(f"/data/{k}.tar", pathlib.Path(path).read_bytes())
+    source = Tar([f"memory://data/{k}.tar" for k in range(3)], FIELDS)
+    calls = []
+    whole = type(memory).cat_ranges
+
+    def counted(self, paths, *args, **kwargs):
+        calls.append(paths)
+        return whole(self, paths, *args, **kwargs)
+
+    monkeypatch.setattr(type(memory), "cat_ranges", counted)
+    indices = np.array([110, 3, 50, 3, 39])
+    values = source.read(indices, ["data"])["data"]
+    assert [v.tobytes() for v in values] == [samples(i, i + 1)[0][1] for i in indices.tolist()]
+    assert len(calls) == 1 and len(set(calls[0])) == 3
+
+
 def test_records_in_memory(tmp_path, memory):
     tf = pytest.importorskip("tensorflow")
     path = str(tmp_path / "a.tfrecord")
