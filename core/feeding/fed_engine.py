@@ -24,7 +24,6 @@ from ..pipeline.failure import (
     Failure,
     can_open_files,
     failure_of,
-    is_environment,
 )
 from ..pipeline.failure_errors import describe, listed, with_dali
 from ..pipeline.pipeline_factory import GraphPipelineFactory
@@ -34,6 +33,7 @@ from ..state.operators import operators_of
 from ..state.position import FailedBatch
 from ..workers import WorkersEnded
 from .graph import FedGraph, description
+from .read_rows import is_of_record
 from .stand_ins import NoStandIn, UnusableRecord
 from .supply import RowBatch, RowSupply
 
@@ -460,7 +460,7 @@ class FedEngine(Engine[P]):
             rows = supply.alone(np.array([sample], np.int64))
             return None if rows.errors else rows
         except Exception as error:
-            if isinstance(error, WorkersEnded) or is_environment(error):
+            if isinstance(error, WorkersEnded) or not is_of_record(error):
                 raise
             return None
 

@@ -12,12 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
+from ..environment.passing_errors import chain_of, is_environment
 from ..formats.image_size import ImageInput, look_at_input, special_file
 from ..formats.riff import cut_off, file_cut_off
 from ..order.shuffle import Indices
-from ..pipeline.failure import is_environment, with_retries
+from ..pipeline.failure import with_retries
 from ..random.draw import DrawFunction, DrawRows
 from ..random.hashing import fold
+from ..remote.retries import RemoteError
 from ..sources.record_table import RecordTable
 from ..sources.source import Source, Values, image_sizes
 from ..sources.values import leaf
@@ -160,16 +162,27 @@ def _sizes_of(
     return settings.source.sizes(records, name, values)
 
 
+def is_of_record(error: Exception) -> bool:
+    """Returns whether an error of ``read`` is the fault of a record, not of a machine or a server.
+
+    A remote file that is missing, changed or denied concerns all its records. Replacing them would
+    train on other data.
+    """
+    is_remote = any(isinstance(cause, RemoteError) for cause in chain_of(error))
+    return not is_remote and not is_environment(error)
+
+
 def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
     """Reads records together, or one by one if reading them together raises.
 
     Raises:
-        Exception: An error of the machine or the network that persists after some retries.
+        Exception: An error of the machine, the network or a remote file that persists after some
+            retries.
     """
     try:
         columns = with_retries(lambda: source.read(records, names))
     except Exception as error:
-        if is_environment(error):
+        if not is_of_record(error):
             raise
         if len(records) == 1:
             return Chunk({name: [None] for name in names}, {0: error})

@@ -18,14 +18,13 @@ from ..order.shuffle import Indices
 from ..remote.fsspec_client import FsspecFile
 from ..remote.fsspec_client import read as read_fsspec
 from ..remote.locations import Place
-from ..remote.range_cache import Lease, RangeCache
+from ..remote.range_cache import ALIGNMENT, Lease, RangeCache
 from ..remote.storage import Storage
 from ..remote.versions import Version
 from ..workers import call_each
 from .buffers import new_buffer
 from .read_ranges import read_ranges
 
-_ALIGNMENT = 8  # bytes, of each range in its buffer, so that it can be viewed as any dtype
 _LOCAL_WINDOW = 2048  # holds the header and content of a small tar member, and the next header
 _REMOTE_WINDOW = 1 << 22
 _SHARE = 16  # a call keeps open at most this share of the files that `ByteFiles` keeps open
@@ -285,6 +284,7 @@ class ByteFiles:
         )
         # No lock, because a fork could copy it locked. In a race, a file is opened twice.
         self._open = collections.OrderedDict[int, ByteFile]()
+        self._process = os.getpid()  # which opened them
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": collections.OrderedDict()}
@@ -295,6 +295,8 @@ class ByteFiles:
         Raises:
             OSError: If it can't be opened, or has changed.
         """
+        if self._process != os.getpid():  # fsspec's file systems do not work in a forked child
+            self._open, self._process = collections.OrderedDict(), os.getpid()
         file = self._open.get(number)
         if file is not None:
             return file
@@ -366,9 +368,10 @@ class ByteFiles:
     def read(
         self, files: Indices, offsets: Indices, sizes: Indices, name_of: Callable[[int], str]
     ) -> list[NDArray[np.uint8]]:
-        """Reads ranges into one new buffer; returns slices of it, aligned to 8 bytes.
+        """Reads ranges; returns arrays that are aligned to 8 bytes.
 
-        DALI may read the buffer long afterwards, so calls don't share one.
+        Ranges of local files are read into one new buffer. DALI may read the buffer long
+        afterwards, so calls don't share one. Ranges of remote files are read-only.
 
         Args:
             files: Index of the file of each range.
@@ -387,12 +390,16 @@ class ByteFiles:
                 f"byte {offsets[row]:,} of {printable(self.paths[files[row]])}, which has only "
                 f"{limits[row]:,} bytes. Remove the index, or pass another cache_dir="
             )
-        padded = -(-sizes // _ALIGNMENT) * _ALIGNMENT
+        are_remote = self._are_remote[files]
+        remote, lease, local_sizes = np.flatnonzero(are_remote), None, sizes
+        if len(remote):  # requested before local files are read
+            lease = self._ranges.lease(
+                files[remote], offsets[remote], sizes[remote], self._opened_url
+            )
+            local_sizes = np.where(are_remote, 0, sizes)
+        padded = -(-local_sizes // ALIGNMENT) * ALIGNMENT
         starts = np.cumsum(padded) - padded
         buffer = new_buffer(int(padded.sum()))
-        are_remote = self._are_remote[files]
-        if are_remote.any():
-            self._read_remote(np.flatnonzero(are_remote), files, offsets, sizes, starts, buffer)
         local = np.flatnonzero(~are_remote)
         for rows in _with_few_files(local, files[local], max(1, most_open() // _SHARE)):
             counts = self._read_local(rows, files, offsets, sizes, starts, buffer)
@@ -407,8 +414,12 @@ class ByteFiles:
                     f"{name_of(row)} is cut off: only {count:,} of its {sizes[row]:,} bytes "
                     f"can be read {where} of {printable(path)}"
                 )
-        ends = starts + sizes
-        return [buffer[start:end] for start, end in zip(starts.tolist(), ends.tolist())]
+        ends = starts + local_sizes
+        arrays = [buffer[start:end] for start, end in zip(starts.tolist(), ends.tolist())]
+        if lease is not None:
+            for row, array in zip(remote.tolist(), lease.arrays(), strict=True):
+                arrays[row] = array
+        return arrays
 
     def _read_local(
         self,
@@ -425,20 +436,3 @@ class ByteFiles:
         fds = {number: file.fd for number, file in opened.items() if isinstance(file, LocalFile)}
         row_fds = np.array([fds[number] for number in numbers])
         return read_ranges(row_fds, offsets[rows], sizes[rows], starts[rows], buffer)
-
-    def _read_remote(
-        self,
-        rows: Indices,
-        files: Indices,
-        offsets: Indices,
-        sizes: Indices,
-        starts: Indices,
-        buffer: NDArray[np.uint8],
-    ) -> None:
-        """Reads ranges of remote files into a buffer.
-
-        Raises:
-            OSError: If a range can't be read, or has the wrong length.
-        """
-        lease = self._ranges.lease(files[rows], offsets[rows], sizes[rows], self._opened_url)
-        lease.copy_into(buffer, starts[rows].tolist())

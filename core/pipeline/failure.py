@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
+
+from ..environment.passing_errors import is_environment
 
 T = TypeVar("T")
 
@@ -29,24 +30,12 @@ _OTHER_READS = re.compile(r"io\.file\.read|(?:experimental\.)?inputs\.")
 # Decoders that crop raise these errors because of the graph's window, not because of a bad file.
 _WINDOW = re.compile(r"cropping window|crop window|out of bounds", re.IGNORECASE)
 
-_ERRNOS = frozenset(
-    getattr(errno, name)
-    for name in (
-        *("EMFILE", "ENFILE", "ENOMEM", "ENOBUFS", "EAGAIN", "ETIMEDOUT", "ESTALE", "EPIPE"),
-        *("ECONNRESET", "ECONNABORTED", "ECONNREFUSED", "ENETDOWN", "ENETUNREACH", "ENETRESET"),
-        *("EHOSTDOWN", "EHOSTUNREACH"),
-    )
-    if hasattr(errno, name)
-)
-_HTTP_STATUS = (408, 425, 429)  # in addition to 500 and above
 _ENVIRONMENT = re.compile(
     r"too many open files|cannot allocate memory|std::bad_alloc|\bMemoryError\b|out of memory"
     r"|CUDA(?: \w+)? allocation failed|RESOURCE_EXHAUSTED|cudaErrorMemoryAllocation"
     r"|connection (?:reset|refused|aborted|timed out)|resource temporarily unavailable",
     re.IGNORECASE,
 )
-# Errors of HTTP clients that are not ConnectionErrors, by name to avoid importing the clients.
-_CLIENT_ERRORS = {"ClientConnectionError", "ClientPayloadError", "IncompleteRead", "TransportError"}
 _INTERNAL = (f"{__name__.partition('.')[0]}.", "nvidia.dali")  # modules without code of users
 RETRY_DELAYS = (0.05, 0.2, 0.8)  # seconds
 
@@ -124,15 +113,6 @@ def _public_name(name: str) -> str:
     return f"{module}.{snake}" if module else snake
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an error and its causes."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
 def can_open_files() -> bool:
     """Returns whether this process can open a further file."""
     try:
@@ -140,31 +120,6 @@ def can_open_files() -> bool:
     except OSError:
         return False
     return True
-
-
-def is_environment(error: BaseException) -> bool:
-    """Returns whether the machine or the network caused an error, so that a retry may succeed.
-
-    Such causes are exhausted memory or file descriptors, broken connections, timeouts, and server
-    errors (HTTP 408, 425, 429 and 5xx).
-    """
-    return any(map(_is_environment, _chain(error)))
-
-
-def _is_environment(error: BaseException) -> bool:
-    if isinstance(error, (MemoryError, ConnectionError, TimeoutError)):
-        return True
-    if isinstance(error, OSError) and error.errno in _ERRNOS:
-        return True
-    if not _CLIENT_ERRORS.isdisjoint(kind.__name__ for kind in type(error).__mro__):
-        return True
-    response = getattr(error, "response", None)
-    for holder in (error, response):
-        for name in ("status", "code", "status_code"):
-            status = getattr(holder, name, None)
-            if isinstance(status, int) and (status in _HTTP_STATUS or 500 <= status < 600):
-                return True
-    return False
 
 
 def strip_tracebacks(error: BaseException) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import email.utils
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..messages.printable import printable
 from .http_ranges import http_options, of_version
-from .locations import fsspec_options
+from .locations import fsspec_options, stall_seconds
+from .retries import RemoteError, WrongAnswerError, each, patience, repeated
 from .versions import RECENT
 
 # Names of a file's versions in the info of fsspec's file systems, e.g. from HTTP headers.
@@ -40,7 +41,7 @@ def filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         ) from error
     arguments = fsspec_options(url, options)
     if url.startswith(("http://", "https://")):
-        arguments = {**http_options(), **arguments}
+        arguments = {**http_options(stall_seconds(options)), **arguments}
     system, path = url_to_fs(url, **arguments)
     return system, str(path)
 
@@ -56,10 +57,15 @@ class FsspecFile:
     def __init__(self, url: str, options: Mapping[str, Any]):
         self.url, self.shown = url, printable(url)
         self.system, self.path = filesystem(url, options)
-        self.info: Mapping[str, Any] = self.system.info(self.path)
+        self.patience = patience(options)
+        (self.info,) = repeated(
+            lambda rows: each(lambda _: self.system.info(self.path), rows),
+            [url],
+            patience(options, opens=True),
+        )
         size = self.info.get("size")
         if size is None:
-            raise OSError(
+            raise RemoteError(
                 f"{self.shown}: the server does not report its size, so ranges can't be read"
             )
         self.size = int(size)
@@ -86,7 +92,10 @@ def _is_recent(date: str) -> bool:
 
 
 def read(
-    files: Sequence[FsspecFile], starts: Sequence[int], ends: Sequence[int]
+    files: Sequence[FsspecFile],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> list[memoryview]:
     """Reads ranges, with one call for all files of a file system.
 
@@ -97,51 +106,57 @@ def read(
         files: The file of each range.
         starts: The first byte of each range.
         ends: The byte after the last byte of each range.
+        is_wanted: Returns whether the ranges are still needed.
 
     Raises:
-        OSError: If a range can't be read, or has the wrong length.
+        RemoteError: If a range can't be read, or has the wrong length.
+        Unneeded: If the ranges are no longer needed.
     """
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for row, file in enumerate(files):
-        is_http = file.url.startswith(("http://", "https://"))
-        # fsspec has an instance of a file system for each thread.
-        arguments = repr((file.system.storage_args, file.system.storage_options))
-        key = type(file.system), arguments, file.path if is_http else ""
-        groups.setdefault(key, []).append(row)
-    pieces = [memoryview(b"")] * len(files)
-    for rows in groups.values():
-        file = files[rows[0]]
-        try:
+
+    def attempt(rows: list[int]) -> list[memoryview | Exception]:
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for row in rows:
+            file = files[row]
+            is_http = file.url.startswith(("http://", "https://"))
+            # fsspec has an instance of a file system for each thread.
+            arguments = repr((file.system.storage_args, file.system.storage_options))
+            key = type(file.system), arguments, file.path if is_http else ""
+            groups.setdefault(key, []).append(row)
+        pieces: dict[int, memoryview | Exception] = {}
+        for group in groups.values():
+            file = files[group[0]]
             with of_version(file.info):
-                contents = file.system.cat_ranges(
-                    [files[row].path for row in rows],
-                    [starts[row] for row in rows],
-                    [ends[row] for row in rows],
-                    on_error="return",
+                contents = read_together(
+                    file.system,
+                    [files[row].path for row in group],
+                    [starts[row] for row in group],
+                    [ends[row] for row in group],
                 )
-        except Exception as error:
-            contents = [error] * len(rows)
-        for row, content in zip(rows, contents, strict=True):
-            pieces[row] = _checked(files[row], starts[row], ends[row], content)
-    return pieces
+            for row, content in zip(group, contents, strict=True):
+                pieces[row] = _checked(content, starts[row], ends[row])
+        return [pieces[row] for row in rows]
+
+    urls = [file.url for file in files]
+    return repeated(attempt, urls, max(file.patience for file in files), is_wanted)
 
 
-def _checked(file: FsspecFile, start: int, end: int, content: Any) -> memoryview:
-    """Returns the bytes of a range.
+def read_together(
+    system: Any, paths: Sequence[str], starts: Sequence[int | None], ends: Sequence[int | None]
+) -> list[Any]:
+    """Returns the bytes or the error of each of some ranges, from one call of a file system."""
+    try:
+        contents = system.cat_ranges(list(paths), list(starts), list(ends), on_error="return")
+    except Exception as error:
+        return [error] * len(paths)
+    return list(contents)
 
-    Raises:
-        OSError: If the content is an error or has the wrong length.
-    """
-    if isinstance(content, OSError):
-        raise content
-    if isinstance(content, Exception):  # the file system's own type, e.g. aiohttp.ClientError
-        raise OSError(f"{file.shown} can't be read: {content!r}") from content
-    if isinstance(content, BaseException):
-        raise content
+
+def _checked(content: Any, start: int, end: int) -> memoryview | Exception:
+    """Returns the bytes of a range, or an error."""
+    if isinstance(content, Exception):
+        return content
     if len(content) != end - start:
-        raise OSError(
-            f"{file.shown}: requested bytes {start:,} to {end:,}, but received {len(content):,} "
-            "bytes. The file was changed, or the server ignores ranges. Reopen the source, or "
-            "download the file"
+        return WrongAnswerError(
+            f"requested bytes {start:,} to {end:,}, but received {len(content):,} bytes"
         )
     return memoryview(content)

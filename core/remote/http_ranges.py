@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from ..messages.printable import printable
+from .retries import WrongAnswerError, changed, ignores_ranges
+
 # The info of the file that is read; tasks of fsspec's event loop inherit the caller's value.
 _opened: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar(
     "opened", default=MappingProxyType({})
@@ -17,12 +20,18 @@ _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
-def http_options() -> dict[str, Any]:
-    """Options of fsspec's HTTP file system that check each response before its body is read."""
+def http_options(timeout: float) -> dict[str, Any]:
+    """Returns options of fsspec's HTTP file system, which check each response.
+
+    Args:
+        timeout: Seconds without a byte after which a request fails.
+    """
+    from aiohttp import ClientTimeout
     from fsspec.config import conf
 
     user = {**conf.get("http", {}), **conf.get("https", {})}.get("client_kwargs", {})
-    return {"client_kwargs": {**user, "raise_for_status": check_range}}
+    limits = ClientTimeout(total=None, sock_connect=10, sock_read=timeout)
+    return {"client_kwargs": {"timeout": limits, **user, "raise_for_status": check_range}}
 
 
 @contextlib.contextmanager
@@ -40,26 +49,24 @@ def of_version(info: Mapping[str, Any]) -> Iterator[None]:
 
 
 async def check_range(response: Any) -> None:
-    """Raises OSError if an ``aiohttp`` response to a range request has different bytes.
+    """Raises an error if an ``aiohttp`` response to a range request has different bytes.
 
     Responses with an error status are left to fsspec.
     """
     requested = response.request_info.headers.get("Range")
     if requested is None or response.status >= 400:
         return
-    if problem := range_problem(response.status, response.headers, requested):
+    url = str(response.request_info.url)
+    error: OSError | None = None
+    if response.status != 206 and _RANGE.fullmatch(requested):
+        error = ignores_ranges(url)
+    elif problem := range_problem(response.headers, requested):
+        error = WrongAnswerError(problem)
+    elif change := version_change(_opened.get(), response.headers):
+        error = changed(printable(url), change)
+    if error is not None:
         response.close()  # aiohttp leaves the connection open if its callback raises
-        raise OSError(
-            f"{response.request_info.url}: {problem}. Tars and TFRecords need a server that "
-            "supports range requests (python -m http.server does not). Use another server, or "
-            "download the files"
-        )
-    if change := version_change(_opened.get(), response.headers):
-        response.close()
-        raise OSError(
-            f"{response.request_info.url} was changed after the source was opened: {change}. "
-            "Reopen the source"
-        )
+        raise error
 
 
 def version_change(opened: Mapping[str, Any], headers: Mapping[str, str]) -> str:
@@ -82,19 +89,16 @@ def version_change(opened: Mapping[str, Any], headers: Mapping[str, str]) -> str
     return "" if "*" in (before, now) or before == now else f"{before} -> {now} bytes"
 
 
-def range_problem(status: int, headers: Any, requested: str) -> str:
-    """Describes how a response differs from the requested range; "" if it does not.
+def range_problem(headers: Any, requested: str) -> str:
+    """Describes how a partial response differs from the requested range; "" if it does not.
 
     Args:
-        status: The status of the response.
         headers: The headers of the response.
         requested: The requested range, e.g. ``bytes=0-99``.
     """
     match = _RANGE.fullmatch(requested)
     if match is None:
         return ""
-    if status != 206:
-        return f"the server ignores ranges: it answered {requested} with status {status}"
     start, last = map(int, match.groups())
     answer = headers.get("Content-Range", "")
     got = _CONTENT_RANGE.fullmatch(answer.strip())

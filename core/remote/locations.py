@@ -48,8 +48,6 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "tenant_id": "tenant_id",
     },
 }
-# Names of fsspec's file systems for options with another name.
-_FSSPEC_REGION = "region_name"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +112,11 @@ def check_options(kind: str, options: Mapping[str, Any]) -> None:
             )
 
 
+def stall_seconds(options: Mapping[str, Any]) -> float:
+    """Returns the number of seconds without a byte after which a request fails."""
+    return float(options.get("timeout", 20))
+
+
 def store_arguments(
     place: Place, options: Mapping[str, Any], environment: Mapping[str, str]
 ) -> tuple[str, dict[str, Any]]:
@@ -130,7 +133,7 @@ def store_arguments(
         "connect_timeout": "10s",
         "pool_max_idle_per_host": "1024",
         "timeout": "1h",  # of a whole response; a stalled response ends after `read_timeout`
-        "read_timeout": f"{float(options.get('timeout', 20)):g}s",
+        "read_timeout": f"{stall_seconds(options):g}s",
     }
     arguments: dict[str, Any] = {"client_options": client}
     if place.kind == "http":
@@ -202,7 +205,10 @@ def fsspec_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     kind = _KINDS.get(url.partition("://")[0]) if "::" not in url else None
     arguments = {name: value for name, value in options.items() if name not in _BOTH}
     if kind == "s3" and "region" in arguments:
-        arguments["client_kwargs"] = {_FSSPEC_REGION: arguments.pop("region")}
+        arguments["client_kwargs"] = {"region_name": arguments.pop("region")}
+    if kind == "s3":
+        limits = {"connect_timeout": 10, "read_timeout": stall_seconds(options)}
+        arguments["config_kwargs"] = {**limits, **arguments.get("config_kwargs", {})}
     if kind == "gs" and arguments.pop("anon", False):
         arguments["token"] = "anon"
     return arguments

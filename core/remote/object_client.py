@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
-import logging
 import os
-import random
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ..messages.printable import printable
 from .locations import Place, needs_boto3, store_arguments
 from .native import obstore
-from .retries import FEW, Patience, WrongAnswerError, changed, exhausted, is_odd, refusal
+from .retries import WrongAnswerError, changed, each, patience, refusal, repeated
 from .versions import Version
 
-T = TypeVar("T")
-
-_log = logging.getLogger("dalijax")
-
-_OPENING = 30.0  # seconds; a server that does not answer at the start is rather a wrong URL
-_QUIET = 5.0  # seconds of waiting before a warning
-_REPEATED = 60.0  # seconds between warnings
-# `Patience` replaces obstore's own retries, which end after some seconds.
+# `repeated` replaces obstore's own retries, which end after some seconds.
 _NO_RETRIES = {"max_retries": 0, "retry_timeout": datetime.timedelta(seconds=1)}
+
+AT_ONCE = 10  # requests that obstore sends at once for a call
+_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class ObjectClient:
-    """Reads objects; its coroutines run in the thread of `event_loop`.
+    """Reads objects. Its methods wait for responses, so that they are called by `RequestThreads`.
 
     Args:
         options: The user's storage options; `dalijax.core.remote.locations` has their names.
@@ -37,98 +38,105 @@ class ObjectClient:
 
     def __init__(self, options: Mapping[str, Any]):
         self._options = dict(options)
-        self._patience = Patience(float(options.get("retry_timeout", Patience.seconds)))
-        self._stores: dict[tuple[str, str, str], Any] = {}
-        self._process = 0  # the process that made the stores
-        self._warned = 0.0  # when the last warning was logged
+        # By process and place; a forked process makes its own.
+        self._stores: dict[tuple[int, str, str, str], Any] = {}
 
     def __reduce__(self) -> Any:
         return ObjectClient, (self._options,)
 
-    async def version(self, place: Place, url: str) -> Version:
+    def version(self, place: Place, url: str) -> Version:
         """Returns the version of an object, from a request that also tests whether ranges work.
 
         Raises:
-            OSError: If the object can't be read.
+            RemoteError: If the object can't be read.
         """
 
-        async def attempt() -> Version:
+        def read(_: int) -> Version:
             module, store = self._store(place)
             try:
-                result = await module.get_async(store, place.key, options={"range": (0, 1)})
-                await result.bytes_async()  # otherwise the connection would be closed
+                result = module.get(store, place.key, options={"range": (0, 1)})
+                result.bytes()  # otherwise the connection would be closed
             except Exception as error:
                 if "status code: 416" not in str(error):
                     raise
-                return Version.of(await module.head_async(store, place.key))  # an empty object
+                return Version.of(module.head(store, place.key))  # an empty object
             return Version.of(result.meta)
 
-        return await self._patiently(url, attempt, min(_OPENING, self._patience.seconds))
+        seconds = patience(self._options, opens=True)
+        return repeated(lambda rows: each(read, rows), [url], seconds)[0]
 
-    async def read(
+    def read(
         self,
         place: Place,
         url: str,
         starts: Sequence[int],
         ends: Sequence[int],
         version: Version,
+        is_wanted: Callable[[], bool] = lambda: True,
+        has_one: Callable[[], None] = lambda: None,
     ) -> list[memoryview]:
         """Reads ranges of a version of an object.
 
-        The last range is requested after the others were received, on the condition that the
-        object has the version. So all ranges are of this version, without further requests.
+        Args:
+            place: The place of the object.
+            url: Its URL.
+            starts: The first byte of each range.
+            ends: The byte after the last byte of each range.
+            version: The version.
+            is_wanted: Returns whether the ranges are still needed.
+            has_one: Called when no more than one request will be sent at once.
 
         Raises:
-            OSError: If a range can't be read, or the object has another version.
+            RemoteError: If a range can't be read, or the object has another version.
+            Unneeded: If the ranges are no longer needed.
         """
 
-        async def attempt() -> list[memoryview]:
-            return await self._read(place, url, starts, ends, version)
+        def read(rows: Sequence[int]) -> list[memoryview]:
+            row_starts, row_ends = [starts[row] for row in rows], [ends[row] for row in rows]
+            return self._read(place, url, row_starts, row_ends, version, has_one)
 
-        try:
-            return await attempt()
-        except Exception as error:
-            failed = error
-        if len(starts) == 1:
-            return await self._patiently(url, attempt, self._patience.seconds, failed)
-        final = refusal(failed, url)
-        if final is not None:
-            raise final from None
-        # Separately, so that a range that fails often does not repeat the others.
-        tasks = [
-            asyncio.ensure_future(self.read(place, url, [start], [end], version))
-            for start, end in zip(starts, ends, strict=True)
-        ]
-        try:
-            return [piece for pieces in await asyncio.gather(*tasks) for piece in pieces]
-        finally:
-            for task in tasks:
-                task.cancel()
+        def attempt(rows: list[int]) -> Sequence[memoryview | Exception]:
+            try:
+                return read(rows)
+            except Exception as error:
+                if len(rows) == 1 or refusal(error, url) is not None:
+                    return [error] * len(rows)
+            has_one()
+            # One by one, so that a range that fails often does not repeat the others.
+            return each(lambda row: read([row])[0], rows)
 
-    async def _read(
+        return repeated(attempt, [url] * len(starts), patience(self._options), is_wanted)
+
+    def _read(
         self,
         place: Place,
         url: str,
         starts: Sequence[int],
         ends: Sequence[int],
         version: Version,
+        has_one: Callable[[], None],
     ) -> list[memoryview]:
+        """Reads ranges together.
+
+        The last range is requested after the others were received, on the condition that the
+        object has the version. So all ranges are of this version, without further requests.
+        """
         module, store = self._store(place)
-        key = place.key
-        pieces: list[Any] = []
         first = len(starts) - 1 if version.is_named else len(starts)
+        pieces: list[Any] = []
         if first:
-            pieces += await module.get_ranges_async(
-                store, key, starts=starts[:first], ends=ends[:first], coalesce=0
+            pieces += module.get_ranges(
+                store, place.key, starts=starts[:first], ends=ends[:first], coalesce=0
             )
+        has_one()
         if version.is_named:
             options: dict[str, Any] = {"range": (starts[-1], ends[-1])}
             if version.match is not None:
                 options["if_match"] = version.match
-            result = await module.get_async(store, key, options=options)
+            result = module.get(store, place.key, options=options)
             if difference := version.difference(Version.of(result.meta)):
                 raise changed(printable(url), difference)
-            pieces.append(await result.bytes_async())
+            pieces.append(result.bytes())
         views = [memoryview(piece) for piece in pieces]
         for view, start, end in zip(views, starts, ends, strict=True):
             if len(view) != end - start:
@@ -137,68 +145,23 @@ class ObjectClient:
                 )
         return views
 
-    async def _patiently(
-        self,
-        url: str,
-        attempt: Callable[[], Awaitable[T]],
-        seconds: float,
-        failed: BaseException | None = None,
-    ) -> T:
-        """Repeats an attempt until it succeeds, fails finally, or the time is over.
-
-        Args:
-            url: The URL, for errors.
-            attempt: The attempt.
-            seconds: Time after which no further attempt begins.
-            failed: The error of an attempt before.
-        """
-        began, num_odd = time.monotonic(), 0
-        delays = self._patience.delays()
-        while True:
-            if failed is None:
-                try:
-                    return await attempt()
-                except Exception as error:
-                    failed = error
-            final = refusal(failed, url)
-            if final is not None:
-                raise final from None
-            num_odd += is_odd(failed)
-            waited = time.monotonic() - began
-            delay = self._patience.jittered(next(delays), random.random())
-            if waited + delay > seconds or num_odd >= FEW:
-                raise exhausted(url, waited, failed) from None
-            self._warn(url, waited, seconds, failed)
-            await asyncio.sleep(delay)
-            failed = None
-
-    def _warn(self, url: str, waited: float, seconds: float, error: BaseException) -> None:
-        now = time.monotonic()
-        if waited > _QUIET and now - self._warned > _REPEATED:
-            self._warned = now
-            text = str(error).partition("\n")[0]
-            _log.warning(
-                "%s: no answer for %.0f s. It is requested again for up to %.0f s. %.300s",
-                printable(url),
-                waited,
-                seconds,
-                text,
-            )
-
     def _store(self, place: Place) -> tuple[Any, Any]:
         """Returns obstore's module, and the store of a place, in this process."""
         module = obstore()
-        if self._process != os.getpid():
-            self._stores, self._process = {}, os.getpid()
-        key = (place.kind, place.root, place.account)
+        key = (os.getpid(), place.kind, place.root, place.account)
         store = self._stores.get(key)
         if store is None:
-            name, arguments = store_arguments(place, self._options, os.environ)
-            if place.kind == "s3" and (provider := self._boto3(arguments["config"])):
-                arguments["credential_provider"] = provider
-            store = getattr(module._store, name)(**arguments, retry_config=_NO_RETRIES)
-            self._stores[key] = store
+            with _lock:  # each store has its own connections
+                store = self._stores.get(key)
+                if store is None:
+                    store = self._stores[key] = self._new_store(module, place)
         return module, store
+
+    def _new_store(self, module: Any, place: Place) -> Any:
+        name, arguments = store_arguments(place, self._options, os.environ)
+        if place.kind == "s3" and (provider := self._boto3(arguments["config"])):
+            arguments["credential_provider"] = provider
+        return getattr(module._store, name)(**arguments, retry_config=_NO_RETRIES)
 
     def _boto3(self, config: Mapping[str, Any]) -> Any:
         """Returns a provider of keys for a profile with SSO or a role; None for other profiles.

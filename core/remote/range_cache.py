@@ -2,7 +2,7 @@
 
 The cache never changes the result of a read: ranges are immutable, and a read requests what it does
 not find. It only holds ranges that a `Lease` holds. Dropping the last lease frees the memory, and
-cancels requests that have not begun or not ended.
+drops requests that have not begun.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..order.shuffle import Indices
-from ..workers import Result, Workers
+from ..workers import Result
 from . import fsspec_client
-from .event_loop import EventLoop, Job, event_loop, settle
 from .fsspec_client import FsspecFile
 from .locations import Place
-from .object_client import ObjectClient
+from .object_client import AT_ONCE, ObjectClient
 from .ranges import Call, Limits, plan
+from .request_threads import Job, request_threads, settle
 from .versions import Version
 
-FSSPEC_THREADS = 16  # they wait for a network
-_OBJECTS = Limits()
+_OBJECTS = Limits(most_requests=2 * AT_ONCE)
+ALIGNMENT = 8  # bytes, of each range in memory, so that it can be viewed as any dtype
 # fsspec sends the requests of all files of a call concurrently.
-_FSSPEC = Limits(most_requests=1024, several_files=True)
+_FSSPEC = Limits(most_requests=256, several_files=True)
 _Key = tuple[int, int, int]  # file, offset and size of a range
 
 
 class Fetch:
-    """A call that was sent, and its received bytes.
+    """A call of a client, and its received bytes.
 
     Args:
         num_bytes: Number of requested bytes.
@@ -46,14 +46,11 @@ class Fetch:
     def __init__(self, num_bytes: int, freed: collections.deque[int] | None):
         self.num_bytes = num_bytes
         self.result = Result[list[memoryview]]()
-        self.stop: Callable[[], None] | None = None  # cancels the requests
         self._freed = freed
 
     def __del__(self) -> None:
         if self._freed is not None:
             self._freed.append(self.num_bytes)
-        if self.stop is not None and not self.result.is_set:
-            self.stop()
 
 
 class Lease:
@@ -75,22 +72,31 @@ class Lease:
         self.fetches, self.num_bytes = fetches, num_bytes
         self._requests, self._starts, self._sizes = requests, starts, sizes
 
-    def copy_into(self, buffer: NDArray[np.uint8], places: Sequence[int]) -> None:
-        """Waits for the ranges, and copies each to its place in a buffer.
+    def arrays(self) -> list[NDArray[np.uint8]]:
+        """Waits for the ranges, and returns them, aligned, mostly without a copy.
+
+        They can't be written to, because several reads may return the same memory.
 
         Raises:
             OSError: If a range can't be read.
         """
-        view = memoryview(buffer)
-        for fetch, request, start, size, place in zip(
-            self.fetches, self._requests, self._starts, self._sizes, places, strict=True
+        arrays = []
+        for fetch, request, start, size in zip(
+            self.fetches, self._requests, self._starts, self._sizes, strict=True
         ):
-            if fetch is not None:
-                try:
-                    data = fetch.result.get()[request]
-                except OSError as error:
-                    raise copy.copy(error) from None  # several threads may raise it
-                view[place : place + size] = data[start : start + size]
+            if fetch is None:
+                arrays.append(np.empty(0, np.uint8))
+                continue
+            try:
+                data = fetch.result.get()[request]
+            except OSError as error:
+                raise copy.copy(error) from None  # several threads may raise it
+            array = np.frombuffer(data, np.uint8, size, start)
+            if array.__array_interface__["data"][0] % ALIGNMENT:
+                array = array.copy()
+                array.flags.writeable = False
+            arrays.append(array)
+        return arrays
 
     def parts(self, turns: Sequence[int]) -> dict[int, set[Fetch]]:
         """Returns the fetches that the ranges of each turn need."""
@@ -127,10 +133,9 @@ class RangeCache:
         self._process = os.getpid()
         # By range: a fetch, its request with the range, and the offset of the range in it.
         self._ranges: dict[_Key, tuple[weakref.ref[Fetch], int, int]] = {}
-        self._threads: Workers | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ranges": {}, "_threads": None}
+        return {**self.__dict__, "_ranges": {}}
 
     def lease(
         self,
@@ -153,7 +158,7 @@ class RangeCache:
             freed: Collects the number of bytes of each freed fetch.
         """
         if self._process != os.getpid():  # the parent's requests never end in a forked child
-            self._ranges, self._threads, self._process = {}, None, os.getpid()
+            self._ranges, self._process = {}, os.getpid()
         keys = list(zip(files.tolist(), offsets.tolist(), sizes.tolist(), strict=True))
         fetches: list[Fetch | None] = [None] * len(keys)
         requests, starts = [0] * len(keys), [0] * len(keys)
@@ -189,40 +194,35 @@ class RangeCache:
                 fetches[row], requests[row], starts[row] = started[number], request, start
                 self._ranges[key] = (refs[number], request, start)
             num_bytes += sum(fetch.num_bytes for fetch in started)
-            if limits is _OBJECTS:
-                self._send_objects(planned.calls, started, urgent=turns is None)
-            else:
-                self._send_files(planned.calls, started, open_file)
+            jobs = [
+                self._job(call, fetch, open_file)
+                for call, fetch in zip(planned.calls, started, strict=True)
+            ]
+            request_threads().add(jobs, urgent=turns is None)
         return Lease(fetches, requests, starts, [key[2] for key in keys], num_bytes)
 
-    def _send_objects(self, calls: Sequence[Call], fetches: Sequence[Fetch], urgent: bool) -> None:
-        loop = event_loop()
-        jobs = []
-        for call, fetch in zip(calls, fetches, strict=True):
-            number = call.files[0]
-            place = self._places[number]
-            if place is not None:
-                url, version = self._urls[number], self._versions[number]
-                read = functools.partial(
-                    self._client.read, place, url, call.starts, call.ends, version
-                )
-                # The job does not refer to the fetch, so that dropping the fetch cancels it.
-                job = Job(functools.partial(settle, fetch.result, read), len(call.starts))
-                fetch.stop = functools.partial(EventLoop.drop, loop, job)
-                jobs.append(job)
-        loop.add(jobs, urgent)
+    def _job(self, call: Call, fetch: Fetch, open_file: Callable[[int], FsspecFile]) -> Job:
+        """Returns the job of a call, which does not keep its fetch alive."""
+        ref, result = weakref.ref(fetch), fetch.result
+        place = self._places[call.files[0]]
 
-    def _send_files(
-        self,
-        calls: Sequence[Call],
-        fetches: Sequence[Fetch],
-        open_file: Callable[[int], FsspecFile],
-    ) -> None:
-        if self._threads is None:
-            self._threads = Workers(FSSPEC_THREADS, "dalijax-remote")
-        for call, fetch in zip(calls, fetches, strict=True):
-            is_wanted = functools.partial(_is_alive, weakref.ref(fetch))
-            self._threads.submit(_read_files, fetch.result, is_wanted, open_file, call)
+        def is_wanted() -> bool:
+            return ref() is not None
+
+        def read(has_one: Callable[[], None]) -> list[memoryview]:
+            if place is None:
+                files = [open_file(number) for number in call.files]
+                return fsspec_client.read(files, call.starts, call.ends, is_wanted)
+            url, version = self._urls[call.files[0]], self._versions[call.files[0]]
+            return self._client.read(
+                place, url, call.starts, call.ends, version, is_wanted, has_one
+            )
+
+        return Job(
+            lambda has_one: settle(result, read, has_one),
+            min(len(call.starts), AT_ONCE) if place is not None else len(call.starts),
+            is_wanted,
+        )
 
 
 def _forget(
@@ -235,22 +235,3 @@ def _forget(
         entry = ranges.get(key)
         if entry is not None and entry[0] is ref:
             ranges.pop(key, None)
-
-
-def _is_alive(ref: weakref.ref[Fetch]) -> bool:
-    return ref() is not None
-
-
-def _read_files(
-    result: Result[list[memoryview]],
-    is_wanted: Callable[[], bool],
-    open_file: Callable[[int], FsspecFile],
-    call: Call,
-) -> None:
-    """Reads the ranges of a call, in a thread."""
-    try:
-        if is_wanted():
-            files = [open_file(number) for number in call.files]
-            result.set(fsspec_client.read(files, call.starts, call.ends))
-    except BaseException as error:
-        result.fail(error)

@@ -1,4 +1,4 @@
-"""Policy of retries: which errors of a client are final, and how long to wait between attempts.
+"""Repeats failed requests, and distinguishes errors that pass from errors that do not.
 
 Object stores answer 503 while they scale, and networks fail for minutes. A training run should
 survive that, but a wrong URL or expired credentials should stop it at once.
@@ -6,62 +6,141 @@ survive that, but a wrong URL or expired credentials should stop it at once.
 
 from __future__ import annotations
 
-import dataclasses
+import errno
+import logging
+import random
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
+from ..environment.passing_errors import is_environment, passes, status_of
 from ..messages.printable import printable
 
-FEW = 5  # attempts with answers that a repetition rarely changes
-_STATUS = re.compile(r"status code: (\d{3})")
-_PASSING = frozenset((408, 425, 429))  # statuses below 500 that pass
+T = TypeVar("T")
+
+_log = logging.getLogger("dalijax")
+
+_PATIENCE = 300.0  # seconds after which no further attempt begins
+_OPENING = 30.0  # the same, when a source is opened: its URL may be wrong
+_FEW = 5  # attempts with wrong answers, which a repetition rarely changes
+_LONGEST = 5.0  # seconds between two attempts, so that a run goes on soon after an outage
+_QUIET = 5.0  # seconds of waiting before a warning
+_REPEATED = 60.0  # seconds between warnings
+_STATUS = re.compile(r"status code: (\d{3})")  # in errors of obstore
+# s3fs has these numbers for errors of servers.
+_SERVER_ERRNOS = frozenset((errno.EBUSY, errno.EIO))
 _RANGES = (
     "the server ignores ranges. Tars and TFRecords need a server that supports range requests "
     "(python -m http.server does not). Use another server, or download the files"
 )
+_last_warning = -_REPEATED
 
 
-class NoAnswerError(TimeoutError):
-    """A server did not answer for as long as `Patience` allows."""
+class RemoteError(OSError):
+    """A remote file can't be read; its records are not bad records."""
+
+
+class MissingError(FileNotFoundError, RemoteError):
+    """A remote file does not exist."""
+
+
+class DeniedError(PermissionError, RemoteError):
+    """A remote file may not be read."""
+
+
+class ChangedError(RemoteError):
+    """A remote file has another version than when it was opened."""
+
+
+class NoAnswerError(TimeoutError, RemoteError):
+    """A server did not answer for a long time."""
 
     was_retried = True  # `with_retries` does not repeat it
 
 
 class WrongAnswerError(OSError):
-    """A response has other bytes than requested."""
+    """A response has other bytes than requested; another attempt may succeed."""
 
 
-class ChangedError(OSError):
-    """A file has another version than when it was opened."""
+class Unneeded(Exception):
+    """The result of a request is no longer needed."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Patience:
-    """Waiting times between attempts.
+def patience(options: Mapping[str, Any], opens: bool = False) -> float:
+    """Returns the number of seconds after which no further attempt begins.
 
-    Attributes:
-        seconds: Time after which no further attempt begins.
-        first: First delay in seconds; each delay is twice as long as the one before.
-        longest: Longest delay in seconds.
+    Args:
+        options: The user's storage options.
+        opens: Whether a source is opened.
     """
-
-    seconds: float = 300.0
-    first: float = 0.25
-    longest: float = 5.0  # a run goes on soon after an outage
-
-    def delays(self) -> Iterator[float]:
-        """Yields the delays in seconds, without jitter."""
-        delay = self.first
-        while True:
-            yield delay
-            delay = min(2 * delay, self.longest)
-
-    def jittered(self, delay: float, random: float) -> float:
-        """Returns a delay of 0.5 to 1.5 times the length, given a number in [0, 1)."""
-        return delay * (0.5 + random)
+    seconds = float(options.get("retry_timeout", _PATIENCE))
+    return min(seconds, _OPENING) if opens else seconds
 
 
-def refusal(error: BaseException, url: str) -> BaseException | None:
+def repeated(
+    attempt: Callable[[list[int]], Sequence[T | Exception]],
+    urls: Sequence[str],
+    seconds: float,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> list[T]:
+    """Repeats the requests that fail until all succeed.
+
+    Args:
+        attempt: Sends the requests with some numbers; returns the result or the error of each.
+        urls: The URL of each request.
+        seconds: Time after which no further attempt begins.
+        is_wanted: Returns whether the results are still needed.
+
+    Raises:
+        RemoteError: If a request can't succeed, or did not succeed in time.
+        Unneeded: If the results are no longer needed.
+    """
+    results: list[Any] = [None] * len(urls)
+    rows = list(range(len(urls)))
+    began, num_wrong, delays = time.monotonic(), 0, _delays()
+    while True:
+        for row, result in zip(rows, attempt(rows), strict=True):
+            results[row] = result
+        rows = [row for row in rows if isinstance(results[row], Exception)]
+        if not rows:
+            return results
+        for row in rows:
+            if (final := refusal(results[row], urls[row])) is not None:
+                raise final from None
+        error, url = results[rows[0]], urls[rows[0]]
+        num_wrong += any(is_wrong_answer(results[row]) for row in rows)
+        waited, delay = time.monotonic() - began, next(delays)
+        if waited + delay > seconds or num_wrong >= _FEW:
+            raise exhausted(url, waited, error) from None
+        _warn(url, waited, seconds, error)
+        end = time.monotonic() + delay
+        while (left := end - time.monotonic()) > 0:
+            if not is_wanted():
+                raise Unneeded
+            time.sleep(min(left, 0.5))
+
+
+def each(read: Callable[[int], T], rows: Sequence[int]) -> list[T | Exception]:
+    """Returns the result or the error of each of some requests, sent one after the other."""
+    results: list[T | Exception] = []
+    for row in rows:
+        try:
+            results.append(read(row))
+        except Exception as error:
+            results.append(error)
+    return results
+
+
+def _delays() -> Iterator[float]:
+    """Yields the times between attempts in seconds: they double, with a random part."""
+    delay = 0.25
+    while True:
+        yield delay * random.uniform(0.5, 1.5)
+        delay = min(2 * delay, _LONGEST)
+
+
+def refusal(error: Exception, url: str) -> Exception | None:
     """Returns the error to raise at once, with URL and remedy; None if a retry may succeed.
 
     Args:
@@ -73,13 +152,15 @@ def refusal(error: BaseException, url: str) -> BaseException | None:
     kinds = {kind.__name__ for kind in type(error).__mro__}
     text = str(error).partition("\n")[0]
     found = _STATUS.search(text)
-    status = int(found[1]) if found else 0
-    if isinstance(error, ChangedError):
+    status = int(found[1]) if found else status_of(error)
+    if isinstance(error, RemoteError):
         return error
-    if "FileNotFoundError" in kinds or "NotFoundError" in kinds or status == 404:
-        return FileNotFoundError(f"{shown} does not exist (404). Check the URL")
-    if kinds & {"PermissionDeniedError", "UnauthenticatedError"} or status in (401, 403):
-        return PermissionError(
+    if kinds & {"FileNotFoundError", "NotFoundError"} or status == 404:
+        return MissingError(f"{shown} does not exist (404). Check the URL")
+    if kinds & {"PermissionError", "PermissionDeniedError", "UnauthenticatedError"} or (
+        status in (401, 403)
+    ):
+        return DeniedError(
             f"{shown}: access is denied ({status or 403}). Check the credentials: environment "
             "variables, ~/.aws or storage_options=; for a public bucket, pass "
             "storage_options={'anon': True}"
@@ -87,22 +168,31 @@ def refusal(error: BaseException, url: str) -> BaseException | None:
     if "PreconditionError" in kinds or status == 412:
         return changed(shown, "412, precondition failed")
     if "NotSupportedError" in kinds and "Range request" in text:
-        return OSError(f"{shown}: {_RANGES}")
+        return RemoteError(f"{shown}: {_RANGES}")
     if "redirect without LOCATION" in text:
-        return OSError(
+        return RemoteError(
             f"{shown}: the bucket is in another region. Pass storage_options={{'region': ...}}"
         )
-    if status and status < 500 and status not in _PASSING:
-        return OSError(f"{shown}: the server answered with status {status}. {text:.300}")
-    if kinds & {"UnknownConfigurationKeyError", "InvalidPathError", "ValueError", "TypeError"}:
+    if status and not passes(status):
+        return RemoteError(f"{shown}: the server answered with status {status}. {text:.300}")
+    if isinstance(error, ImportError):
         return error
-    if isinstance(error, Exception):
+    if (
+        kinds & {"GenericError", "BaseError", "WrongAnswerError"}  # of obstore, and of this module
+        or is_environment(error)
+        or (isinstance(error, OSError) and error.errno in _SERVER_ERRNOS)
+    ):
         return None
-    return error
+    return RemoteError(f"{shown} can't be read: {error!r:.300}")
 
 
-def is_odd(error: BaseException) -> bool:
-    """Returns whether an answer is rarely changed by a repetition, such as one of other bytes."""
+def ignores_ranges(url: str) -> RemoteError:
+    """Returns the error about a server that does not support range requests."""
+    return RemoteError(f"{printable(url)}: {_RANGES}")
+
+
+def is_wrong_answer(error: Exception) -> bool:
+    """Returns whether a server answered with other bytes, which a repetition rarely changes."""
     return isinstance(error, WrongAnswerError) or bool(
         re.search(r"Requested \d+\.\.\d+, got", str(error))
     )
@@ -115,14 +205,29 @@ def changed(shown: str, difference: str) -> ChangedError:
     )
 
 
-def exhausted(url: str, seconds: float, error: BaseException) -> OSError:
+def exhausted(url: str, seconds: float, error: Exception) -> RemoteError:
     """Returns the error to raise after the last attempt."""
-    text = str(error).partition("\n")[0]
-    if is_odd(error):
-        return OSError(
+    text = str(error).partition("\n")[0] or type(error).__name__
+    if is_wrong_answer(error):
+        return RemoteError(
             f"{printable(url)}: {text:.300}. The file was changed, or the server is faulty. Reopen "
             "the source, or download the file"
         )
     return NoAnswerError(
         f"{printable(url)}: no answer for {seconds:.0f} s. The last error: {text:.300}"
     )
+
+
+def _warn(url: str, waited: float, seconds: float, error: Exception) -> None:
+    global _last_warning
+    now = time.monotonic()
+    if waited > _QUIET and now - _last_warning > _REPEATED:
+        _last_warning = now
+        text = str(error).partition("\n")[0] or type(error).__name__
+        _log.warning(
+            "%s: no answer for %.0f s. It is requested again for up to %.0f s. %.300s",
+            printable(url),
+            waited,
+            seconds,
+            text,
+        )

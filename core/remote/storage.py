@@ -7,12 +7,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..workers import Result
-from .event_loop import event_loop
 from .fsspec_client import filesystem
 from .locations import Place, check_options, place_of
 from .native import is_installed
 from .object_client import ObjectClient
+from .request_threads import request_threads
 from .versions import Version
 
 _log = logging.getLogger("dalijax")
@@ -23,7 +22,7 @@ def _has_obstore() -> bool:
     if is_installed():
         return True
     _log.warning(
-        "URLs are read by fsspec, whose requests are slow and are hardly repeated after errors. "
+        "URLs are read by fsspec, whose requests are slow. "
         'For http, s3, gs and az: pip install "dalijax[remote]"'
     )
     return False
@@ -70,9 +69,9 @@ class Storage:
         Raises:
             OSError: If an object can't be read.
         """
-        loop = event_loop()
+        threads = request_threads()
         results = [
-            loop.call(functools.partial(self.client.version, place, url))
+            threads.call(self.client.version, place, url)
             for place, url in zip(places, urls, strict=True)
         ]
         return [result.get() for result in results]
@@ -83,7 +82,5 @@ class Storage:
         Raises:
             OSError: If it can't be read, or the object has another version.
         """
-        result: Result[list[memoryview]] = event_loop().call(
-            functools.partial(self.client.read, place, url, [start], [end], version)
-        )
-        return result.get()[0]
+        threads = request_threads()
+        return threads.call(self.client.read, place, url, [start], [end], version).get()[0]

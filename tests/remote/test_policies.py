@@ -1,10 +1,12 @@
 """Policies of remote reads that need no server: errors, delays, URLs, credentials and versions."""
 
 import datetime
+import errno
 import itertools
 
 import pytest
 
+from dalijax.core.remote import retries
 from dalijax.core.remote.locations import (
     Place,
     aws_profile,
@@ -13,7 +15,7 @@ from dalijax.core.remote.locations import (
     place_of,
     store_arguments,
 )
-from dalijax.core.remote.retries import Patience, WrongAnswerError, exhausted, is_odd, refusal
+from dalijax.core.remote.retries import RemoteError, WrongAnswerError, exhausted, refusal, repeated
 from dalijax.core.remote.versions import Version
 
 URL = "s3://bucket/a.tar"
@@ -22,6 +24,13 @@ URL = "s3://bucket/a.tar"
 def error_of(name, text="", base=Exception):
     """Returns an error of a class that has the name of one of obstore's classes."""
     return type(name, (base,), {})(text)
+
+
+def with_status(number):
+    """Returns an error like those of HTTP clients in Python."""
+    error = RuntimeError("x")
+    error.status = number
+    return error
 
 
 def status(number):
@@ -39,18 +48,20 @@ def status(number):
         (error_of("GenericError", "redirect without LOCATION"), OSError, "region"),
         (error_of("GenericError", status(400)), OSError, "status 400"),
         (error_of("GenericError", status(416)), OSError, "status 416"),
+        # of file systems of fsspec
+        (PermissionError(13, "no"), PermissionError, "denied .403"),
+        (with_status(403), PermissionError, "denied .403"),
+        (with_status(404), FileNotFoundError, "does not exist"),
+        (with_status(412), OSError, "was changed.*Reopen"),
+        (ValueError("odd"), OSError, "can't be read: ValueError.'odd'"),
     ],
 )
 def test_final_errors_have_the_url_and_a_remedy(error, kind, text):
     final = refusal(error, URL)
-    assert type(final).__mro__.index(kind) < 2 and str(final).startswith(URL)
+    assert isinstance(final, RemoteError) and str(final).startswith(URL)
+    assert refusal(final, URL) is final
     with pytest.raises(kind, match=text):
         raise final
-
-
-@pytest.mark.parametrize("error", [ValueError("x"), error_of("InvalidPathError"), SystemExit()])
-def test_errors_of_the_caller_are_raised(error):
-    assert refusal(error, URL) is error
 
 
 @pytest.mark.parametrize(
@@ -63,6 +74,8 @@ def test_errors_of_the_caller_are_raised(error):
         WrongAnswerError("requested bytes 1 to 2"),
         ConnectionResetError(),
         TimeoutError(),
+        *map(with_status, (408, 429, 500, 503)),
+        OSError(errno.EBUSY, "SlowDown"),
     ],
     ids=lambda error: f"{error} {type(error).__name__}"[-40:],
 )
@@ -74,14 +87,29 @@ def test_errors_after_the_last_attempt():
     error = exhausted(URL, 300.0, error_of("GenericError", status(503)))
     assert isinstance(error, TimeoutError) and error.was_retried
     assert str(error).startswith(f"{URL}: no answer for 300 s") and "503" in str(error)
-    odd = error_of("GenericError", "Requested 5..9, got 6..10")
-    assert is_odd(odd) and "faulty" in str(exhausted(URL, 1.0, odd))
+    wrong = error_of("GenericError", "Requested 5..9, got 6..10")
+    assert "faulty" in str(exhausted(URL, 1.0, wrong))
+
+
+def test_only_failed_requests_are_repeated(monkeypatch):
+    monkeypatch.setattr(retries, "_delays", lambda: itertools.repeat(0.0))
+    attempts = []
+
+    def attempt(rows):
+        attempts.append(rows)
+        return [row if row < len(attempts) else ConnectionResetError() for row in rows]
+
+    assert repeated(attempt, [URL] * 4, 60.0) == [0, 1, 2, 3]
+    assert attempts == [[0, 1, 2, 3], [1, 2, 3], [2, 3], [3]]
+    with pytest.raises(retries.Unneeded):
+        monkeypatch.setattr(retries, "_delays", lambda: itertools.repeat(60.0))
+        repeated(lambda rows: [ConnectionResetError()], [URL], 100.0, lambda: False)
 
 
 def test_delays_double_up_to_the_longest():
-    delays = itertools.islice(Patience().delays(), 8)
-    assert list(delays) == [0.25, 0.5, 1, 2, 4, 5, 5, 5]
-    assert Patience().jittered(2.0, 0.0) == 1.0 and Patience().jittered(2.0, 0.5) == 2.0
+    delays = list(itertools.islice(retries._delays(), 8))
+    for delay, middle in zip(delays, (0.25, 0.5, 1, 2, 4, 5, 5, 5), strict=True):
+        assert 0.5 * middle <= delay <= 1.5 * middle
 
 
 @pytest.mark.parametrize(
@@ -167,7 +195,11 @@ def test_options_of_http_and_unknown_options():
 
 def test_options_of_fsspec():
     options = {"anon": True, "region": "x", "timeout": 3}
-    assert fsspec_options(URL, options) == {"anon": True, "client_kwargs": {"region_name": "x"}}
+    assert fsspec_options(URL, options) == {
+        "anon": True,
+        "client_kwargs": {"region_name": "x"},
+        "config_kwargs": {"connect_timeout": 10, "read_timeout": 3.0},
+    }
     assert fsspec_options("gs://b/k", {"anon": True}) == {"token": "anon"}
     assert fsspec_options("sftp://h/k", {"username": "me"}) == {"username": "me"}
 

@@ -19,8 +19,8 @@ from shardings import rows_over
 from dalijax import FailedBatch, LastBatchPolicy, data_iterator, sources
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.tfdata import DALIDataset
+from dalijax.core.environment.passing_errors import is_environment
 from dalijax.core.pipeline import engine, failure
-from dalijax.core.pipeline.failure import is_environment
 from dalijax.core.state.position import FailedBatches
 from dalijax.errors import BatchError, EpochError, StateError
 from full import FULL

@@ -351,30 +351,29 @@ def test_a_remote_file_that_changes_between_two_reads_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("status", "headers", "problem"),
+    ("headers", "problem"),
     [
-        (206, {"Content-Range": "bytes 5-9/100"}, ""),
-        (206, {"Content-Range": "bytes 5-9/*", "Content-Length": "5"}, ""),
-        (200, {}, "ignores ranges"),
-        (200, {"Content-Length": "5"}, "ignores ranges"),
-        (206, {}, "answered bytes=5-9 with ''"),
-        (206, {"Content-Range": "bytes 0-4/100"}, "with 'bytes 0-4/100'"),
-        (206, {"Content-Range": "bytes 5-8/100"}, "with 'bytes 5-8/100'"),
-        (206, {"Content-Range": "bytes */100"}, "with 'bytes"),
-        (206, {"Content-Range": "x\x1b[2J"}, r"with 'x\\x1b\[2J'"),
-        (206, {"Content-Range": "bytes 5-9/100", "Content-Length": "6"}, "with 6 bytes"),
-        (206, {"Content-Range": "bytes 5-9/100", "Content-Encoding": "gzip"}, "in 'gzip'"),
+        ({"Content-Range": "bytes 5-9/100"}, ""),
+        ({"Content-Range": "bytes 5-9/*", "Content-Length": "5"}, ""),
+        ({}, "answered bytes=5-9 with ''"),
+        ({"Content-Range": "bytes 0-4/100"}, "with 'bytes 0-4/100'"),
+        ({"Content-Range": "bytes 5-8/100"}, "with 'bytes 5-8/100'"),
+        ({"Content-Range": "bytes */100"}, "with 'bytes"),
+        ({"Content-Range": "x\x1b[2J"}, r"with 'x\\x1b\[2J'"),
+        ({"Content-Range": "bytes 5-9/100", "Content-Length": "6"}, "with 6 bytes"),
+        ({"Content-Range": "bytes 5-9/100", "Content-Encoding": "gzip"}, "in 'gzip'"),
     ],
 )
-def test_answers_to_a_range_request(status, headers, problem):
-    assert re.search(problem or r"^$", range_problem(status, headers, "bytes=5-9"))
+def test_answers_to_a_range_request(headers, problem):
+    assert re.search(problem or r"^$", range_problem(headers, "bytes=5-9"))
 
 
 @pytest.mark.parametrize("change", [lambda b: b + b"x", lambda b: b[:-1], lambda b: b"", None])
 def test_wrong_lengths_of_any_file_system_are_refused(change, tmp_path, memory, monkeypatch):
     path = write_tar(tmp_path / "a.tar", samples(0, 20))
     memory.pipe("/a.tar", pathlib.Path(path).read_bytes())
-    source = Tar("memory://a.tar", FIELDS)
+    options = {"retry_timeout": 0.2}
+    source = Tar("memory://a.tar", FIELDS, storage_options=options)
     whole = type(memory).cat_file
 
     def fail(*args, **kwargs):
@@ -385,7 +384,7 @@ def test_wrong_lengths_of_any_file_system_are_refused(change, tmp_path, memory, 
     with pytest.raises(OSError, match="memory://a.tar(: requested bytes .*| can't be read: Run)"):
         source.read(np.array([7, 3]), ["data"])
     with pytest.raises(OSError, match="memory://a.tar(: requested bytes .*| can't be read: Run)"):
-        Tar("memory://a.tar", FIELDS, cache_dir=tmp_path / "other")
+        Tar("memory://a.tar", FIELDS, cache_dir=tmp_path / "other", storage_options=options)
 
 
 def test_without_fsspec_the_error_names_the_package(monkeypatch):

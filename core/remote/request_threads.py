@@ -1,0 +1,135 @@
+"""Threads that wait for the responses of servers.
+
+The clients' calls release the GIL while they wait. A thread for each call needs less CPU than an
+event loop, which is woken several times for each call.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from ..workers import Result
+
+T = TypeVar("T")
+
+# Requests in flight. Each has a connection, whose buffers take up to 0.1 MB.
+MOST_REQUESTS = 448
+_MOST_THREADS = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A call of a client.
+
+    Attributes:
+        run: Calls the client; handles its own errors. It gets a function to call when the client
+            sends no more than one request at once.
+        weight: The number of requests that the call sends at once.
+        is_wanted: Returns whether the result is still needed.
+    """
+
+    run: Callable[[Callable[[], None]], None]
+    weight: int
+    is_wanted: Callable[[], bool]
+
+
+class RequestThreads:
+    """Daemon threads that run jobs in order, while there is room for their requests.
+
+    Only these threads take a lock, because Ctrl-C interrupts only the main thread.
+    """
+
+    def __init__(self) -> None:
+        self._jobs = collections.deque[Job]()
+        self._wake = queue.SimpleQueue[None]()  # an item for each added job
+        self._turn = threading.Lock()  # of the thread that waits for room
+        self._room = queue.SimpleQueue[None]()  # an item for each further request
+        self._count = 0
+        for _ in range(MOST_REQUESTS):
+            self._room.put(None)
+
+    def add(self, jobs: Sequence[Job], urgent: bool = False) -> None:
+        """Schedules jobs, after the waiting jobs or before them."""
+        if urgent:
+            self._jobs.extendleft(reversed(jobs))
+        else:
+            self._jobs.extend(jobs)
+        for _ in jobs:
+            self._wake.put(None)
+        while self._count < min(len(self._jobs), _MOST_THREADS):
+            self._count += 1
+            name = f"dalijax-remote_{self._count}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> Result[T]:
+        """Schedules a function before the waiting jobs; returns its future result."""
+        result = Result[T]()
+        job = Job(lambda _: settle(result, function, *arguments), 1, lambda: True)
+        self.add([job], urgent=True)
+        return result
+
+    def _work(self) -> None:
+        while True:
+            self._wake.get()
+            while self._run_next():
+                pass
+
+    def _run_next(self) -> bool:
+        """Runs a job; returns whether there was one."""
+        with self._turn:
+            try:
+                job = self._jobs.popleft()
+            except IndexError:
+                return False
+            if not job.is_wanted():
+                return True
+            held = min(job.weight, MOST_REQUESTS)
+            for _ in range(held):
+                self._room.get()
+
+        def keep(count: int) -> None:
+            nonlocal held
+            for _ in range(held - count):
+                self._room.put(None)
+            held = min(held, count)
+
+        try:
+            job.run(lambda: keep(1))
+        finally:
+            keep(0)
+        return True
+
+
+def settle(result: Result[T], function: Callable[..., T], *arguments: Any) -> None:
+    """Sets a result to the value or the error of a call."""
+    try:
+        value = function(*arguments)
+    except BaseException as error:
+        result.fail(error)
+    else:
+        result.set(value)
+
+
+_current: RequestThreads | None = None
+
+
+def request_threads() -> RequestThreads:
+    """Returns the threads of this process, which start when they are needed."""
+    global _current
+    if _current is None:  # no lock, which a fork could copy; in a race, there are two
+        _current = RequestThreads()
+    return _current
+
+
+def _after_fork() -> None:
+    global _current
+    _current = None
+
+
+os.register_at_fork(after_in_child=_after_fork)
