@@ -44,14 +44,6 @@ def _local_stamp(status: os.stat_result) -> Stamp:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-def fetch(system: Any, paths: Sequence[bytes]) -> list[bytes]:
-    """Reads whole files of a file system, concurrently if it supports that."""
-    names = list(map(os.fsdecode, paths))
-    no_bounds = [None] * len(names)
-    contents: list[bytes] = system.cat_ranges(names, no_bounds, no_bounds, on_error="raise")
-    return contents
-
-
 class LocalFile:
     """A local file that stays open until the object is freed.
 

@@ -97,13 +97,12 @@ def _matches(name: str, storage: Storage) -> list[str]:
             raise ValueError(
                 f"{printable(name)}: patterns in chained URLs are not supported. Pass a list"
             )
-        system, path = storage.filesystem(name)
-        if system.exists(path):
+        folders, path = storage.folders(name)
+        if folders.isfile(path):
             return [name]
-        entries = system.glob(path, detail=True).values()
         matches = [
-            str(system.unstrip_protocol(entry["name"]))
-            for entry in entries
+            folders.unstrip_protocol(entry["name"])
+            for entry in folders.glob(path)
             if entry["type"] != "directory" and not _is_hidden(entry["name"], path)
         ]
     else:

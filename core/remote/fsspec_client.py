@@ -140,6 +140,33 @@ def read(
     return repeated(attempt, urls, max(file.patience for file in files), is_wanted)
 
 
+def read_files(urls: Sequence[str], options: Mapping[str, Any]) -> list[Any]:
+    """Reads whole files, with one call for all files of a file system.
+
+    Args:
+        urls: The URLs.
+        options: The user's storage options.
+
+    Raises:
+        RemoteError: If a file can't be read.
+    """
+
+    def attempt(rows: list[int]) -> list[Any]:
+        groups: dict[int, tuple[Any, list[int], list[str]]] = {}
+        for row in rows:
+            system, path = filesystem(urls[row], options)
+            _, group, paths = groups.setdefault(id(system), (system, [], []))
+            group.append(row)
+            paths.append(path)
+        contents: dict[int, Any] = {}
+        for system, group, paths in groups.values():
+            whole = [None] * len(group)
+            contents.update(zip(group, read_together(system, paths, whole, whole)))
+        return [contents[row] for row in rows]
+
+    return repeated(attempt, urls, patience(options))
+
+
 def read_together(
     system: Any, paths: Sequence[str], starts: Sequence[int | None], ends: Sequence[int | None]
 ) -> list[Any]:

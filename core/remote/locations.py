@@ -66,6 +66,19 @@ class Place:
     key: str
     account: str = ""
 
+    def at(self, key: str) -> Place:
+        """Returns the place of another key."""
+        return dataclasses.replace(self, key=key)
+
+
+def folder_place_of(url: str) -> Place | None:
+    """Returns the place of a folder, whose key is "" for a bucket; None if only fsspec lists it."""
+    url = url.rstrip("/")
+    place = place_of(url if url.count("/") > 2 else f"{url}/x")
+    if place is None or place.kind == "http":  # whose servers have no common way to list files
+        return None
+    return place if url.count("/") > 2 else place.at("")
+
 
 def place_of(url: str) -> Place | None:
     """Returns the place of a URL; None if only fsspec can read it.

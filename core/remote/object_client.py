@@ -65,6 +65,50 @@ class ObjectClient:
         seconds = patience(self._options, opens=True)
         return repeated(lambda rows: each(read, rows), [url], seconds)[0]
 
+    def content(self, place: Place, url: str) -> memoryview:
+        """Returns the content of an object.
+
+        Raises:
+            RemoteError: If it can't be read.
+        """
+
+        def read(_: int) -> memoryview:
+            module, store = self._store(place)
+            return memoryview(module.get(store, place.key).bytes())
+
+        return repeated(lambda rows: each(read, rows), [url], patience(self._options))[0]
+
+    def entries(self, place: Place, url: str) -> list[dict[str, str]]:
+        """Returns the names and types of the objects and folders in a folder.
+
+        Raises:
+            RemoteError: If it can't be listed.
+        """
+
+        def read(_: int) -> list[dict[str, str]]:
+            module, store = self._store(place)
+            result = module.list_with_delimiter(store, place.key)
+            folders = [{"name": name, "type": "directory"} for name in result["common_prefixes"]]
+            names = [meta["path"] for meta in result["objects"]]
+            return folders + [{"name": name, "type": "file"} for name in names]
+
+        seconds = patience(self._options, opens=True)
+        return repeated(lambda rows: each(read, rows), [url], seconds)[0]
+
+    def keys_below(self, place: Place, url: str) -> list[str]:
+        """Returns the keys of all objects in a folder and its folders.
+
+        Raises:
+            RemoteError: If it can't be listed.
+        """
+
+        def read(_: int) -> list[str]:
+            module, store = self._store(place)
+            return [meta["path"] for page in module.list(store, place.key) for meta in page]
+
+        seconds = patience(self._options, opens=True)
+        return repeated(lambda rows: each(read, rows), [url], seconds)[0]
+
     def read(
         self,
         place: Place,

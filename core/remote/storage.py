@@ -7,8 +7,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .fsspec_client import filesystem
-from .locations import Place, check_options, place_of
+from .folders import Folders, FsspecFolders, ObjectFolders
+from .fsspec_client import read_files
+from .locations import Place, check_options, folder_place_of, place_of
 from .native import is_installed
 from .object_client import ObjectClient
 from .request_threads import request_threads
@@ -59,9 +60,31 @@ class Storage:
         check_options(place.kind, self.options)
         return place
 
-    def filesystem(self, url: str) -> tuple[Any, str]:
-        """Returns fsspec's file system for a URL, and the path in that file system."""
-        return filesystem(url, self.options)
+    def folders(self, url: str) -> tuple[Folders, str]:
+        """Returns access to the folders of a URL, and the path of the URL in them."""
+        place = folder_place_of(url)
+        if place is None or not _has_obstore():
+            folders = FsspecFolders(url, self.options)
+            return folders, folders.path(url)
+        check_options(place.kind, self.options)
+        return ObjectFolders(self.client, url, place), place.key
+
+    def contents(self, urls: Sequence[str]) -> list[Any]:
+        """Returns the contents of files, requested together.
+
+        Raises:
+            OSError: If a file can't be read.
+        """
+        threads = request_threads()
+        places = [self.place(url) for url in urls]
+        others = [url for url, place in zip(urls, places) if place is None]
+        result = threads.call(read_files, others, self.options) if others else None
+        results = [
+            None if place is None else threads.call(self.client.content, place, url)
+            for url, place in zip(urls, places, strict=True)
+        ]
+        rest = iter(() if result is None else result.get())
+        return [next(rest) if result is None else result.get() for result in results]
 
     def versions(self, places: Sequence[Place], urls: Sequence[str]) -> list[Version]:
         """Returns the versions of objects, requested together.

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments import knows_its_names
-from ..formats.byte_files import WAITING_THREADS, fetch, is_remote
+from ..formats.byte_files import WAITING_THREADS, is_remote
 from ..formats.field import Field
 from ..formats.names import Names
 from ..formats.paths import (
@@ -28,11 +28,11 @@ from ..formats.paths import (
 from ..formats.spread import spread
 from ..messages.printable import printable
 from ..order.shuffle import Indices
+from ..remote.folders import Folders
 from ..remote.storage import Storage
 from ..state.reader_files import file_sizes
 from .base import BaseSource
 from .source import Values
-from .values import leaf
 
 _log = logging.getLogger("dalijax")
 
@@ -57,7 +57,7 @@ class Files(BaseSource):
     A record of a flat directory, or of a list without labels, has only ``data``.
 
     Local files are read by DALI's threads (`dalijax.fn.read_file`): `read` returns their paths.
-    URLs require fsspec, and `read` returns their contents.
+    For URLs, `read` returns the contents, which are read-only.
 
     FIFOs, sockets, devices and links to themselves are skipped with a warning.
 
@@ -101,14 +101,14 @@ class Files(BaseSource):
             raise TypeError("Files requires either a directory, or paths= (and labels=)")
         self.classes: tuple[str, ...] = ()
         self._labels: NDArray[np.int32] | None = None
-        self._system: Any = None  # fsspec's file system, for URLs
+        self._storage: Storage | None = None  # of a list with URLs
+        self._folders: Folders | None = None  # of a remote directory
         if paths is not None:
             if isinstance(paths, (str, bytes, os.PathLike)) and os.path.isdir(paths):
                 raise TypeError(f"paths={paths!r} is a directory. Pass it as Files({paths!r})")
             expanded_paths = path_list(paths, storage)
             if any(map(is_remote, expanded_paths)):
-                self._system, _ = storage.filesystem(next(filter(is_remote, expanded_paths)))
-                expanded_paths = [storage.filesystem(path)[1] for path in expanded_paths]
+                self._storage = storage
             below = below_common_root(expanded_paths)
             self._root = os.fsencode(expanded_paths[0][: len(expanded_paths[0]) - len(below[0])])
             self._names = Names([(b"", [os.fsencode(name) for name in below])])
@@ -125,8 +125,8 @@ class Files(BaseSource):
                 )
             root = path_text(folder)
             if is_remote(root):
-                self._system, path = storage.filesystem(root)
-                is_folder, is_file = self._system.isdir(path), self._system.isfile(path)
+                self._folders, path = storage.folders(root)
+                is_folder, is_file = self._folders.isdir(path), self._folders.isfile(path)
             else:
                 root = path = os.path.abspath(home_expanded(root))
                 is_folder, is_file = os.path.isdir(path), os.path.isfile(path)
@@ -142,12 +142,13 @@ class Files(BaseSource):
                 )
             if not is_folder and is_remote(root):
                 raise FileNotFoundError(f"{printable(root)} is not a directory. Check the URL")
-            root = path
-            self._root = os.path.join(os.fsencode(root), b"")
+            # The directory of a bucket is "".
+            self._root = os.path.join(os.fsencode(path), b"") if path else b""
             self._list(_suffixes(extensions))
-        if self._system is not None:
+        self._is_remote = self._storage is not None or self._folders is not None
+        if self._is_remote:
             self.read_threads = WAITING_THREADS
-        fields = {"data": Field(np.dtype(np.uint8), 1, is_path=self._system is None)}
+        fields = {"data": Field(np.dtype(np.uint8), 1, is_path=not self._is_remote)}
         if self._labels is not None:
             fields["label"] = Field(np.dtype(np.int32))
         super().__init__(fields, identity)
@@ -156,6 +157,8 @@ class Files(BaseSource):
         """Lists the directory."""
         files, folders = self._listed(b"", suffixes)
         root = printable(self._root)
+        if self._folders is not None:
+            root = printable(self._folders.unstrip_protocol(os.fsdecode(self._root)))
         if not folders:
             self._names = Names([(b"", files)])
             if not files:
@@ -209,21 +212,23 @@ class Files(BaseSource):
                 columns[name] = self._labels[indices]
             else:
                 paths = [self._root + self._names[i] for i in indices.tolist()]
-                if self._system is None:
-                    columns[name] = [np.frombuffer(path, np.uint8) for path in paths]
+                if self._storage is not None:
+                    columns[name] = _arrays(self._storage.contents(list(map(os.fsdecode, paths))))
+                elif self._folders is not None:
+                    columns[name] = _arrays(self._folders.read(list(map(os.fsdecode, paths))))
                 else:
-                    columns[name] = list(map(leaf, fetch(self._system, paths)))
+                    columns[name] = [np.frombuffer(path, np.uint8) for path in paths]
         return columns
 
     def name(self, index: int) -> str:
         """Returns the path or URL of a record."""
         path = os.fsdecode(self._root + self._names[index])
-        return path if self._system is None else str(self._system.unstrip_protocol(path))
+        return path if self._folders is None else self._folders.unstrip_protocol(path)
 
     def _content(self) -> tuple[Any, ...]:
         sizes = (
             []
-            if self._system is not None
+            if self._is_remote
             else file_sizes([self.name(i) for i in spread(len(self), _MOST_SIZES).tolist()])
         )
         labels = b"" if self._labels is None else self._labels
@@ -242,7 +247,7 @@ class Files(BaseSource):
         """
         names, deeper = self._listed(os.path.join(folder, part), suffixes)
         yield from (part + name for name in names)
-        if deeper and self._system is None:
+        if deeper and self._folders is None:
             place = os.path.join(self._root, folder, part)
             target = os.path.realpath(place)
             if target in above:
@@ -263,10 +268,10 @@ class Files(BaseSource):
         folders: list[bytes] = []
         special_files: list[bytes] = []
         dangling: list[bytes] = []
-        if self._system is not None:
-            for entry in self._system.ls(os.fsdecode(self._root + folder), detail=True):
-                name = os.fsencode(entry["name"].rstrip("/").rpartition("/")[2])
-                (folders if entry["type"] == "directory" else files).append(name)
+        if self._folders is not None:
+            for found in self._folders.ls(os.fsdecode(self._root + folder)):
+                name = os.fsencode(found["name"].rstrip("/").rpartition("/")[2])
+                (folders if found["type"] == "directory" else files).append(name)
             files = [name for name in files if not suffixes or name.lower().endswith(suffixes)]
         else:
             try:
@@ -304,12 +309,17 @@ class Files(BaseSource):
         return files, sorted(name for name in folders if not name.startswith(_HIDDEN))
 
     def _check_files(self) -> None:
-        most = _MOST_CHECKED if self._system is None else 0  # checking remote files would be slow
+        most = 0 if self._storage is not None else _MOST_CHECKED  # remote files would take long
         for index in spread(len(self), most).tolist():
             path = self.name(index)
             if not os.path.isfile(path):
                 problem = "is not a file" if os.path.exists(path) else "does not exist"
                 raise FileNotFoundError(f"paths[{index}] {problem}: {printable(path)}")
+
+
+def _arrays(contents: Sequence[Any]) -> list[NDArray[np.uint8]]:
+    """Returns arrays of the memory of some contents, which are read-only."""
+    return [np.frombuffer(c, np.uint8) if len(c) else np.zeros(0, np.uint8) for c in contents]
 
 
 def _kind(entry: os.DirEntry[bytes]) -> str:

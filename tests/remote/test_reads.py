@@ -15,7 +15,7 @@ from nvidia.dali import fn
 
 from dalijax import data_iterator
 from dalijax.core.remote import storage
-from dalijax.sources import Mixture, Named, Tar
+from dalijax.sources import Files, Mixture, Named, Tar
 from range_server import serving, share_of_requests
 from tars import write_tar
 
@@ -127,6 +127,19 @@ def test_batches_are_those_of_local_files(server, client):
     assert labels_of(opened(server, read_ahead=0), 30) == expected
     assert labels_of(opened(server, read_ahead="1kB"), 30) == expected
     assert sorted(expected[:120]) == list(range(120))
+
+
+@pytest.mark.parametrize("kind", ("503", "reset", "short", "hang"))
+def test_whole_files(kind, server, client, folder):
+    urls = [f"{server.url}/{k}.tar" for k in range(TARS)]
+    source = Files(paths=urls, storage_options=QUICK)
+    server.fault = lambda path, start, end, count: kind if count < 2 else ""
+    values = source.read(np.array([3, 1, 3]), ["data"])["data"]
+    assert [v.tobytes() for v in values] == [(folder / f"{k}.tar").read_bytes() for k in (3, 1, 3)]
+    assert source.name(2) == urls[2] and server.num_faults >= 4
+    server.fault = lambda path, *_: "403" if path == "1.tar" else ""
+    with pytest.raises(PermissionError, match=rf"^{urls[1]}: access is denied"):
+        source.read(np.array([3, 1]), ["data"])
 
 
 def test_mixtures_and_names_read_ahead(server):

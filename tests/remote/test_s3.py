@@ -1,11 +1,16 @@
 """Tars in a bucket of S3, which moto's server simulates, with credentials in several forms."""
 
+import os
 import pathlib
+import pickle
+import sys
 
 import numpy as np
 import pytest
 
-from dalijax.sources import Tar
+from dalijax.core.formats.paths import path_list
+from dalijax.core.remote.storage import Storage
+from dalijax.sources import Files, Tar
 from tars import FIELDS, samples, write_tar
 
 pytest.importorskip("obstore")
@@ -35,6 +40,10 @@ def endpoint(tmp_path_factory):
         path = write_tar(folder / f"{k}.tar", samples(k * 20, k * 20 + 20))
         body = pathlib.Path(path).read_bytes()
         client.put_object(Bucket="bucket", Key=f"a b/{k}.tar", Body=body, ACL="public-read")
+    for name in ("b/1.jpg", "a/2.jpg", "a/x/3 %20.jpg", "a/note.txt", "a/.hidden.jpg"):
+        (folder / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "root" / name).write_bytes(name.encode())
+        client.put_object(Bucket="bucket", Key=f"root/{name}", Body=name.encode())
     yield url, client, folder
     server.stop()
 
@@ -104,3 +113,53 @@ def test_errors_and_changes(endpoint):
     finally:
         body = (folder / "1.tar").read_bytes()
         client.put_object(Bucket="bucket", Key="a b/1.tar", Body=body, ACL="public-read")
+
+
+def test_files_of_a_folder(endpoint, monkeypatch):
+    url, _, folder = endpoint
+    for name in ("s3fs", "aiobotocore"):
+        monkeypatch.setitem(sys.modules, name, None)
+    options = {**KEYS, "endpoint_url": url}
+    local = Files(folder / "root")
+    for root in ("s3://bucket/root", "s3://bucket/root/"):
+        source = Files(root, storage_options=options)
+        assert [source.name(i) for i in range(4)] == [
+            f"s3://bucket/root/{os.path.relpath(local.name(i), folder / 'root')}" for i in range(4)
+        ]
+        indices = np.array([3, 0, 2, 0])
+        values = pickle.loads(pickle.dumps(source)).read(indices, ["data", "label"])
+        names = [os.path.relpath(local.name(i), folder / "root") for i in indices.tolist()]
+        assert [v.tobytes().decode() for v in values["data"]] == names
+        assert values["label"].tolist() == local.read(indices, ["label"])["label"].tolist()
+        assert source.classes == local.classes == ("a", "b")
+    listed = Files(paths="s3://bucket/root/a/*.jpg", storage_options=options)
+    assert [listed.name(i) for i in range(len(listed))] == ["s3://bucket/root/a/2.jpg"]
+    assert listed.read(np.array([0]), ["data"])["data"][0].tobytes() == b"a/2.jpg"
+    for path, error, text in (
+        ("s3://bucket/none", FileNotFoundError, "none is not a directory. Check the URL"),
+        ("s3://bucket/root/b/1.jpg", NotADirectoryError, "1.jpg is a file"),
+        ("s3://bucket/root/b", ValueError, "s3://bucket/root/b/ has neither"),
+    ):
+        with pytest.raises(error, match=text):
+            Files(path, storage_options=options, extensions=["png"])
+    missing = Files(paths=["s3://bucket/root/none.jpg"], storage_options=options)
+    with pytest.raises(FileNotFoundError, match="s3://bucket/root/none.jpg does not exist"):
+        missing.read(np.array([0]), ["data"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "keys"),
+    [
+        ("a b/*.tar", ["a b/0.tar", "a b/1.tar"]),
+        ("a b/[!0].tar", ["a b/1.tar"]),
+        ("*/{1,0}.tar", ["a b/1.tar", "a b/0.tar"]),
+        ("root/**/*.jpg", ["root/a/2.jpg", "root/a/x/3 %20.jpg", "root/b/1.jpg"]),
+        ("root/*/.*.jpg", ["root/a/.hidden.jpg"]),
+    ],
+)
+def test_patterns(pattern, keys, endpoint):
+    url, _, _ = endpoint
+    storage = Storage({**KEYS, "endpoint_url": url})
+    assert path_list(f"s3://bucket/{pattern}", storage) == [f"s3://bucket/{key}" for key in keys]
+    with pytest.raises(FileNotFoundError, match="matches no file"):
+        path_list("s3://bucket/*.none", storage)

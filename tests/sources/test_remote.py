@@ -164,7 +164,7 @@ def test_files_in_memory(tmp_path, memory):
             b"a/2.jpg",
         ]
         assert list(values["label"]) == [1, 0, 0, 0]
-        assert source.name(3) == "memory:///root/b/1.jpg"
+        assert source.name(3).endswith("/root/b/1.jpg")
     memory.rm("/root/b/1.jpg")
     with pytest.raises(FileNotFoundError, match=r"b/1\.jpg"):
         source.read(np.array([0, 3]), ["data"])

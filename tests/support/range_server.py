@@ -4,7 +4,7 @@
 
 Faults are a function of the request: a `fault` gets the path, the range and the number of earlier
 requests of this range, and returns the kind of a fault, or "" for a correct response. So the same
-requests have the same faults in each run.
+requests have the same faults in each run. The end of the range of a whole file is None.
 """
 
 import asyncio
@@ -112,8 +112,8 @@ class RangeServer:
         kind = ""
         if method == "HEAD":
             self.heads += 1
-        elif wanted:
-            key = (path, int(wanted[1]), int(wanted[2]) + 1)
+        else:
+            key = (path, int(wanted[1]), int(wanted[2]) + 1) if wanted else (path, 0, None)
             if self.fault is not None:
                 kind = self.fault(*key, self.counts[key])
                 self.num_faults += bool(kind)
@@ -134,23 +134,24 @@ class RangeServer:
             return self._send(writer, 412, b"")
         lines = f"ETag: {tag}\r\n" if tag else ""
         if not wanted or kind == "norange":
-            return self._send(writer, 200, data, lines, method == "HEAD")
-        start, end = int(wanted[1]), min(int(wanted[2]) + 1, len(data))
-        if start >= len(data):
-            return self._send(writer, 416, b"")
-        if kind == "less":
-            end = start + (end - start) // 2
-        if kind == "other":
-            start, end = start + 1, end + 1
-        lines += f"Content-Range: bytes {start}-{end - 1}/{len(data)}\r\n"
-        body = data[start : end - (kind == "cut")]
+            status, body = 200, data
+        else:
+            status, start, end = 206, int(wanted[1]), min(int(wanted[2]) + 1, len(data))
+            if start >= len(data):
+                return self._send(writer, 416, b"")
+            if kind == "less":
+                end = start + (end - start) // 2
+            if kind == "other":
+                start, end = start + 1, end + 1
+            lines += f"Content-Range: bytes {start}-{end - 1}/{len(data)}\r\n"
+            body = data[start : end - (kind == "cut")]
         if kind in ("short", "stall"):
-            self._send(writer, 206, body[: len(body) // 2], lines, length=len(body))
+            self._send(writer, status, body[: len(body) // 2], lines, length=len(body))
             await writer.drain()
             if kind == "stall":
                 await asyncio.sleep(3600)
             return False
-        return self._send(writer, 206, body, lines, method == "HEAD")
+        return self._send(writer, status, body, lines, method == "HEAD")
 
     def _send(self, writer, status, body, lines="", is_head=False, length=None):
         length = len(body) if length is None else length

@@ -1,0 +1,168 @@
+"""Folders of remote files: lists them, expands patterns, and reads whole files.
+
+Both classes have the same methods, with the names and results of fsspec's file systems.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from ..workers import Result
+from .fsspec_client import filesystem, read_together
+from .locations import Place
+from .object_client import ObjectClient
+from .request_threads import request_threads
+from .retries import MissingError, each, patience, repeated
+
+T = TypeVar("T")
+Entry = dict[str, str]  # "name", and "type": "file" or "directory"
+
+
+class FsspecFolders:
+    """Folders of one of fsspec's file systems.
+
+    Args:
+        url: A URL of the file system.
+        options: The user's storage options.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any]):
+        self._url, self._options = url, dict(options)
+        # By process, because some file systems do not work in a forked child.
+        self._systems = {os.getpid(): filesystem(url, options)[0]}
+
+    def __reduce__(self) -> Any:
+        return FsspecFolders, (self._url, self._options)
+
+    @property
+    def _system(self) -> Any:
+        if os.getpid() not in self._systems:
+            self._systems[os.getpid()] = filesystem(self._url, self._options)[0]
+        return self._systems[os.getpid()]
+
+    def path(self, url: str) -> str:
+        """Returns the path of a URL in the file system."""
+        return filesystem(url, self._options)[1]
+
+    def unstrip_protocol(self, path: str) -> str:
+        """Returns the URL of a path."""
+        return str(self._system.unstrip_protocol(path))
+
+    def isdir(self, path: str) -> bool:
+        """Returns whether a path is a folder."""
+        return bool(self._patiently(lambda: self._system.isdir(path)))
+
+    def isfile(self, path: str) -> bool:
+        """Returns whether a path is a file."""
+        return bool(self._patiently(lambda: self._system.isfile(path)))
+
+    def ls(self, path: str) -> list[Entry]:
+        """Returns the files and folders in a folder."""
+        entries: list[Entry] = self._patiently(lambda: self._system.ls(path, detail=True))
+        return entries
+
+    def glob(self, pattern: str) -> list[Entry]:
+        """Returns the files and folders that match a pattern."""
+        found = self._patiently(lambda: self._system.glob(pattern, detail=True))
+        return list(found.values())
+
+    def read(self, paths: Sequence[str]) -> list[Any]:
+        """Returns the contents of files."""
+
+        def attempt(rows: list[int]) -> list[Any]:
+            whole = [None] * len(rows)
+            return read_together(self._system, [paths[row] for row in rows], whole, whole)
+
+        urls = [self.unstrip_protocol(path) for path in paths]
+        return repeated(attempt, urls, patience(self._options))
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        seconds = patience(self._options, opens=True)
+        return repeated(lambda rows: each(lambda _: call(), rows), [self._url], seconds)[0]
+
+
+class ObjectFolders:
+    """Folders of a bucket, or files of an HTTP server, that obstore reads; paths are keys.
+
+    Args:
+        client: Reads objects.
+        url: The URL of a place.
+        place: The place.
+    """
+
+    def __init__(self, client: ObjectClient, url: str, place: Place):
+        self._client, self._place, self._url = client, place, url
+        end = url.rstrip("/").removesuffix(place.key)
+        self._root = end if end.endswith("/") else end + "/"
+        self._listed: dict[str, Result[list[Entry]]] = {}  # folders that are listed ahead
+
+    def __reduce__(self) -> Any:
+        return ObjectFolders, (self._client, self._url, self._place)
+
+    def unstrip_protocol(self, path: str) -> str:
+        """Returns the URL of a path."""
+        return self._root + path
+
+    def isdir(self, path: str) -> bool:
+        """Returns whether a path is a folder: whether there are objects in it."""
+        self._listed[path] = result = self._list(path)
+        return bool(result.get())
+
+    def isfile(self, path: str) -> bool:
+        """Returns whether a path is a file."""
+        if not path:
+            return False
+        url = self.unstrip_protocol(path)
+        try:
+            request_threads().call(self._client.version, self._place.at(path), url).get()
+        except MissingError:
+            return False
+        return True
+
+    def ls(self, path: str) -> list[Entry]:
+        """Returns the files and folders in a folder; begins to list these folders, too."""
+        path = path.strip("/")
+        entries = (self._listed.pop(path, None) or self._list(path)).get()
+        for entry in entries:
+            if entry["type"] == "directory":
+                self._listed[entry["name"]] = self._list(entry["name"])
+        return entries
+
+    def _list(self, path: str) -> Result[list[Entry]]:
+        url = self.unstrip_protocol(path)
+        return request_threads().call(self._client.entries, self._place.at(path), url)
+
+    def glob(self, pattern: str) -> list[Entry]:
+        """Returns the files that match a pattern."""
+        fixed = re.split(r"[*\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
+        place, url = self._place.at(fixed), self.unstrip_protocol(fixed)
+        keys = request_threads().call(self._client.keys_below, place, url).get()
+        matches = _matcher(pattern).fullmatch
+        return [{"name": key, "type": "file"} for key in keys if matches(key)]
+
+    def read(self, paths: Sequence[str]) -> list[Any]:
+        """Returns the contents of files."""
+        threads = request_threads()
+        results = [
+            threads.call(self._client.content, self._place.at(path), self.unstrip_protocol(path))
+            for path in paths
+        ]
+        return [result.get() for result in results]
+
+
+Folders = FsspecFolders | ObjectFolders
+
+
+def _matcher(pattern: str) -> re.Pattern[str]:
+    """Returns the expression of a pattern with ``*``, ``**`` and ``[]``."""
+    parts = []
+    for part in re.split(r"(\*\*/|\*\*|\*|\[[^]]+\])", pattern):
+        if part.startswith("[") and part.endswith("]"):
+            parts.append("[" + part[1:].replace("\\", r"\\").replace("!", "^", part[1] == "!"))
+        else:
+            special = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}
+            parts.append(special.get(part) or re.escape(part))
+    return re.compile("".join(parts), re.DOTALL)
