@@ -53,6 +53,14 @@ def mixture(folder):
     return sources.Mixture([(tar(folder), 2), (tar(folder, "rest"), 1)])
 
 
+def remote(folder):
+    """Returns a mixture of the tars of the server whose URL is in the file ``url``."""
+    url = pathlib.Path(folder, "url").read_text()
+    options = {"cache_dir": f"{folder}/index", "read_ahead": "20kB"}
+    tars = [sources.Tar(f"{url}/{name}.tar", FIELDS, **options) for name in ("most", "rest")]
+    return sources.Mixture([(tars[0], 2), (tars[1], 1)])
+
+
 def drawn(data, label, *, draw):
     numbers = fn.cat(
         draw.uniform(shape=[2]), draw.normal(shape=[2]), draw.choice([0.5, 1.5], shape=[1])
@@ -71,7 +79,8 @@ def by_policy(data, label, *, draw):
     return label, draw.uniform(shape=[2]), fn.resize(image, size=[24, 24])
 
 
-SOURCES = {"Files": files, "Tar": tar, "Records": records, "Mixture": mixture}
+LOCAL = {"Files": files, "Tar": tar, "Records": records, "Mixture": mixture}
+SOURCES = {**LOCAL, "remote Mixture": remote}
 GRAPHS = {"draw": drawn, "augment": augmented, "rand_augment": by_policy}
 
 

@@ -54,7 +54,7 @@ def source_cells(folder: pathlib.Path) -> Iterator[tuple[str, Make]]:
             config["sharding"] = rows_over(devices)
         return function(batch_size=4, num_threads=1, **config)
 
-    for source in elastic_graphs.SOURCES:
+    for source in elastic_graphs.LOCAL:
         yield f"source {source}", lambda s=source: make(s, "augment", mask="mask")
     yield "source two devices", lambda: make("Files", "augment", devices=2, mask="mask")
     yield "source rand_augment", lambda: make("Tar", "rand_augment", mask="mask")
