@@ -19,7 +19,7 @@ from ..workers import Result
 T = TypeVar("T")
 
 # Requests in flight. Each has a connection, whose buffers take up to 0.1 MB.
-MOST_REQUESTS = 448
+MOST_REQUESTS = 384
 _MOST_THREADS = 256
 
 

@@ -1,8 +1,12 @@
 """Policies of remote reads that need no server: errors, delays, URLs, credentials and versions."""
 
+import ast
+import dataclasses
 import datetime
 import errno
 import itertools
+import pathlib
+import re
 
 import pytest
 
@@ -222,3 +226,33 @@ def test_versions():
     assert tagged.difference(Version(6, '"1"')) == "5 -> 6 bytes"
     assert dated.difference(Version(5, None, "x")).startswith("Last-Modified")
     assert tagged.difference(dated) == "" == dated.difference(tagged)
+
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "sources.md"
+ROWS = re.findall(
+    r"^\| ([^|]+) \| (?:`(\w+://\S+)`)? *\| `(\{.*\})`", PAGE.read_text(), re.MULTILINE
+)
+
+
+@pytest.mark.parametrize(("name", "url", "options"), ROWS, ids=[name for name, *_ in ROWS])
+def test_the_options_in_the_docs_make_stores(name, url, options, tmp_path, monkeypatch):
+    native = pytest.importorskip("obstore._obstore")
+    monkeypatch.chdir(tmp_path)
+    options = ast.literal_eval(options.replace("...", "YWJj"))
+    kinds = [url] if url else ["https://host/a", "s3://bucket/a", "gs://bucket/a", "az://box/a"]
+    for address in kinds:
+        place = place_of(address)
+        if not url and place.kind == "az":
+            place = dataclasses.replace(place, account="me")
+        kind, arguments = store_arguments(place, options, {})
+        if options.get("token") == "key.json":
+            with pytest.raises(Exception, match=r"key\.json"):
+                getattr(native._store, kind)(**arguments)
+        else:
+            getattr(native._store, kind)(**arguments)
+
+
+def test_the_docs_have_every_kind_of_storage():
+    assert len(ROWS) == 11 and {url.partition(":")[0] for _, url, _ in ROWS} == {
+        *("https", "s3", "gs", "az", "")
+    }
