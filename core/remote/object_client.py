@@ -139,16 +139,28 @@ class ObjectClient:
             row_starts, row_ends = [starts[row] for row in rows], [ends[row] for row in rows]
             return self._read(place, url, row_starts, row_ends, version, has_one)
 
-        def attempt(rows: list[int]) -> Sequence[memoryview | Exception]:
-            try:
-                return read(rows)
-            except Exception as error:
-                if len(rows) == 1 or refusal(error, url) is not None:
-                    return [error] * len(rows)
-            has_one()
-            # One by one, so that a range that fails often does not repeat the others.
-            return each(lambda row: read([row])[0], rows)
+        def read_one(row: int) -> memoryview:
+            return read([row])[0]
 
+        def attempt(rows: list[int]) -> Sequence[memoryview | Exception]:
+            # A repetition begins with one request: the server may be overloaded.
+            first = each(read_one, rows[:1]) if has_failed else []
+            has_failed.append(True)
+            if any(isinstance(result, Exception) for result in first):
+                return first * len(rows)
+            others = rows[len(first) :]
+            if not others:
+                return first
+            try:
+                return [*first, *read(others)]
+            except Exception as error:
+                if len(others) == 1 or refusal(error, url) is not None:
+                    return first + [error] * len(others)
+            # One by one, so that a range that fails often does not repeat the others.
+            has_one()
+            return first + each(read_one, others)
+
+        has_failed: list[bool] = []
         return repeated(attempt, [url] * len(starts), patience(self._options), is_wanted)
 
     def _read(

@@ -122,13 +122,18 @@ def repeated(
 
 
 def each(read: Callable[[int], T], rows: Sequence[int]) -> list[T | Exception]:
-    """Returns the result or the error of each of some requests, sent one after the other."""
+    """Returns the result or the error of each of some requests, sent one after the other.
+
+    After two errors in a row, the others are not sent: the server may be overloaded.
+    """
     results: list[T | Exception] = []
     for row in rows:
         try:
             results.append(read(row))
         except Exception as error:
             results.append(error)
+            if all(isinstance(result, Exception) for result in results[-2:]) and len(results) > 1:
+                return results + [error] * (len(rows) - len(results))
     return results
 
 

@@ -19,7 +19,14 @@ from dalijax.core.remote.locations import (
     place_of,
     store_arguments,
 )
-from dalijax.core.remote.retries import RemoteError, WrongAnswerError, exhausted, refusal, repeated
+from dalijax.core.remote.retries import (
+    RemoteError,
+    WrongAnswerError,
+    each,
+    exhausted,
+    refusal,
+    repeated,
+)
 from dalijax.core.remote.versions import Version
 
 URL = "s3://bucket/a.tar"
@@ -108,6 +115,22 @@ def test_only_failed_requests_are_repeated(monkeypatch):
     with pytest.raises(retries.Unneeded):
         monkeypatch.setattr(retries, "_delays", lambda: itertools.repeat(60.0))
         repeated(lambda rows: [ConnectionResetError()], [URL], 100.0, lambda: False)
+
+
+def test_requests_end_after_two_errors_in_a_row():
+    sent = []
+
+    def read(row):
+        sent.append(row)
+        if row in failing:
+            raise ConnectionResetError
+        return row
+
+    failing = {1, 3}
+    assert [isinstance(result, int) for result in each(read, range(5))] == [1, 0, 1, 0, 1]
+    failing, sent = {1, 2}, []
+    assert [isinstance(result, int) for result in each(read, range(5))] == [1, 0, 0, 0, 0]
+    assert sent == [0, 1, 2]
 
 
 def test_delays_double_up_to_the_longest():

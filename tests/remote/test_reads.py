@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -181,6 +182,16 @@ def test_final_errors_are_not_errors_of_records(kind, on_error, server, client):
     assert labels == list(range(120))
 
 
+def test_an_outage_sends_few_requests(server):
+    source = opened(server)
+    server.ranges.clear()
+    end = time.monotonic() + 1.5
+    server.fault = lambda *_: "503" if time.monotonic() < end else ""
+    check(source, range(0, 120, 2))
+    # Six calls of ten ranges, each with up to six attempts.
+    assert 60 + server.num_faults == len(server.ranges) and server.num_faults <= 6 * (9 + 2 + 5)
+
+
 def test_many_random_faults(server, client):
     source = opened(server, read_ahead=600_000)
     kinds = ("429", "500", "503", "reset", "short", "less", "other", "cut")
@@ -310,7 +321,9 @@ def test_a_forked_child_reads(server, client):
     check(source, [1, 30])
 
     def child(depth):
-        process = os.fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Python and JAX, about threads and forks
+            process = os.fork()
         if process == 0:
             signal.alarm(20)
             try:
