@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..messages.printable import printable
+from .listing import PAGE, Listing, versions_of_page
 from .locations import Place, needs_boto3, store_arguments
 from .native import obstore
 from .retries import WrongAnswerError, changed, each, patience, refusal, repeated
@@ -108,6 +109,46 @@ class ObjectClient:
 
         seconds = patience(self._options, opens=True)
         return repeated(lambda rows: each(read, rows), [url], seconds)[0]
+
+    def listed(self, place: Place, url: str, listing: Listing) -> dict[str, Version]:
+        """Returns the versions of objects that a listing contains; objects may be missing.
+
+        Args:
+            place: The place of one of the objects, which have the same root.
+            url: The URL of this object, for errors.
+            listing: The listing.
+
+        Raises:
+            RemoteError: If the store can't be listed.
+        """
+
+        def read(_: int) -> dict[str, Version]:
+            module, store = self._store(place)
+            versions: dict[str, Version] = {}
+            arguments = {"offset": listing.offset, "chunk_size": PAGE}
+            pages = module.list(store, listing.prefix, **arguments)
+            for number, page in enumerate(pages, 1):
+                versions |= versions_of_page(page, listing.keys)
+                is_past = listing.last is not None and page and page[-1]["path"] >= listing.last
+                if is_past or len(versions) == len(listing.keys) or number >= listing.most_pages:
+                    break
+            return versions
+
+        seconds = patience(self._options, opens=True)
+        return repeated(lambda rows: each(read, rows), [url], seconds)[0]
+
+    def write(self, place: Place, url: str, content: bytes) -> None:
+        """Writes an object.
+
+        Raises:
+            RemoteError: If it can't be written.
+        """
+
+        def put(_: int) -> None:
+            module, store = self._store(place)
+            module.put(store, place.key, content)
+
+        repeated(lambda rows: each(put, rows), [url], patience(self._options, opens=True))
 
     def read(
         self,

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .folders import Folders, FsspecFolders, ObjectFolders
-from .fsspec_client import read_files
+from .fsspec_client import filesystem, read_files
+from .listing import listings_of
 from .locations import Place, check_options, folder_place_of, place_of
 from .native import is_installed
 from .object_client import ObjectClient
@@ -93,11 +94,50 @@ class Storage:
             OSError: If an object can't be read.
         """
         threads = request_threads()
+        listed = self._listed(places, urls)
         results = [
-            threads.call(self.client.version, place, url)
+            None if place in listed else threads.call(self.client.version, place, url)
             for place, url in zip(places, urls, strict=True)
         ]
-        return [result.get() for result in results]
+        return [
+            listed[place] if result is None else result.get()
+            for place, result in zip(places, results, strict=True)
+        ]
+
+    def _listed(self, places: Sequence[Place], urls: Sequence[str]) -> dict[Place, Version]:
+        """Returns the versions of objects that listings contain."""
+        roots: dict[tuple[str, str, str], dict[str, tuple[Place, str]]] = {}
+        for place, url in zip(places, urls, strict=True):
+            root = (place.kind, place.root, place.account)
+            roots.setdefault(root, {})[place.key] = (place, url)
+        results = []
+        for objects in roots.values():
+            place, url = next(iter(objects.values()))
+            for listing in listings_of(place.kind, objects.keys()):
+                call = request_threads().call(self.client.listed, place, url, listing)
+                results.append((objects, call))
+        versions: dict[Place, Version] = {}
+        for objects, result in results:
+            try:
+                found = result.get()
+            except OSError as error:  # e.g. the user may read objects, but not list them
+                _log.debug("a bucket can't be listed, so that each object is requested: %s", error)
+                continue
+            versions |= {objects[key][0]: version for key, version in found.items()}
+        return versions
+
+    def write(self, url: str, content: bytes) -> None:
+        """Writes a file.
+
+        Raises:
+            OSError: If it can't be written.
+        """
+        place = self.place(url)
+        if place is not None:
+            request_threads().call(self.client.write, place, url, content).get()
+            return
+        system, path = filesystem(url, self.options)
+        system.pipe_file(path, content)
 
     def read(self, place: Place, url: str, start: int, end: int, version: Version) -> memoryview:
         """Reads a range of an object.

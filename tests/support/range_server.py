@@ -1,5 +1,7 @@
 """An HTTP server of byte ranges with latency and faults, in a thread or as a program.
 
+It also answers S3's requests for lists of objects, if each folder is a bucket, and takes new files.
+
     python tests/support/range_server.py FOLDER PORT LATENCY
 
 Faults are a function of the request: a `fault` gets the path, the range and the number of earlier
@@ -8,9 +10,11 @@ requests have the same faults in each run. The end of the range of a whole file 
 """
 
 import asyncio
+import bisect
 import collections
 import contextlib
 import hashlib
+import html
 import mmap
 import os
 import pathlib
@@ -58,6 +62,8 @@ class RangeServer:
         tag: Replaces the ETags of all files, if it is not None; "" for no ETags.
         latency: As above.
         ranges: The requested ranges: path, start and end.
+        lists: Prefixes of requests for pages of lists.
+        can_list: Whether lists are allowed.
         most_in_flight: The largest number of requests at once.
         num_faults: Number of responses with faults.
     """
@@ -66,11 +72,13 @@ class RangeServer:
         self.folder, self.latency = pathlib.Path(folder), latency
         self.fault = None
         self.tag = None
-        self.ranges = []
+        self.ranges, self.lists = [], []
+        self.can_list = True
         self.heads = 0
         self.in_flight = self.most_in_flight = self.num_faults = 0
         self.counts = collections.Counter()
         self._maps = {}
+        self._keys = {}  # of buckets
 
     def content(self, path):
         """Returns the bytes and the ETag of a file."""
@@ -95,20 +103,57 @@ class RangeServer:
                 self.in_flight += 1
                 self.most_in_flight = max(self.most_in_flight, self.in_flight)
                 try:
+                    size = re.search(r"\r\ncontent-length: *(\d+)", head.lower())
+                    body = await reader.readexactly(int(size[1]) if size else 0)
                     await asyncio.sleep(self.latency)
-                    is_open = await self._respond(head, writer)
+                    is_open = await self._respond(head, body, writer)
                 finally:
                     self.in_flight -= 1
                 if not is_open:
                     break
         writer.close()
 
-    async def _respond(self, head, writer):
+    def _page(self, bucket, query):
+        """Returns a page of S3's ListObjectsV2: the objects of a bucket, sorted by their keys."""
+        prefix, after = query.get("prefix", ""), query.get("start-after", "")
+        self.lists.append(prefix)
+        if not self.can_list:
+            return 403, b"<Error><Code>AccessDenied</Code></Error>"
+        if bucket not in self._keys:
+            root = self.folder / bucket
+            files = (path for path in root.rglob("*") if path.is_file())
+            self._keys[bucket] = sorted(path.relative_to(root).as_posix() for path in files)
+        keys = self._keys[bucket]
+        first = bisect.bisect_right(keys, query.get("continuation-token", after))
+        if not after and "continuation-token" not in query:
+            first = 0
+        keys = [key for key in keys[first:] if key.startswith(prefix)]
+        page = keys[: int(query.get("max-keys", 1000))]
+        entries = "".join(
+            f"<Contents><Key>{html.escape(key)}</Key><Size>{len(data)}</Size>"
+            f"<ETag>{html.escape(tag)}</ETag><LastModified>2024-01-01T00:00:00.000Z</LastModified>"
+            "</Contents>"
+            for key in page
+            for data, tag in [self.content(f"{bucket}/{key}")]
+        )
+        is_cut = len(page) < len(keys)
+        token = f"<NextContinuationToken>{html.escape(page[-1])}</NextContinuationToken>"
+        body = f"<IsTruncated>{str(is_cut).lower()}</IsTruncated>{token if is_cut else ''}{entries}"
+        return 200, f"<ListBucketResult>{body}</ListBucketResult>".encode()
+
+    async def _respond(self, head, body, writer):
         """Responds to a request; returns whether the connection stays open."""
         method, target, _ = head.partition("\r\n")[0].split(" ")
         headers = dict(re.findall(r"\r\n([^:\r]+): *([^\r]*)", head.lower()))
         path = urllib.parse.unquote(target.partition("?")[0]).lstrip("/")
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("range", ""))
+        query = dict(urllib.parse.parse_qsl(target.partition("?")[2]))
+        if query.get("list-type") == "2":
+            return self._send(writer, *self._page(path.rstrip("/"), query))
+        if method == "PUT":
+            (self.folder / path).write_bytes(body)
+            self._keys.clear()
+            return self._send(writer, 200, b"", f"ETag: {self.content(path)[1]}\r\n")
         kind = ""
         if method == "HEAD":
             self.heads += 1

@@ -1,0 +1,91 @@
+"""Plans a listing of a bucket that contains the versions of many objects.
+
+A page of a listing has up to 1,000 objects, so that it replaces as many requests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from .versions import Version
+
+PAGE = 1000  # objects
+KINDS = frozenset(("s3", "gs", "az"))  # stores that list their objects
+_SORTED = frozenset(("s3", "gs"))  # stores that list objects in the order of their keys
+_HAS_OFFSETS = frozenset(("s3",))  # stores whose listings begin after a key at no cost
+_SPARE_PAGES = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """A listing of a bucket.
+
+    Attributes:
+        keys: The wanted keys.
+        prefix: The folder of the objects; None: the whole bucket.
+        offset: Keys up to this key are not listed; None: none.
+        last: The listing ends after this key; None: it is not sorted.
+        most_pages: The listing ends after this number of pages, because there are far more objects
+            in the folder than are wanted.
+    """
+
+    keys: frozenset[str]
+    prefix: str | None
+    offset: str | None
+    last: str | None
+    most_pages: int
+
+
+def listings_of(kind: str, keys: Collection[str]) -> list[Listing]:
+    """Plans listings of some objects; none if a request for each object is as good.
+
+    If a listing can begin at any key, there is a listing for each page, which are requested at the
+    same time.
+
+    Args:
+        kind: The kind of the store.
+        keys: The keys of the objects.
+    """
+    if kind not in KINDS or len(keys) < 2:
+        return []
+    ordered = sorted(keys)
+    start = _common_start(ordered[0], ordered[-1])
+    prefix = start[: start.rfind("/") + 1] or None
+    offset = start if kind in _SORTED and start and start != prefix else None
+    size = PAGE if kind in _HAS_OFFSETS else len(ordered)
+    return [
+        Listing(
+            keys=frozenset(part := ordered[first : first + size]),
+            prefix=prefix,
+            offset=ordered[first - 1] if first else offset,
+            last=part[-1] if kind in _SORTED else None,
+            most_pages=2 * -(-len(part) // PAGE) + _SPARE_PAGES,
+        )
+        for first in range(0, len(ordered), size)
+    ]
+
+
+def _common_start(first: str, last: str) -> str:
+    differs = (place for place, (a, b) in enumerate(zip(first, last)) if a != b)
+    return first[: next(differs, len(first))]
+
+
+def versions_of_page(
+    page: Sequence[Mapping[str, Any]], keys: Collection[str]
+) -> dict[str, Version]:
+    """Returns the versions of the wanted objects of a page.
+
+    Args:
+        page: obstore's metadata of objects.
+        keys: The keys of the wanted objects.
+    """
+    return {entry["path"]: _version(entry) for entry in page if entry["path"] in keys}
+
+
+def _version(entry: Mapping[str, Any]) -> Version:
+    tag = entry.get("e_tag")
+    if tag and not tag.endswith('"'):  # Azure's listing has ETags without quotes
+        entry = {**entry, "e_tag": f'"{tag}"'}
+    return Version.of(entry)
