@@ -40,7 +40,8 @@ def is_remote(path: str) -> bool:
 Stamp = list[Any]
 
 
-def _local_stamp(status: os.stat_result) -> Stamp:
+def local_stamp(status: os.stat_result) -> Stamp:
+    """Returns the stamp of a local file."""
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
@@ -62,7 +63,7 @@ class LocalFile:
         self.shown = printable(path)
         self.path = path
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._stamp = _local_stamp(os.fstat(self.fd))
+        self._stamp = local_stamp(os.fstat(self.fd))
         self.size: int = self._stamp[0]
 
     def stamp(self) -> Stamp:
@@ -185,18 +186,23 @@ def stamps_of(paths: Sequence[str], storage: Storage) -> list[Stamp | None]:
     """
     if any(map(is_remote, paths)):
         return [file.stamp() for file in open_files(paths, storage)]
-    return [_local_stamp(os.stat(path)) for path in paths]
+    return [local_stamp(os.stat(path)) for path in paths]
 
 
 class Window:
     """Buffered small reads of a file at mostly increasing offsets.
 
+    Args:
+        file: The file.
+        least: Least number of bytes of a read; None: as suits the file.
+
     Attributes:
         file: The file.
     """
 
-    def __init__(self, file: ByteFile):
+    def __init__(self, file: ByteFile, least: int | None = None):
         self.file = file
+        self._least = file.window if least is None else least
         self._data = b""
         self._start = 0
 
@@ -204,7 +210,7 @@ class Window:
         """Reads bytes from an offset; fewer at the end of the file."""
         begin = at - self._start
         if begin < 0 or begin + count > len(self._data):
-            self._data = self.file.read(at, max(count, self.file.window))
+            self._data = self.file.read(at, max(count, self._least))
             self._start, begin = at, 0
         return self._data[begin : begin + count]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,14 +11,15 @@ import numpy as np
 
 from ..messages.printable import printable
 from ..remote.storage import Storage
-from .byte_files import ByteFiles, Stamp, is_remote, stamps_of
+from .byte_files import ByteFiles, Stamp, is_remote
 from .index import Index, load_or_build
+from .progress import report_remote
 from .spread import spread
+from .stamps import check_unchanged, settled_stamps
 
 _log = logging.getLogger("dalijax")
 
 _MOST_RECORDS = 64  # in the digest of the content
-_TICK = 20_000_000  # nanoseconds; file timestamps of a kernel have a resolution of up to 10 ms
 
 
 def cached_index(
@@ -31,6 +30,7 @@ def cached_index(
     build: Callable[[], Index],
     is_valid: Callable[[Index], bool],
     storage: Storage,
+    shared: Callable[[Sequence[Stamp | None]], Index | None] = lambda stamps: None,
 ) -> Index:
     """Loads the stored index of files, or builds and stores it.
 
@@ -45,11 +45,13 @@ def cached_index(
         build: Builds the index.
         is_valid: Checks the content of a loaded index.
         storage: Access to remote files.
+        shared: Returns the index from shared indexes, given the stamps of the files; None if there
+            is none.
 
     Raises:
         OSError: If a file can't be read, or changes while it is indexed.
     """
-    stamps = _stamps(paths, storage)
+    stamps = settled_stamps(paths, storage)
     if None in stamps:
         _log.warning(
             "%s has neither an ETag nor an older date, so that it is indexed each time",
@@ -60,20 +62,28 @@ def cached_index(
     key = None if None in stamps else digest.hexdigest()[:32]
 
     def stamped() -> Index:
-        index = build()
-        samples = _samples_digest(paths, index, storage)
-        for path, before, after in zip(paths, stamps, _stamps(paths, storage)):
-            if before is not None and before != after:
-                raise OSError(
-                    f"{printable(path)} changed while it was indexed. Create the source when the "
-                    "file is complete"
-                )
-        about = {**index.about, "stamps": stamps, "samples": samples}
-        return Index(about, index.arrays)
+        index = None if key is None else shared(stamps)
+        if index is not None:
+            if is_valid(Index({**index.about, "stamps": stamps, "samples": ""}, index.arrays)):
+                return _stamped(paths, stamps, index, storage)
+            _log.warning("the shared index is damaged, so that the files are indexed again")
+        if any(map(is_remote, paths)):
+            report_remote(paths, sum(int(stamp[0]) for stamp in stamps if stamp))
+        index = _stamped(paths, stamps, build(), storage)
+        check_unchanged(paths, stamps, storage)
+        return index
 
     return load_or_build(
         folder, key, stamped, lambda index: index.about.get("stamps") == stamps and is_valid(index)
     )
+
+
+def _stamped(
+    paths: Sequence[str], stamps: Sequence[Stamp | None], index: Index, storage: Storage
+) -> Index:
+    """Returns an index with the stamps of its files, and a digest of records."""
+    samples = _samples_digest(paths, index, storage)
+    return Index({**index.about, "stamps": stamps, "samples": samples}, index.arrays)
 
 
 def _samples_digest(paths: Sequence[str], index: Index, storage: Storage) -> str:
@@ -92,27 +102,3 @@ def _samples_digest(paths: Sequence[str], index: Index, storage: Storage) -> str
             for piece in pieces:
                 digest.update(b"%d " % len(piece) + piece.tobytes())
     return digest.hexdigest()
-
-
-def _stamps(paths: Sequence[str], storage: Storage) -> list[Stamp | None]:
-    """Returns stamps of files; later changes of a file change its stamp."""
-    if any(map(is_remote, paths)):
-        return stamps_of(paths, storage)
-    stamps = list(map(_local_stamp, paths))
-    age = time.time_ns() - max(max(stamp[1:3]) for stamp in stamps)
-    if 0 <= age < _TICK:  # wait, as a change within the same tick would not change the timestamp
-        time.sleep((_TICK - age) / 1e9)
-    return list(stamps)
-
-
-def _local_stamp(path: str) -> Any:
-    if not os.path.isfile(path):
-        if os.path.isdir(path):
-            raise IsADirectoryError(
-                f"{printable(path)} is a directory. Pass its files, e.g. "
-                f"{printable(os.path.join(path, '*'))}"
-            )
-        raise FileNotFoundError(
-            f"{printable(path)} {'is not a file' if os.path.exists(path) else 'does not exist'}"
-        )
-    return stamps_of([path], Storage())[0]

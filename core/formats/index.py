@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import io
 import json
 import logging
 import math
@@ -81,12 +82,44 @@ def save(path: str, index: Index, replace: bool = True) -> None:
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with atomic_file(path, replace) as file:
-        shapes = {name: (a.dtype.str, a.shape) for name, a in index.arrays.items()}
-        write_head(file, index.about, shapes)
-        for array in index.arrays.values():
-            file.write(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
-            file.write(bytes(-file.tell() % _ALIGNMENT))
+        _write(file, index)
         seal(file)
+
+
+def to_bytes(index: Index) -> bytes:
+    """Returns the content of the file that `save` writes."""
+    file = io.BytesIO()
+    _write(file, index)
+    content = file.getvalue()
+    return content + _digest(_reader(content), len(content))
+
+
+def from_bytes(content: bytes, shown: str) -> Index:
+    """Returns an index from the content of a file.
+
+    Args:
+        content: The content.
+        shown: The name of the file, for errors.
+
+    Raises:
+        DamagedIndexError: If it is damaged.
+    """
+    size = len(content) - _DIGEST
+    _check_magic(content[: len(_MAGIC) + 8], size, shown)
+    if _digest(_reader(content), size) != content[size:]:
+        raise DamagedIndexError(f"{shown} is damaged: its digest differs")
+    length = int.from_bytes(content[len(_MAGIC) : len(_MAGIC) + 8], "little")
+    head = content[len(_MAGIC) + 8 : len(_MAGIC) + 8 + min(length, size)]
+    about, layout = _checked_head(head, length, size, shown)
+    return Index(about, _views(np.frombuffer(content, np.uint8), layout))
+
+
+def _write(file: BinaryIO, index: Index) -> None:
+    shapes = {name: (a.dtype.str, a.shape) for name, a in index.arrays.items()}
+    write_head(file, index.about, shapes)
+    for array in index.arrays.values():
+        file.write(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+        file.write(bytes(-file.tell() % _ALIGNMENT))
 
 
 def write_head(file: BinaryIO, about: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
@@ -100,16 +133,25 @@ def seal(file: BinaryIO) -> None:
     """Appends a digest of the file's content, which `load` verifies."""
     file.flush()
     size = file.seek(0, os.SEEK_END)
-    file.write(_digest(file, size))
+    file.write(_digest(functools.partial(os.pread, file.fileno()), size))
 
 
-def _digest(file: BinaryIO, size: int) -> bytes:
-    """Computes a digest of the first bytes of a file; for large files, of evenly spread blocks."""
+def _reader(content: bytes) -> Callable[[int, int], bytes]:
+    return lambda count, at: content[at : at + count]
+
+
+def _digest(read: Callable[[int, int], bytes], size: int) -> bytes:
+    """Computes a digest of the first bytes of a file; for large files, of evenly spread blocks.
+
+    Args:
+        read: Returns a number of bytes from an offset.
+        size: Number of bytes.
+    """
     digest = hashlib.blake2b(b"%d" % size, digest_size=_DIGEST)
     step = min(size, _BLOCK)
     starts = range(0, size, _BLOCK) if size <= _WHOLE else spread(size - step + 1, _BLOCKS).tolist()
     for start in starts:
-        digest.update(os.pread(file.fileno(), min(_BLOCK, size - start), start))
+        digest.update(read(min(_BLOCK, size - start), start))
     return digest.digest()
 
 
@@ -131,28 +173,41 @@ def load(path: str) -> Index:
         if not stat.S_ISREG(status.st_mode):
             raise DamagedIndexError(f"{printable(path)} is not a regular file")
         head = file.read(len(_MAGIC) + 8)
-        if size < len(head) or not head.startswith(_MAGIC):
-            raise DamagedIndexError(f"{printable(path)} is not an index of this version")
-        if _digest(file, size) != os.pread(file.fileno(), _DIGEST, size):
+        _check_magic(head, size, printable(path))
+        if _digest(functools.partial(os.pread, file.fileno()), size) != os.pread(
+            file.fileno(), _DIGEST, size
+        ):
             raise DamagedIndexError(f"{printable(path)} is damaged: its digest differs")
         length = int.from_bytes(head[-8:], "little")
-        try:
-            about, layout = _parsed(file.read(min(length, size)), len(head) + length, size)
-        except (ValueError, TypeError, LookupError, RecursionError) as error:
-            raise DamagedIndexError(
-                f"{printable(path)} is damaged: {printable(str(error))}"
-            ) from error
+        text = file.read(min(length, size))
+        about, layout = _checked_head(text, length, size, printable(path))
         pages = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
     pages.madvise(mmap.MADV_RANDOM)  # readahead would fill the memory
-    mapped = np.frombuffer(pages, np.uint8)
-    arrays = {
-        name: mapped[start:stop].view(dtype).reshape(shape)
-        for name, (start, stop, dtype, shape) in layout.items()
-    }
-    return Index(about, arrays, path)
+    return Index(about, _views(np.frombuffer(pages, np.uint8), layout), path)
 
 
 _Layout = dict[str, tuple[int, int, np.dtype[Any], list[int]]]
+
+
+def _check_magic(head: bytes, size: int, shown: str) -> None:
+    if size < len(head) or len(head) < len(_MAGIC) + 8 or not head.startswith(_MAGIC):
+        raise DamagedIndexError(f"{shown} is not an index of this version")
+
+
+def _checked_head(
+    text: bytes, length: int, size: int, shown: str
+) -> tuple[dict[str, Any], _Layout]:
+    try:
+        return _parsed(text, len(_MAGIC) + 8 + length, size)
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise DamagedIndexError(f"{shown} is damaged: {printable(str(error))}") from error
+
+
+def _views(content: NDArray[np.uint8], layout: _Layout) -> dict[str, NDArray[Any]]:
+    return {
+        name: content[start:stop].view(dtype).reshape(shape)
+        for name, (start, stop, dtype, shape) in layout.items()
+    }
 
 
 def _parsed(text: bytes, at: int, size: int) -> tuple[dict[str, Any], _Layout]:

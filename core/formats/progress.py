@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+
+from ..messages.printable import printable
 
 _log = logging.getLogger("dalijax")
 
@@ -33,3 +35,15 @@ def progress(task: str, total: int) -> Iterator[Callable[[int], object]]:
         return
     with tqdm(total=total, desc=task, unit="B", unit_scale=True, file=sys.stderr) as bar:
         yield bar.update
+
+
+def report_remote(paths: Sequence[str], num_bytes: int) -> None:
+    """Logs how much of remote files will be read to index them, and how to avoid it."""
+    size = f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:,.1f} MB"
+    _log.warning(
+        "up to %s of %s files such as %s are read to index them. Index them once for all users: "
+        "python -m dalijax.sources index, followed by the URLs",
+        size,
+        f"{len(paths):,}",
+        printable(paths[0]),
+    )

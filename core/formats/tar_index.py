@@ -13,12 +13,11 @@ import numpy as np
 from ..dtypes import narrow
 from ..messages.printable import printable
 from ..remote.storage import Storage
-from ..workers import call_each
-from .byte_files import ByteFile, Window, is_remote, open_files
+from .byte_files import ByteFile, Window
+from .each_file import each_file
 from .index import Index
 from .index_checks import column_digest
 from .paths import below_common_root
-from .progress import progress
 from .tar_headers import Member, members
 
 # Types of the entries that only indexes of tars have.
@@ -33,9 +32,8 @@ ABOUT: Mapping[str, type] = {
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")  # decoded as in WebDataset
 _TEXTS = ("txt", "text", "transcript")
 _JSONS = ("json", "jsn")
-_NAMED = 3  # samples named in an error
+NAMED = 3  # samples named in an error
 _REPORTED = 1000  # samples between two updates of the progress bar
-_THREADS = 8  # tars whose headers are read concurrently, since reading waits for the disk
 _MOST_INCOMPLETE = 100_000  # incomplete samples of a tar whose other members are searched for
 
 
@@ -138,16 +136,18 @@ def grouped(walk: Iterable[Member], path: str) -> Iterator[Sample]:
         yield Sample(links_start, links_key[1], links)
 
 
-class _Columns:
+class Columns:
     """The index columns of one tar.
 
     It does not keep the tar open, because there may be thousands.
 
     Args:
         extensions: The field of each extension.
+        shown: Name of the tar in errors.
     """
 
-    def __init__(self, extensions: Mapping[str, str]):
+    def __init__(self, extensions: Mapping[str, str], shown: str):
+        self.shown = shown
         # For each field its extensions, and its columns: offset and size, or only the value.
         self._fields: list[tuple[str, list[bytes], array.array[int], array.array[int] | None]] = []
         self.arrays: dict[str, array.array[int]] = {}
@@ -179,7 +179,7 @@ class _Columns:
                     )
                 row += matches
             if len(row) < len(self._fields):
-                self._add_incomplete(sample, take.file.shown)
+                self._add_incomplete(sample)
                 continue
             for (name, _, first, second), member in zip(self._fields, row):
                 if second is None:
@@ -189,7 +189,7 @@ class _Columns:
                     second.append(member.size)
             self.start.append(sample.start)
 
-    def _add_incomplete(self, sample: Sample, path: str) -> None:
+    def _add_incomplete(self, sample: Sample) -> None:
         self.num_incomplete += 1
         lacking, members = [], sample.members
         found_fields = set()
@@ -205,15 +205,15 @@ class _Columns:
                 lacking.append(f"{printable(matches[0].name)}, which is a {matches[0].link} link")
         if len(self.incomplete) < _MOST_INCOMPLETE:
             self.incomplete[sample.name] = frozenset(found_fields)
-        if len(self.reasons) < _NAMED:
+        if len(self.reasons) < NAMED:
             has = [printable(extension) for extension, member in members.items() if not member.link]
             self.extensions.update(has)
             only = ", ".join(f".{extension}" for extension in has) or "no other member"
-            name = f"{path}: {printable(sample.name)}"
+            name = f"{self.shown}: {printable(sample.name)}"
             self.reasons.append(f"{name} lacks {' and '.join(lacking)}, and has {only}")
 
 
-def _scattered(names: Collection[bytes], samples: Iterable[Sample]) -> Iterator[str]:
+def scattered(names: Collection[bytes], samples: Iterable[Sample]) -> Iterator[str]:
     """Yields names of samples whose members are not adjacent in a tar."""
     extensions_of: dict[bytes, set[bytes]] = {}
     for _, name, extensions in samples:
@@ -225,33 +225,39 @@ def _scattered(names: Collection[bytes], samples: Iterable[Sample]) -> Iterator[
             extensions_of[name].update(extensions)
 
 
-def _apart(paths: Sequence[str], tars: Sequence[_Columns], fields: Set[str]) -> list[str]:
+def _apart(tars: Sequence[Columns], fields: Set[str]) -> list[str]:
     """Returns groups of incomplete samples that have each other's missing members.
 
     Their names differ only in the directory, as ``images/1`` and ``labels/1``, or they are in
     different tars.
     """
     groups: dict[bytes, dict[str, frozenset[str]]] = {}
-    for path, tar in zip(paths, tars):
+    for tar in tars:
         for name, fields_found in itertools.islice(
             tar.incomplete.items(), _MOST_INCOMPLETE // len(tars)
         ):
-            label = f"{printable(path)}: {printable(name)}"
+            label = f"{tar.shown}: {printable(name)}"
             groups.setdefault(name.rpartition(b"/")[2], {})[label] = fields_found
     return [
-        " and ".join(list(group)[:_NAMED])
+        " and ".join(list(group)[:NAMED])
         for group in groups.values()
         if len(group) > 1 and frozenset().union(*group.values()) == fields
-    ][:_NAMED]
+    ][:NAMED]
+
+
+def number_of(text: bytes) -> int | None:
+    """Returns the integer of 64 bits that a member contains; None if it contains something else."""
+    try:
+        value = int(text)
+    except ValueError:
+        return None
+    return value if -(1 << 63) <= value < 1 << 63 else None
 
 
 def _number(name: str, sample: Sample, text: bytes, take: Window) -> int:
-    try:
-        value = int(text)
-        if -(1 << 63) <= value < 1 << 63:
-            return value
-    except ValueError:
-        pass
+    value = number_of(text)
+    if value is not None:
+        return value
     raise ValueError(
         f"{name!r} of {take.file.shown}: {printable(sample.name)} must be an integer of 64 "
         f"bits, not {text[:40]!r}"
@@ -301,57 +307,69 @@ def index_tars(
         extensions: The field of each extension.
         storage: Access to remote files.
     """
-    storage = storage or Storage()
-    if any(map(is_remote, paths)):
-        files: Sequence[ByteFile | None] = open_files(paths, storage)
-        sizes = [file.size for file in files if file is not None]
-    else:
-        files = [None] * len(paths)  # opened later, since there may be too many
-        sizes = [os.stat(path).st_size for path in paths]
-    with progress(f"Indexing {len(paths)} tars", sum(sizes)) as advance:
-        tars = call_each(
-            lambda number: _indexed(
-                files[number] or open_files([paths[number]], storage)[0], extensions, advance
-            ),
-            range(len(paths)),
-            _THREADS,
-            "dalijax-index",
-        )
+    sizes, tars = each_file(
+        paths,
+        "tars",
+        storage or Storage(),
+        lambda file, advance: _indexed(file, extensions, advance),
+    )
     arrays = {
         name: np.concatenate([np.frombuffer(tar.arrays[name], np.int64) for tar in tars])
         for name in tars[0].arrays
     }
     arrays |= {name: narrow(arrays[name]) for name in arrays if name.endswith(".value")}
-    about = {
+    first = [0, *np.cumsum([len(tar.arrays["start"]) for tar in tars]).tolist()]
+    fields = kinds_of(extensions).keys()
+    return Index(about_tars(paths, sizes, first, arrays, tars, fields), arrays)
+
+
+def about_tars(
+    paths: Sequence[str],
+    sizes: Sequence[int],
+    first: Sequence[int],
+    arrays: Mapping[str, Any],
+    tars: Sequence[Columns],
+    fields: Set[str],
+) -> dict[str, Any]:
+    """Describes tars and their incomplete samples.
+
+    Args:
+        paths: The tars.
+        sizes: Their sizes.
+        first: Number of complete samples before each tar, and in total.
+        arrays: The arrays of the index.
+        tars: Columns with the incomplete samples of each tar, or of some tars.
+        fields: Names of the fields.
+    """
+    return {
         "names": below_common_root(paths),
-        "sizes": sizes,
-        "first": [0, *np.cumsum([len(tar.arrays["start"]) for tar in tars]).tolist()],
+        "sizes": list(sizes),
+        "first": list(first),
         "columns": column_digest(arrays),
         "incomplete": sum(tar.num_incomplete for tar in tars),
-        "reasons": [reason for tar in tars for reason in tar.reasons][:_NAMED],
+        "reasons": [reason for tar in tars for reason in tar.reasons][:NAMED],
         "extensions": sorted({extension for tar in tars for extension in tar.extensions}),
-        "scattered": [name for tar in tars for name in tar.scattered][:_NAMED],
+        "scattered": [name for tar in tars for name in tar.scattered][:NAMED],
         "has_links": any(tar.has_links for tar in tars),
-        "apart": [] if len(arrays["start"]) else _apart(paths, tars, kinds_of(extensions).keys()),
+        "apart": [] if first[-1] else _apart(tars, fields),
     }
-    return Index(about, arrays)
 
 
-def _indexed(file: ByteFile, extensions: Mapping[str, str], advance: Any) -> _Columns:
+def _indexed(file: ByteFile, extensions: Mapping[str, str], advance: Any) -> Columns:
     """Indexes one tar."""
-    columns, take = _Columns(extensions), Window(file)
+    columns, take = Columns(extensions, file.shown), Window(file)
 
     def samples() -> Iterator[Sample]:
         return grouped(members(take, file.size, file.shown), file.shown)
 
-    columns.add(_counted(samples(), file.size, advance), take)
+    columns.add(counted(samples(), file.size, advance), take)
     if columns.incomplete:
-        scattered = _scattered(columns.incomplete, samples())
-        columns.scattered = [f"{file.shown}: {n}" for n in itertools.islice(scattered, _NAMED)]
+        names = itertools.islice(scattered(columns.incomplete, samples()), NAMED)
+        columns.scattered = [f"{file.shown}: {name}" for name in names]
     return columns
 
 
-def _counted(samples: Iterable[Sample], size: int, advance: Any) -> Iterator[Sample]:
+def counted(samples: Iterable[Sample], size: int, advance: Any) -> Iterator[Sample]:
     """Yields samples, and reports their bytes to the progress bar."""
     at = 0
     for count, sample in enumerate(samples):

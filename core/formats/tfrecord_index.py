@@ -22,15 +22,15 @@ from .tfrecord_headers import records
 
 MISSING = 0  # offset of a value that a record lacks: a file begins with a header, not with a value
 EMPTY = 1  # offset of an empty list of numbers, never used by a payload
-_REPORTED = 1000  # records between two updates of the progress bar
-_KINDS = {
+REPORTED = 1000  # records between two updates of the progress bar
+KINDS = {
     example.BYTES: "bytes",
     example.FLOATS: "floats",
     example.INTS: "integers",
 }
 
 
-class _Column:
+class FieldColumn:
     """The index columns of one field.
 
     Args:
@@ -42,8 +42,9 @@ class _Column:
     def __init__(self, name: str, field: Field | None, default: Any):
         self.name = name
         self.kind = ""  # "value", "bytes", "floats" or "integers", from the first record with it
-        self.offsets, self.sizes = array.array("q"), array.array("q")
-        self.values: array.array[Any] = array.array("q")
+        self.offsets: Any = array.array("q")
+        self.sizes: Any = array.array("q")
+        self.values: Any = array.array("q")
         self._wire = 0
         self._field = field
         self._default = default
@@ -59,16 +60,18 @@ class _Column:
         if feature is None or not feature.kind:
             self._add_missing()
             return
-        if feature.kind not in _KINDS:
+        if feature.kind not in KINDS:
             raise ValueError(
                 f"has a value of kind {feature.kind}, which tf.train.Feature does not define. "
                 "Write the records as tf.train.Example, with lists of bytes, floats or integers"
             )
         if not self.kind:
-            self._learn(feature, take)
+            is_bytes = feature.kind == example.BYTES
+            single = not is_bytes and len(example.numbers(take, feature)) == 1
+            self.learn(feature.kind, single)
         elif feature.kind != self._wire:
-            kind = _KINDS[feature.kind]
-            raise ValueError(f"has {kind}, but the first record has {_KINDS[self._wire]}")
+            kind = KINDS[feature.kind]
+            raise ValueError(f"has {kind}, but the first record has {KINDS[self._wire]}")
         if self.kind == "value":
             values = example.numbers(take, feature)
             if len(values) != 1:
@@ -88,22 +91,30 @@ class _Column:
         self.offsets.append(offset)
         self.sizes.append(size)
 
-    def _learn(self, feature: example.Feature, take: Window) -> None:
-        """Infers the kind of the field from the first record that has the feature."""
+    def learn(self, wire: int, is_single: bool) -> None:
+        """Infers the kind of the field from the first record that has the feature.
+
+        Args:
+            wire: The kind of the feature.
+            is_single: Whether it is a single number.
+
+        Raises:
+            ValueError: If it is not what the user declared.
+        """
         field = self._field
-        self._wire = feature.kind
-        if feature.kind == example.BYTES:
+        self._wire = wire
+        if wire == example.BYTES:
             self.kind = "bytes"
             fit = field is None or field.dtype is None or field == Field(np.dtype(np.uint8), 1)
         else:
-            several = len(example.numbers(take, feature)) != 1 if field is None else field.ndim > 0
-            listed = "floats" if feature.kind == example.FLOATS else "integers"
+            several = not is_single if field is None else field.ndim > 0
+            listed = "floats" if wire == example.FLOATS else "integers"
             self.kind = listed if several else "value"
             fit = field is None or (field.dtype is not None and field.ndim <= 1)
         if not fit:
-            raise ValueError(f"is {_KINDS[feature.kind]}, not {field}. Change its entry in kinds=")
+            raise ValueError(f"is {KINDS[wire]}, not {field}. Change its entry in kinds=")
         if self.kind == "value":
-            self.values = array.array("d" if feature.kind == example.FLOATS else "q")
+            self.values = array.array("d" if wire == example.FLOATS else "q")
         self._check_default()
         early, self._early = self._early, 0
         for _ in range(early):
@@ -203,7 +214,7 @@ def index_records(
     storage = storage or Storage()
     sizes = [open_files([path], storage)[0].size for path in paths]
     columns = {
-        feature: _Column(name, kinds.get(name), defaults.get(name))
+        feature: FieldColumn(name, kinds.get(name), defaults.get(name))
         for feature, name in fields.items()
     }
     starts, first = array.array("q"), [0]
@@ -215,10 +226,10 @@ def index_records(
             for number, (at, size) in enumerate(records(take, file.size, file.shown)):
                 label = f"{file.shown}: record {number}"
                 if not starts:
-                    has = set(_features(label, take, at, size, None))
-                _add(label, take, at, size, fields, columns)
+                    has = set(features_of(label, take, at, size, None))
+                add_record(label, take, at, size, fields, columns)
                 starts.append(at)
-                if number % _REPORTED == 0:
+                if number % REPORTED == 0:
                     advance(at - reported)
                     reported = at
             advance(file.size - reported)
@@ -227,23 +238,52 @@ def index_records(
         raise ValueError(f"{printable(', '.join(paths[:3]))} has no records")
     for feature, column in columns.items():
         if not column.kind:
-            raise ValueError(
-                f"no record has {_text(feature)!r}. The first record has {sorted(map(_text, has))}"
-            )
+            raise no_feature(feature, has)
     arrays = {"start": np.array(starts, np.int64)}
     for column in columns.values():
         arrays |= column.arrays()
-    about = {
-        "names": below_common_root(paths),
-        "sizes": sizes,
-        "first": first,
-        "columns": index_checks.column_digest(arrays),
-        "kinds": {column.name: column.kind for column in columns.values()},
-    }
+    about = about_records(paths, sizes, first, arrays, columns.values())
     return Index(about, arrays)
 
 
-def _features(
+def about_records(
+    paths: Sequence[str],
+    sizes: Sequence[int],
+    first: Sequence[int],
+    arrays: Mapping[str, NDArray[Any]],
+    columns: Collection[FieldColumn],
+) -> dict[str, Any]:
+    """Describes the files of an index.
+
+    Args:
+        paths: The files.
+        sizes: Their sizes.
+        first: Number of records before each file, and in total.
+        arrays: The arrays of the index.
+        columns: The columns of the fields.
+    """
+    return {
+        "names": below_common_root(paths),
+        "sizes": list(sizes),
+        "first": list(first),
+        "columns": index_checks.column_digest(arrays),
+        "kinds": {column.name: column.kind for column in columns},
+    }
+
+
+def no_feature(feature: bytes, has: Collection[bytes]) -> ValueError:
+    """Returns the error about a feature that no record has.
+
+    Args:
+        feature: The feature.
+        has: The features of the first record.
+    """
+    return ValueError(
+        f"no record has {_text(feature)!r}. The first record has {sorted(map(_text, has))}"
+    )
+
+
+def features_of(
     label: str, take: Window, at: int, size: int, names: Mapping[bytes, str] | None
 ) -> dict[bytes, example.Feature]:
     """Locates the features of a record."""
@@ -253,21 +293,21 @@ def _features(
         raise ValueError(f"{label} is not a tf.train.Example: {error}") from error
 
 
-def _add(
+def add_record(
     label: str,
     take: Window,
     at: int,
     size: int,
     fields: Mapping[bytes, str],
-    columns: Mapping[bytes, _Column],
+    columns: Mapping[bytes, FieldColumn],
 ) -> None:
     """Adds the features of a record to the columns."""
-    values = _features(label, take, at, size, fields)
+    values = features_of(label, take, at, size, fields)
     for feature, name in fields.items():
         try:
             columns[feature].add(values.get(feature), take)
         except KeyError:
-            existing = sorted(map(_text, _features(label, take, at, size, None)))
+            existing = sorted(map(_text, features_of(label, take, at, size, None)))
             problem = (
                 f"no value of {_text(feature)!r}"
                 if feature in values

@@ -11,11 +11,16 @@ from typing import Any
 import numpy as np
 
 from ..arguments import knows_its_names
+from ..formats.byte_files import Stamp, is_remote
 from ..formats.cached_index import cached_index
 from ..formats.field import Field
+from ..formats.index import Index
 from ..formats.index_checks import is_valid
 from ..formats.paths import Path, Paths, home_expanded, path_list, path_text
+from ..formats.shared_index import shared_columns
+from ..formats.tar_columns import select_tars, tar_columns
 from ..formats.tar_index import ABOUT, columns_of, index_tars, kinds_of, sample_key
+from ..formats.wds_index import columns_of_wds
 from ..messages.printable import printable
 from ..messages.user_warnings import warn_user
 from ..order.shuffle import Indices
@@ -35,8 +40,9 @@ class Tar(ByteRecords):
     """Samples of tars in WebDataset's format with random access: no shuffle buffer is needed.
 
     Members that follow one another and have the same name up to the first dot are a sample; the
-    text after that dot is the extension. The headers are read once, and the index is stored.
-    Concatenated tars (``cat a.tar b.tar``) are read to the end.
+    text after that dot is the extension. The headers are read once, and the index is stored;
+    ``python -m dalijax.sources index`` stores it next to the tars, for all users. Concatenated tars
+    (``cat a.tar b.tar``) are read to the end.
 
     The last part of an extension determines the kind of a field, as in WebDataset: ``cls``,
     ``cls2``, ``class``, ``count``, ``index``, ``inx`` and ``id`` are int32 scalars, which the
@@ -49,7 +55,8 @@ class Tar(ByteRecords):
         fields: Maps each extension, in lower case, to a field; ``"jpg;png"`` is either of them. As
             in WebDataset, ``__key__`` is the sample's name and ``__url__`` its tar.
         missing: "raise": a sample that lacks a member raises an error. "skip": it is skipped.
-        index_paths: Index files of DALI's ``wds2idx``. They are neither needed nor read.
+        index_paths: Index files of DALI's ``wds2idx`` for remote tars, of which only numbers and
+            some headers are then read. Local tars do not need them.
         cache_dir: Directory of stored indexes; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
         identity: A string that replaces the digest of names, sizes and 64 samples in states.
         storage_options: Credentials and settings of remote files; see docs/sources.md.
@@ -78,14 +85,22 @@ class Tar(ByteRecords):
     ):
         if missing not in ("raise", "skip"):
             raise ValueError(f"missing must be 'raise' or 'skip', not {missing!r}")
-        if index_paths is not None:
-            warn_user(
-                "Tar does not read index_paths. Omit them: it reads the headers of the tars once, "
-                "and stores its own index (cache_dir=)",
-                UserWarning,
-            )
         storage, ahead = Storage(storage_options), byte_count(read_ahead, "read_ahead")
         tars = path_list(paths, storage)
+        wds_indexes: list[str] | None = None
+        if index_paths is not None and any(map(is_remote, tars)):
+            wds_indexes = path_list(index_paths, storage)
+            if len(wds_indexes) != len(tars):
+                raise ValueError(
+                    f"index_paths has {len(wds_indexes):,} files for {len(tars):,} tars. Pass the "
+                    "index of each tar, in the same order"
+                )
+        elif index_paths is not None:
+            warn_user(
+                "Tar does not read index_paths of local tars. Omit them: it reads the headers of "
+                "the tars once, and stores its own index (cache_dir=)",
+                UserWarning,
+            )
         check_names("fields", fields, "{'jpg;png': 'data'}")
         named = dict(fields)
         self._described = {named.pop(k): v for k, v in _DESCRIPTIONS.items() if k in named}
@@ -100,6 +115,7 @@ class Tar(ByteRecords):
             lambda: index_tars(tars, extensions, storage),
             lambda index: is_valid(index, columns_of(extensions), ABOUT),
             storage,
+            functools.partial(_without_scan, tars, extensions, storage, wds_indexes),
         )
         _check_complete(tars, fields, index.about, missing)
         kinds: dict[str, Field] = {}
@@ -163,6 +179,24 @@ class Tar(ByteRecords):
         except (OSError, ValueError):  # a bad header must not hide the names of other samples
             return [self.name(index) for index in indices.tolist()]
         return [f"{url}: {key}" for url, key in zip(self._urls(indices), keys, strict=True)]
+
+
+def _without_scan(
+    tars: Sequence[str],
+    extensions: Mapping[str, str],
+    storage: Storage,
+    wds_indexes: Sequence[str] | None,
+    stamps: Sequence[Stamp | None],
+) -> Index | None:
+    """Returns the index of tars from shared indexes or those of wds2idx; None if there are none."""
+    scan = functools.partial(tar_columns, storage=storage)
+    table = shared_columns("tar", tars, stamps, extensions, storage, scan)
+    if table is None and wds_indexes is not None:
+        table = columns_of_wds(tars, wds_indexes, stamps, extensions, storage)
+    if table is None:
+        return None
+    sizes = [stamp[0] for stamp in stamps if stamp]
+    return select_tars(table, tars, sizes, extensions, storage)
 
 
 _DESCRIPTIONS: Mapping[str, Callable[[Tar, Indices], list[str]]] = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,13 @@ from numpy.typing import NDArray
 from ..arguments import knows_its_names
 from ..dtypes import as_scalars
 from ..formats import example
+from ..formats.byte_files import Stamp, is_remote
 from ..formats.cached_index import cached_index
 from ..formats.field import Field
+from ..formats.index import Index
 from ..formats.paths import Path, Paths, home_expanded, path_list, path_text
+from ..formats.shared_index import shared_columns
+from ..formats.tfrecord_columns import select_records, tfrecord_columns
 from ..formats.tfrecord_index import index_records, is_valid
 from ..remote.ranges import byte_count
 from ..remote.storage import Storage
@@ -25,8 +30,9 @@ from .field_names import check_names, check_options
 class TFRecord(ByteRecords):
     """Records of tf.train.Example (or the context of SequenceExamples) with random access.
 
-    The files are read once, and an index of the payloads and labels is stored. Reading records does
-    not parse them, and TensorFlow is not needed. The first record that has a feature determines its
+    The files are read once, and an index of the payloads and labels is stored; ``python -m
+    dalijax.sources index`` stores it next to the files, for all users. Reading records does not
+    parse them, and TensorFlow is not needed. The first record that has a feature determines its
     kind: bytes become uint8 [bytes], a single number a scalar of 32 bits, several numbers an array.
     A missing list of numbers is empty, as with ``tf.io.VarLenFeature``. For other features, pass
     ``defaults=``, like the ``default_value`` of ``tf.io.FixedLenFeature``.
@@ -79,9 +85,10 @@ class TFRecord(ByteRecords):
             "tfrecord 4",
             files,
             [feature_fields, sorted(kinds.items()), sorted(defaults.items())],
-            lambda: index_records(files, feature_fields, kinds, defaults, storage),
+            lambda: _indexed(files, feature_fields, kinds, defaults, storage),
             lambda index: is_valid(index, features.values()),
             storage,
+            functools.partial(_from_shared, files, feature_fields, kinds, defaults, storage),
         )
         fields: dict[str, Field] = {}
         decoders: dict[str, Decode] = {}
@@ -125,6 +132,41 @@ class TFRecord(ByteRecords):
         """Returns the file, and the record's index in it."""
         number, _ = self._place(index)
         return f"{self._files.paths[number]}: record {index - int(self._first[number])}"
+
+
+def _indexed(
+    files: Sequence[str],
+    features: Mapping[bytes, str],
+    kinds: Mapping[str, Field],
+    defaults: Mapping[str, Any],
+    storage: Storage,
+) -> Index:
+    """Builds the index of files. Remote files are read in parallel."""
+    if any(map(is_remote, files)):
+        sizes, table = tfrecord_columns(files, storage, features)
+        index = select_records(table, files, sizes, features, kinds, defaults, storage)
+        if index is not None:
+            return index
+    return index_records(files, features, kinds, defaults, storage)
+
+
+def _from_shared(
+    files: Sequence[str],
+    features: Mapping[bytes, str],
+    kinds: Mapping[str, Field],
+    defaults: Mapping[str, Any],
+    storage: Storage,
+    stamps: Sequence[Stamp | None],
+) -> Index | None:
+    """Returns the index of files from their shared indexes; None if they have none."""
+    names = {os.fsdecode(name) for name in features}
+    table = shared_columns(
+        "tfrecord", files, stamps, names, storage, lambda few: tfrecord_columns(few, storage)[1]
+    )
+    if table is None:
+        return None
+    sizes = [stamp[0] for stamp in stamps if stamp]
+    return select_records(table, files, sizes, features, kinds, defaults, storage)
 
 
 def _as_value(name: str, default: Any, field: Field) -> Any:

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser, target: str, batch_size: bool
         "--arg",
         action="append",
         default=[],
-        type=_argument,
+        type=argument,
         metavar="NAME=VALUE",
         help="an argument of the function: a Python literal, or a string (without quotes); may be "
         "repeated",
@@ -114,7 +114,8 @@ def write(text: str, file: Any = None) -> None:
     (file or sys.stdout).write(text + "\n")
 
 
-def _argument(text: str) -> tuple[str, Any]:
+def argument(text: str) -> tuple[str, Any]:
+    """Parses ``NAME=VALUE``, where the value is a Python literal or a string."""
     name, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r}: write NAME=VALUE")

@@ -34,11 +34,17 @@ if not _typing.TYPE_CHECKING:  # it would hide misspelt names
 if __name__ == "__main__":
     import argparse
 
+    from .core.tools.index_command import add_command
+
     parser = argparse.ArgumentParser(
         prog="python -m dalijax.sources",
         description=__doc__,
         epilog="help(dalijax.sources.Tar) describes the arguments of a source in Python.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.parse_args()
-    parser.print_help()
+    add_command(parser.add_subparsers())
+    options = parser.parse_args()
+    if "run" in options:
+        options.run(options)
+    else:
+        parser.print_help()

@@ -10,6 +10,7 @@ import pytest
 
 from dalijax.core.formats.paths import path_list
 from dalijax.core.remote.storage import Storage
+from dalijax.core.tools.index_command import write_indexes
 from dalijax.sources import Files, Tar
 from tars import FIELDS, samples, write_tar
 
@@ -97,6 +98,17 @@ def test_keys_in_profiles(profile, endpoint, tmp_path, monkeypatch):
 def test_anonymous_reads_of_a_public_bucket(endpoint):
     url, _, folder = endpoint
     same(folder, {"anon": True, "endpoint_url": url})
+
+
+def test_a_shared_index_in_a_bucket(endpoint, tmp_path, caplog):
+    url, client, folder = endpoint
+    options = {**KEYS, "endpoint_url": url}
+    write_indexes([f"s3://bucket/a b/{k}.tar" for k in range(2)], options)
+    try:
+        same(folder, options)
+        assert not [record for record in caplog.records if record.name == "dalijax"]
+    finally:
+        client.delete_object(Bucket="bucket", Key="a b/.dalijax-tar.index")
 
 
 def test_errors_and_changes(endpoint):

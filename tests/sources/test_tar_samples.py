@@ -203,9 +203,9 @@ def test_an_index_of_dali_next_to_a_tar_changes_nothing(archives, zeros, tmp_pat
     assert all(content in data for _, content in whole)
 
 
-def test_index_paths_are_not_read(tmp_path):
+def test_index_paths_of_local_tars_are_not_read(tmp_path):
     path = write_tar(tmp_path / "a.tar", samples(0, 3))
-    with pytest.warns(UserWarning, match="does not read index_paths. Omit them") as caught:
+    with pytest.warns(UserWarning, match="does not read index_paths of local tars. Omit") as caught:
         source = Tar(path, FIELDS, index_paths=tmp_path / "missing.idx")
     assert caught[0].filename == __file__
     assert read_all(source) == read_all(Tar(path, FIELDS))

@@ -1,0 +1,48 @@
+"""Reads the headers of many files in threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from ..remote.storage import Storage
+from ..workers import call_each
+from .byte_files import ByteFile, is_remote, open_files
+from .progress import progress
+
+T = TypeVar("T")
+
+_THREADS = 8  # files that are read at once, since reading waits for the disk
+_REMOTE_THREADS = 32
+
+
+def each_file(
+    paths: Sequence[str], kind: str, storage: Storage, read: Callable[[ByteFile, Any], T]
+) -> tuple[list[int], list[T]]:
+    """Reads files in several threads.
+
+    Args:
+        paths: The files.
+        kind: The kind of files, for the progress bar.
+        storage: Access to remote files.
+        read: Reads a file; its second argument is to be called with numbers of bytes.
+
+    Returns:
+        The sizes of the files, and the results.
+    """
+    are_remote = any(map(is_remote, paths))
+    if are_remote:
+        files: Sequence[ByteFile | None] = open_files(paths, storage)
+        sizes = [file.size for file in files if file is not None]
+    else:
+        files = [None] * len(paths)  # opened later, since there may be too many
+        sizes = [os.stat(path).st_size for path in paths]
+    with progress(f"Indexing {len(paths)} {kind}", sum(sizes)) as advance:
+        results = call_each(
+            lambda number: read(files[number] or open_files([paths[number]], storage)[0], advance),
+            range(len(paths)),
+            _REMOTE_THREADS if are_remote else _THREADS,
+            "dalijax-index",
+        )
+    return sizes, results

@@ -1,0 +1,285 @@
+"""`FileColumns`: the places of all values of the records of some files, whatever a source reads.
+
+A shared index stores them in about 4 bytes for each record. The offset of each value is predicted
+from the sizes of the values before it, so that only deviations are stored, which zlib compresses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..order.shuffle import Indices
+
+ABSENT, PRESENT, EMPTY = 0, 1, 2  # states of a value; an empty list of numbers has no place
+_MOST_COLUMNS = 256
+_DTYPES = ("|i1", "<i2", "<i4", "<i8", "<f4")
+
+
+@dataclasses.dataclass
+class Column:
+    """The values of an extension of tars, or of a feature of TFRecords.
+
+    Attributes:
+        kind: The kind of the feature; 0 for tars.
+        states: ABSENT, PRESENT or EMPTY for each record, uint8.
+        offsets: Offsets in the file, int64; 0 for absent values.
+        sizes: Sizes in bytes, int64; 0 for absent values.
+        values: A number for each record; None if a value is not a single number.
+        has_list: Whether no value is a single number.
+    """
+
+    kind: int
+    states: NDArray[np.uint8]
+    offsets: Indices
+    sizes: Indices
+    values: NDArray[Any] | None = None
+    has_list: bool = False
+
+
+@dataclasses.dataclass
+class FileColumns:
+    """Columns with a row for each record of some files.
+
+    Attributes:
+        first: Number of records before each file, and in total, int64.
+        starts: Offset of each record, int64.
+        repeated: Whether another record of the file has the same name, bool.
+        columns: The columns.
+        unknown: Names of values that have no column, because they are irregular.
+        is_complete: Whether all other values have a column.
+    """
+
+    first: Indices
+    starts: Indices
+    repeated: NDArray[np.bool_]
+    columns: dict[str, Column]
+    unknown: set[str] = dataclasses.field(default_factory=set)
+    is_complete: bool = True
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+def rows_of(first: Indices, files: Indices) -> Indices:
+    """Returns the rows of some files, in the order of the files."""
+    counts = np.diff(first)[files]
+    before = np.cumsum(counts) - counts
+    return np.repeat(first[files] - before, counts) + np.arange(counts.sum(), dtype=np.int64)
+
+
+def of_files(table: FileColumns, files: Indices) -> FileColumns:
+    """Returns the columns of some files, in their order."""
+    if np.array_equal(files, np.arange(len(table.first) - 1)):
+        return table
+    rows = rows_of(table.first, files)
+    columns = {
+        name: dataclasses.replace(
+            column,
+            states=column.states[rows],
+            offsets=column.offsets[rows],
+            sizes=column.sizes[rows],
+            values=None if column.values is None else column.values[rows],
+        )
+        for name, column in table.columns.items()
+    }
+    first = np.concatenate([[0], np.cumsum(np.diff(table.first)[files])])
+    return dataclasses.replace(
+        table,
+        first=first,
+        starts=table.starts[rows],
+        repeated=table.repeated[rows],
+        columns={name: column for name, column in columns.items() if column.states.any()},
+    )
+
+
+def joined(tables: Sequence[FileColumns]) -> FileColumns:
+    """Joins the columns of several groups of files, in their order."""
+    if len(tables) == 1:
+        return tables[0]
+    ends = np.cumsum([len(table) for table in tables]).tolist()
+    starts = [0, *ends[:-1]]
+    parts: dict[str, list[tuple[slice, Column]]] = {}
+    for table, start, end in zip(tables, starts, ends, strict=True):
+        for name, column in table.columns.items():
+            parts.setdefault(name, []).append((slice(start, end), column))
+    unknown = {name for table in tables for name in table.unknown}
+    unknown |= {name for name, part in parts.items() if len({c.kind for _, c in part}) > 1}
+    often = sorted(parts, key=lambda name: -sum(int(c.states.sum()) for _, c in parts[name]))
+    names = {*often[:_MOST_COLUMNS]} - unknown
+    total = [table.first[1:] + start for table, start in zip(tables, starts, strict=True)]
+    return FileColumns(
+        np.concatenate([[0], *total]),
+        np.concatenate([table.starts for table in tables]),
+        np.concatenate([table.repeated for table in tables]),
+        {name: _joined(part, ends[-1]) for name, part in parts.items() if name in names},
+        unknown,
+        len(parts) <= _MOST_COLUMNS and all(table.is_complete for table in tables),
+    )
+
+
+def _joined(parts: Sequence[tuple[slice, Column]], rows: int) -> Column:
+    """Joins parts of a column; the other rows are absent."""
+    dtypes = [column.values.dtype for _, column in parts if column.values is not None]
+    has_values = len(dtypes) == len(parts)
+    whole = Column(
+        parts[0][1].kind,
+        np.zeros(rows, np.uint8),
+        np.zeros(rows, np.int64),
+        np.zeros(rows, np.int64),
+        np.zeros(rows, np.result_type(*dtypes)) if has_values else None,
+        all(column.has_list for _, column in parts),
+    )
+    for place, column in parts:
+        whole.states[place] = column.states
+        whole.offsets[place] = column.offsets
+        whole.sizes[place] = column.sizes
+        if whole.values is not None and column.values is not None:
+            whole.values[place] = column.values
+    return whole
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How values follow one another in a file.
+
+    Attributes:
+        header: Number of bytes before each value.
+        block: Each value ends at a multiple of this number of bytes.
+    """
+
+    header: int
+    block: int
+
+
+def packed(table: FileColumns, layout: Layout) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Compresses columns; returns a JSON object, and arrays of compressed bytes."""
+    streams: dict[str, NDArray[Any]] = {}
+    ends = np.zeros(len(table), np.int64)  # of the values so far, from the start of the record
+    for number, column in enumerate(table.columns.values()):
+        present = column.states == PRESENT
+        if not present.all():
+            streams[f"{number}.state"] = column.states
+        places = column.offsets - table.starts
+        streams[f"{number}.offset"] = (places - ends - layout.header)[present]
+        streams[f"{number}.size"] = column.sizes[present]
+        ends = np.where(present, places + _padded(column.sizes, layout), ends)
+        if column.values is not None:
+            streams[f"{number}.value"] = column.values[present]
+    streams["start"] = table.starts - _before(table.starts + ends, table.first)
+    if table.repeated.any():
+        streams["repeated"] = table.repeated
+    arrays, dtypes = {}, {}
+    for name, stream in streams.items():
+        dtypes[name], arrays[name] = _compressed(stream)
+    about = {
+        "first": table.first.tolist(),
+        "unknown": sorted(table.unknown),
+        "is_complete": table.is_complete,
+        "columns": [[name, c.kind, c.has_list] for name, c in table.columns.items()],
+        "dtypes": dtypes,
+    }
+    return about, arrays
+
+
+def unpacked(
+    about: Mapping[str, Any],
+    arrays: Mapping[str, NDArray[Any]],
+    layout: Layout,
+    names: Collection[str] | None = None,
+) -> FileColumns:
+    """Decompresses columns; see `packed`.
+
+    Args:
+        about: The JSON object.
+        arrays: The compressed arrays.
+        layout: How values follow one another.
+        names: Names of the wanted columns; None: all.
+
+    Raises:
+        ValueError, TypeError, LookupError: If they are damaged.
+    """
+    first = np.array(about["first"], np.int64)
+    rows = int(first[-1])
+
+    def stream(name: str, count: int) -> NDArray[Any]:
+        return _decompressed(arrays[name], about["dtypes"][name], count)
+
+    columns: dict[str, Column] = {}
+    ends = np.zeros(rows, np.int64)
+    for number, (name, kind, has_list) in enumerate(about["columns"]):
+        states = np.ones(rows, np.uint8)
+        if f"{number}.state" in arrays:
+            states = stream(f"{number}.state", rows).view(np.uint8)
+        present = states == PRESENT
+        count = int(present.sum())
+        places, sizes = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+        sizes[present] = stream(f"{number}.size", count)
+        places[present] = ends[present] + layout.header + stream(f"{number}.offset", count)
+        ends = np.where(present, places + _padded(sizes, layout), ends)
+        if names is not None and name not in names:
+            continue
+        values = None
+        if f"{number}.value" in arrays:
+            found = stream(f"{number}.value", count)
+            values = np.zeros(rows, found.dtype)
+            values[present] = found
+        columns[name] = Column(int(kind), states, places, sizes, values, bool(has_list))
+    steps = stream("start", rows) + _before(ends, first)
+    totals = np.cumsum(steps)
+    bases = np.concatenate([[0], totals])[first[:-1]]
+    starts = totals - np.repeat(bases, np.diff(first))
+    for column in columns.values():
+        column.offsets = np.where(column.states == PRESENT, column.offsets + starts, 0)
+    repeated = np.zeros(rows, np.bool_)
+    if "repeated" in arrays:
+        repeated = stream("repeated", rows).astype(np.bool_)
+    return FileColumns(
+        first, starts, repeated, columns, set(about["unknown"]), bool(about["is_complete"])
+    )
+
+
+def _padded(sizes: Indices, layout: Layout) -> Indices:
+    return np.asarray(-(-sizes // layout.block) * layout.block, np.int64)
+
+
+def _before(ends: Indices, first: Indices) -> Indices:
+    """Returns the end of the record before each record; 0 for the first record of a file."""
+    before = np.concatenate([[0], ends[:-1]])[: len(ends)]
+    before[first[:-1][np.diff(first) > 0]] = 0
+    return before
+
+
+def _compressed(values: NDArray[Any]) -> tuple[str, NDArray[np.uint8]]:
+    """Compresses an array; returns its narrowest dtype, and the bytes of a zlib stream."""
+    dtype = "<f4"
+    if values.dtype.kind != "f":
+        wide = values.astype(np.int64)
+        low, high = int(np.min(wide, initial=0)), int(np.max(wide, initial=0))
+        limits = ((name, np.iinfo(name)) for name in _DTYPES[:-1])
+        dtype = next(name for name, limit in limits if limit.min <= low and high <= limit.max)
+    narrow = np.ascontiguousarray(values.astype(dtype))
+    # The bytes of equal significance are adjacent, because they are similar.
+    planes = narrow.view(np.uint8).reshape(len(narrow), narrow.itemsize).T
+    return dtype, np.frombuffer(zlib.compress(planes.tobytes()), np.uint8)
+
+
+def _decompressed(content: NDArray[Any], dtype: str, count: int) -> NDArray[Any]:
+    """Decompresses an array; see `_compressed`."""
+    if dtype not in _DTYPES:
+        raise ValueError(f"an array has dtype {dtype!r:.40}")
+    size = count * np.dtype(dtype).itemsize
+    stream = zlib.decompressobj()
+    try:
+        data = stream.decompress(content.tobytes(), size + 1)  # 0 would be no limit
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if len(data) != size or not stream.eof:
+        raise ValueError(f"an array has {len(data):,} bytes instead of {size:,}")
+    planes = np.frombuffer(data, np.uint8).reshape(np.dtype(dtype).itemsize, count)
+    return np.ascontiguousarray(planes.T).view(dtype)[:, 0]

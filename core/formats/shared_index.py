@@ -1,0 +1,311 @@
+"""Shared indexes: a file next to the shards of a data set, which all its users read.
+
+``python -m dalijax.sources index`` writes it. A file of the data set is in the index with its
+version, and indexed again if it has another version. Sources read the index if their user has no
+stored index of the files; see `dalijax.core.formats.cached_index`.
+
+The file is that of `dalijax.core.formats.index.save`: a magic number with the version, a JSON
+object, arrays, and a digest. The arrays are those of `dalijax.core.formats.file_columns.packed`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import stat
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+
+from ..messages.printable import printable
+from ..remote.storage import Storage
+from ..workers import call_each
+from .atomic_file import atomic_file
+from .byte_files import WAITING_THREADS, Stamp, is_remote
+from .file_columns import FileColumns, Layout, joined, of_files, packed, unpacked
+from .index import DamagedIndexError, Index, from_bytes, to_bytes
+from .stamps import check_unchanged, settled_stamps
+
+_log = logging.getLogger("dalijax")
+
+_VERSION = "shared 1"
+_NAMED = 3  # files named in a warning
+LAYOUTS = {"tar": Layout(512, 512), "tfrecord": Layout(0, 1)}
+_LEAST_BYTES = {"tar": 512, "tfrecord": 16}  # of a record
+
+
+@dataclasses.dataclass
+class SharedIndex:
+    """A shared index.
+
+    Attributes:
+        path: Its path or URL.
+        names: Names of the files in its folder.
+        stamps: Versions of the files.
+        table: The columns of the files.
+    """
+
+    path: str
+    names: list[str]
+    stamps: list[Stamp]
+    table: FileColumns
+
+
+def file_name(kind: str) -> str:
+    """Returns the name of a shared index of "tar" or "tfrecord" files; patterns don't match it."""
+    return f".dalijax-{kind}.index"
+
+
+def folder_of(path: str) -> str | None:
+    """Returns the folder of a path or URL with a slash; None if a URL has no folder."""
+    if is_remote(path) and ("::" in path or "?" in path):
+        return None
+    return path[: path.rfind("/") + 1]
+
+
+def is_same(stored: Stamp | None, stamp: Stamp | None) -> bool:
+    """Returns whether two stamps are surely of one version of a file.
+
+    Clients may describe an ETag differently: with other attributes, as weak, or without quotes.
+    """
+    if stored is None or stamp is None or stored == stamp:
+        return stored is not None and stored == stamp
+    tags = []
+    for values in (stored, stamp):
+        pairs = dict(pair for pair in values[1:] if isinstance(pair, list) and len(pair) == 2)
+        tag = next((v for k, v in pairs.items() if k.replace("-", "").lower() == "etag"), None)
+        tags.append(None if tag is None else str(tag).removeprefix("W/").strip('"'))
+    return tags[0] is not None and tags[0] == tags[1] and stored[0] == stamp[0]
+
+
+def load(
+    folder: str, kind: str, storage: Storage, names: Collection[str] | None = None
+) -> SharedIndex | None:
+    """Reads the shared index of a folder; None if there is none, or it can't be used.
+
+    Args:
+        folder: The folder, with a slash.
+        kind: "tar" or "tfrecord".
+        storage: Access to remote files.
+        names: Names of the wanted columns; None: all.
+    """
+    path = folder + file_name(kind)
+    try:
+        if is_remote(path):
+            content = bytes(storage.contents([path])[0])
+        else:
+            content = _local_content(path, folder)
+    except FileNotFoundError:
+        return None
+    except DamagedIndexError as error:
+        _log.warning("the shared index %s is not used: %s", printable(path), error)
+        return None
+    except Exception as error:  # S3 answers 403 if the user may not list the bucket
+        _log.debug("there may be a shared index, but it can't be read: %s", error)
+        return None
+    try:
+        return _parsed(path, kind, content, names)
+    except (ValueError, TypeError, LookupError, OverflowError, MemoryError) as error:
+        _log.warning(
+            "the shared index %s can't be used: %s. Write it again: "
+            "python -m dalijax.sources index, followed by the files",
+            printable(path),
+            printable(str(error)),
+        )
+        return None
+
+
+def _local_content(path: str, folder: str) -> bytes:
+    """Returns the content of a local index.
+
+    Raises:
+        OSError: If it can't be read.
+        DamagedIndexError: If it is not a regular file, or belongs to another user than the folder,
+            who could change labels in it.
+    """
+    # Does not block on a FIFO.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedIndexError("it is not a regular file")
+        if status.st_uid not in (os.geteuid(), 0, os.stat(folder).st_uid):
+            raise DamagedIndexError(f"it belongs to user {status.st_uid}, unlike its folder")
+        return file.read()
+
+
+def _parsed(path: str, kind: str, content: bytes, names: Collection[str] | None) -> SharedIndex:
+    index = from_bytes(content, printable(path))
+    about = index.about
+    if about.get("kind") != f"{_VERSION} {kind}":
+        raise DamagedIndexError(f"it is of another version, {about.get('kind')!r:.60}")
+    files, stamps, first = about["files"], about["stamps"], about["first"]
+    if not len(files) == len(stamps) == len(first) - 1 or first[0] != 0:
+        raise DamagedIndexError("its numbers of files differ")
+    for name, stamp, begin, end in zip(files, stamps, first, first[1:]):
+        most = int(stamp[0]) // _LEAST_BYTES[kind]
+        if not isinstance(name, str) or not 0 <= end - begin <= most:
+            raise DamagedIndexError(f"{name!r:.80} would have {end - begin:,} records")
+    table = unpacked(about, index.arrays, LAYOUTS[kind], names)
+    return SharedIndex(path, files, stamps, table)
+
+
+def save(index: SharedIndex, kind: str, storage: Storage) -> int:
+    """Writes a shared index; returns its size in bytes.
+
+    Raises:
+        OSError: If it can't be written.
+    """
+    about, arrays = packed(index.table, LAYOUTS[kind])
+    about |= {"kind": f"{_VERSION} {kind}", "files": index.names, "stamps": index.stamps}
+    content = to_bytes(Index(about, arrays))
+    if is_remote(index.path):
+        storage.write(index.path, content)
+    else:
+        with atomic_file(index.path) as file:
+            file.write(content)
+    return len(content)
+
+
+def shared_columns(
+    kind: str,
+    paths: Sequence[str],
+    stamps: Sequence[Stamp | None],
+    names: Collection[str] | None,
+    storage: Storage,
+    scan: Callable[[Sequence[str]], FileColumns],
+) -> FileColumns | None:
+    """Returns the columns of files from shared indexes; None if no file is in one.
+
+    Args:
+        kind: "tar" or "tfrecord".
+        paths: The files.
+        stamps: Versions of the files.
+        names: Names of the wanted columns; None: all.
+        storage: Access to remote files.
+        scan: Reads the columns of files that no index has in their version.
+    """
+    folders = [folder_of(path) for path in paths]
+    wanted = [folder for folder in dict.fromkeys(folders) if folder is not None]
+    if not wanted:
+        return None
+    loaded = call_each(
+        lambda folder: load(folder, kind, storage, names), wanted, WAITING_THREADS, "dalijax-index"
+    )
+    indexes = dict(zip(wanted, loaded, strict=True))
+    tables: list[FileColumns] = []
+    row_of: dict[tuple[str, str], int] = {}  # number of each file in `tables`
+    stamp_of: dict[tuple[str, str], Stamp] = {}
+    num_files = 0
+    for folder, index in indexes.items():
+        if index is not None:
+            tables.append(index.table)
+            for row, (name, stamp) in enumerate(zip(index.names, index.stamps, strict=True)):
+                row_of[folder, name], stamp_of[folder, name] = num_files + row, stamp
+            num_files += len(index.names)
+    keys = [(folder or "", path[len(folder or "") :]) for folder, path in zip(folders, paths)]
+    fits = [is_same(stamp_of.get(key), stamp) for key, stamp in zip(keys, stamps, strict=True)]
+    others = [number for number, is_fit in enumerate(fits) if not is_fit]
+    if any(key in row_of for key in keys) and others:
+        _warn(paths, keys, stamps, others, row_of)
+    if not any(fits):
+        return None
+    rows = [row_of.get(key, 0) for key in keys]
+    if others:
+        other_paths = [paths[number] for number in others]
+        tables.append(scan(other_paths))
+        check_unchanged(other_paths, [stamps[number] for number in others], storage)
+        for turn, number in enumerate(others):
+            rows[number] = num_files + turn
+    return of_files(joined(tables), np.array(rows, np.int64))
+
+
+def _warn(
+    paths: Sequence[str],
+    keys: Sequence[tuple[str, str]],
+    stamps: Sequence[Stamp | None],
+    others: Sequence[int],
+    row_of: dict[tuple[str, str], int],
+) -> None:
+    changed = [number for number in others if keys[number] in row_of]
+    named = (changed or list(others))[:_NAMED]
+    num_bytes = sum(stamp[0] for stamp in (stamps[number] for number in others) if stamp)
+    _log.warning(
+        "the shared index does not fit %s of %s files, which are indexed again (%s bytes): %s %s. "
+        "Write it again: python -m dalijax.sources index, followed by the files",
+        f"{len(others):,}",
+        f"{len(paths):,}",
+        f"{num_bytes:,}",
+        ", ".join(printable(paths[number]) for number in named),
+        "changed since it was written" if changed else "is not in it",
+    )
+
+
+def write_shared(
+    kind: str,
+    paths: Sequence[str],
+    storage: Storage,
+    scan: Callable[[Sequence[str]], FileColumns],
+    output: str | None = None,
+) -> list[tuple[SharedIndex, int]]:
+    """Writes a shared index into each folder of some files.
+
+    Files that an existing index has in their version are not read again, and other files of an
+    existing index stay in it.
+
+    Args:
+        kind: "tar" or "tfrecord".
+        paths: The files.
+        storage: Access to remote files.
+        scan: Reads the columns of files.
+        output: A local file to write instead, if all files are in one folder.
+
+    Returns:
+        The indexes, and their sizes in bytes.
+
+    Raises:
+        OSError: If a file can't be read, has no version, or changes meanwhile.
+        ValueError: If a file is damaged, or has no folder.
+    """
+    stamps = settled_stamps(paths, storage)
+    groups: dict[str, dict[str, Stamp]] = {}
+    for path, stamp in zip(paths, stamps, strict=True):
+        folder = folder_of(path)
+        if folder is None:
+            raise ValueError(f"{printable(path)} has no folder for an index: it is chained")
+        if stamp is None:
+            raise OSError(
+                f"{printable(path)} has neither an ETag nor an older date, so that an index could "
+                "not tell its versions apart. Use another server, or wait some seconds"
+            )
+        groups.setdefault(folder, {})[path[len(folder) :]] = stamp
+    if output is not None and len(groups) > 1:
+        raise ValueError(f"--output takes files of one folder, not of {len(groups):,}")
+    written = []
+    for folder, stamp_of in groups.items():
+        old = load(folder, kind, storage)
+        entries: dict[str, tuple[Stamp, int]] = {}
+        if old is not None:
+            stored = zip(old.names, old.stamps, strict=True)
+            entries = {name: (stamp, row) for row, (name, stamp) in enumerate(stored)}
+        num_old = len(entries)
+        fresh = [
+            name
+            for name, stamp in stamp_of.items()
+            if name not in entries or not is_same(entries[name][0], stamp)
+        ]
+        tables = [] if old is None else [old.table]
+        if fresh:
+            tables.append(scan([folder + name for name in fresh]))
+            check_unchanged(
+                [folder + name for name in fresh], [stamp_of[name] for name in fresh], storage
+            )
+        for row, name in enumerate(fresh):
+            entries[name] = (stamp_of[name], num_old + row)
+        names = sorted(entries)
+        rows = np.array([entries[name][1] for name in names], np.int64)
+        table = of_files(joined(tables), rows)
+        path = folder + file_name(kind) if output is None else os.path.abspath(output)
+        index = SharedIndex(path, names, [entries[name][0] for name in names], table)
+        written.append((index, save(index, kind, storage)))
+    return written

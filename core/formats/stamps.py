@@ -1,0 +1,61 @@
+"""Versions of files, taken so that every later change is noticed."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..messages.printable import printable
+from ..remote.storage import Storage
+from .byte_files import Stamp, is_remote, local_stamp, stamps_of
+
+_TICK = 20_000_000  # nanoseconds; file timestamps of a kernel have a resolution of up to 10 ms
+
+
+def settled_stamps(paths: Sequence[str], storage: Storage) -> list[Stamp | None]:
+    """Returns stamps of files; later changes of a file change its stamp.
+
+    Raises:
+        OSError: If a file can't be found.
+    """
+    if any(map(is_remote, paths)):
+        return stamps_of(paths, storage)
+    stamps = list(map(_local_stamp, paths))
+    age = time.time_ns() - max(max(stamp[1:3]) for stamp in stamps)
+    if 0 <= age < _TICK:  # wait, as a change within the same tick would not change the timestamp
+        time.sleep((_TICK - age) / 1e9)
+    return list(stamps)
+
+
+def check_unchanged(paths: Sequence[str], stamps: Sequence[Stamp | None], storage: Storage) -> None:
+    """Raises OSError if a file was changed while it was indexed.
+
+    Args:
+        paths: The files.
+        stamps: Their stamps before they were indexed.
+        storage: Access to remote files.
+    """
+    for path, before, after in zip(paths, stamps, settled_stamps(paths, storage), strict=True):
+        if before is not None and before != after:
+            raise OSError(
+                f"{printable(path)} changed while it was indexed. Create the source when the file "
+                "is complete"
+            )
+
+
+def _local_stamp(path: str) -> Any:
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"{printable(path)} does not exist") from None
+    if not stat.S_ISREG(status.st_mode):
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(
+                f"{printable(path)} is a directory. Pass its files, e.g. "
+                f"{printable(os.path.join(path, '*'))}"
+            )
+        raise FileNotFoundError(f"{printable(path)} is not a file")
+    return local_stamp(status)

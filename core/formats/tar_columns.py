@@ -1,0 +1,215 @@
+"""Columns of tars: the places of all members, from which the index of any fields is selected."""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dtypes import narrow
+from ..order.shuffle import Indices
+from ..remote.storage import Storage
+from .byte_files import ByteFile, Window, open_files
+from .each_file import each_file
+from .file_columns import ABSENT, PRESENT, Column, FileColumns, joined
+from .index import Index
+from .tar_headers import members
+from .tar_index import (
+    NAMED,
+    Columns,
+    Sample,
+    about_tars,
+    counted,
+    grouped,
+    kind_of_extension,
+    kinds_of,
+    number_of,
+    scattered,
+)
+
+_MOST_EXAMINED = 100  # incomplete samples whose headers are read for errors
+_SMALL_WINDOW = 2048
+
+
+@dataclasses.dataclass
+class _Members:
+    """The members of a tar with the same extension."""
+
+    rows: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
+    offsets: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
+    sizes: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
+    values: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
+
+
+def tar_columns(paths: Sequence[str], storage: Storage) -> FileColumns:
+    """Reads the headers of tars.
+
+    Raises:
+        OSError: If a tar can't be read.
+        ValueError: If a tar is damaged.
+    """
+    return joined(each_file(paths, "tars", storage, _columns)[1])
+
+
+def _columns(file: ByteFile, advance: Any) -> FileColumns:
+    take = Window(file)
+    samples = grouped(members(take, file.size, file.shown), file.shown)
+    return columns_of_samples(counted(samples, file.size, advance), take)
+
+
+def columns_of_samples(samples: Iterable[Sample], take: Callable[[int, int], bytes]) -> FileColumns:
+    """Returns the columns of the samples of a tar, and reads its numbers.
+
+    Args:
+        samples: The samples.
+        take: Returns a number of bytes of the tar from an offset.
+    """
+    starts, repeated = array.array("q"), array.array("b")
+    row_of: dict[bytes, int] = {}
+    by_extension: dict[str, _Members] = {}
+    for row, sample in enumerate(samples):
+        starts.append(sample.start)
+        before = row_of.setdefault(sample.name, row)
+        repeated.append(before < row)
+        if before < row:
+            repeated[before] = 1
+        for extension, member in sample.members.items():
+            if member.link:
+                continue
+            name = extension.decode(errors="surrogateescape")
+            column = by_extension.get(name)
+            if column is None:
+                column = by_extension[name] = _Members()
+            column.rows.append(row)
+            column.offsets.append(member.offset)
+            column.sizes.append(member.size)
+            if kind_of_extension(name) == "number":
+                value = number_of(take(member.offset, member.size))
+                if value is not None:
+                    column.values.append(value)
+    rows = len(starts)
+    return FileColumns(
+        np.array([0, rows], np.int64),
+        np.array(starts, np.int64),
+        np.array(repeated, np.bool_),
+        {name: _column(name, column, rows) for name, column in by_extension.items()},
+    )
+
+
+def _column(name: str, found: _Members, rows: int) -> Column:
+    places = np.array(found.rows, np.int64)
+
+    def spread(values: Any) -> Indices:
+        column = np.zeros(rows, np.int64)
+        column[places] = np.array(values, np.int64)
+        return column
+
+    states = np.full(rows, ABSENT, np.uint8)
+    states[places] = PRESENT
+    has_values = kind_of_extension(name) == "number" and len(found.values) == len(places)
+    values = spread(found.values) if has_values else None
+    return Column(0, states, spread(found.offsets), spread(found.sizes), values)
+
+
+def select_tars(
+    table: FileColumns,
+    paths: Sequence[str],
+    sizes: Sequence[int],
+    extensions: Mapping[str, str],
+    storage: Storage,
+) -> Index | None:
+    """Returns the index of some fields; equal to that of `index_tars`.
+
+    Args:
+        table: The columns of the tars.
+        paths: The tars.
+        sizes: Their sizes.
+        extensions: The field of each extension.
+        storage: Access to remote files.
+
+    Returns:
+        The index; None if the columns lack something, e.g. because the number of a sample is not an
+        integer.
+
+    Raises:
+        ValueError: If a sample has a field twice.
+    """
+    kinds = kinds_of(extensions)
+    counts = {name: np.zeros(len(table), np.int64) for name in kinds}
+    for extension, name in extensions.items():
+        column = table.columns.get(extension)
+        if extension in table.unknown or (column is None and not table.is_complete):
+            return None
+        if column is not None:
+            if kinds[name] == "number" and column.values is None:
+                return None
+            counts[name] += column.states == PRESENT
+    is_complete: NDArray[np.bool_] = np.ones(len(table), np.bool_)
+    is_double: NDArray[np.bool_] = np.zeros(len(table), np.bool_)
+    for count in counts.values():
+        is_complete &= count == 1
+        is_double |= count > 1
+    odd = np.flatnonzero(is_double)[:1] if is_double.any() else np.flatnonzero(~is_complete)
+    tars = list(_examined(odd[:_MOST_EXAMINED], table, paths, extensions, storage))
+    if is_double.any():
+        return None  # which raises an error
+    arrays: dict[str, NDArray[Any]] = {"start": table.starts[is_complete]}
+    for name, kind in kinds.items():
+        found = [
+            table.columns[e]
+            for e, field in extensions.items()
+            if field == name and e in table.columns
+        ]
+        masks = [column.states[is_complete] == PRESENT for column in found]
+
+        def chosen(
+            columns: Sequence[NDArray[Any]], masks: Sequence[NDArray[np.bool_]] = masks
+        ) -> NDArray[Any]:
+            whole = np.zeros(int(is_complete.sum()), np.int64)
+            for column, mask in zip(columns, masks, strict=True):
+                whole[mask] = column[is_complete][mask]
+            return whole
+
+        if kind == "number":
+            values = [column.values for column in found if column.values is not None]
+            arrays[f"{name}.value"] = narrow(chosen(values))
+        else:
+            arrays[f"{name}.offset"] = chosen([column.offsets for column in found])
+            arrays[f"{name}.size"] = chosen([column.sizes for column in found])
+    before = np.concatenate([[0], np.cumsum(is_complete)])
+    first = before[table.first].tolist()
+    about = about_tars(paths, sizes, first, arrays, tars, kinds.keys())
+    about["incomplete"] = int(len(table) - is_complete.sum())
+    return Index(about, arrays)
+
+
+def _examined(
+    rows: Indices,
+    table: FileColumns,
+    paths: Sequence[str],
+    extensions: Mapping[str, str],
+    storage: Storage,
+) -> Iterator[Columns]:
+    """Yields columns with the incomplete samples of some rows, by tar, after reading headers."""
+    numbers = np.searchsorted(table.first, rows, side="right") - 1
+    for number in dict.fromkeys(numbers.tolist()):
+        (file,) = open_files([paths[number]], storage)
+        columns = Columns(extensions, file.shown)
+        repeated: list[Sample] = []
+        for row in rows[numbers == number].tolist():
+            take = Window(file, _SMALL_WINDOW)
+            start = int(table.starts[row])
+            samples = grouped(members(take, file.size, file.shown, start), file.shown)
+            # Links may be before the end of another sample, which is yielded first.
+            sample = next(sample for sample in samples if sample.start == start)
+            columns.add([sample], take)
+            if table.repeated[row]:
+                repeated.append(sample)
+        names = itertools.islice(scattered(columns.incomplete, repeated), NAMED)
+        columns.scattered = [f"{file.shown}: {name}" for name in names]
+        yield columns

@@ -1,0 +1,256 @@
+"""Columns of TFRecords: the places of all features, from which the index of any is selected."""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..remote.storage import Storage
+from . import example
+from .byte_files import ByteFile, Window, open_files
+from .each_file import each_file
+from .field import Field
+from .file_columns import ABSENT, EMPTY, PRESENT, Column, FileColumns, joined
+from .index import Index
+from .tfrecord_headers import records
+from .tfrecord_index import EMPTY as EMPTY_OFFSET
+from .tfrecord_index import (
+    KINDS,
+    MISSING,
+    REPORTED,
+    FieldColumn,
+    about_records,
+    add_record,
+    features_of,
+    no_feature,
+)
+
+_MOST_BYTES = 10  # of a single number
+_SMALL_WINDOW = 2048
+
+
+class _Places:
+    """The places of a feature in a file.
+
+    Args:
+        kind: Its kind in the first record that has it.
+    """
+
+    def __init__(self, kind: int):
+        self.kind = kind
+        self.is_odd = kind not in KINDS
+        self.num_single = 0
+        self.states = array.array("B")
+        self.rows, self.offsets, self.sizes = (array.array("q") for _ in range(3))
+        self.values: array.array[Any] = array.array("d" if kind == example.FLOATS else "q")
+
+    def add(self, row: int, feature: example.Feature, take: Window) -> None:
+        """Adds the value of a record."""
+        is_list = feature.kind != example.BYTES
+        self.is_odd |= feature.kind != self.kind or bool(feature.loose)
+        self.is_odd |= len(feature.ranges) != 1 and not (is_list and not feature.ranges)
+        if self.is_odd:
+            return
+        offset, size = feature.ranges[0] if feature.ranges else (0, 0)
+        self.rows.append(row)
+        self.states.append(PRESENT if feature.ranges else EMPTY)
+        self.offsets.append(offset)
+        self.sizes.append(size)
+        if is_list and 0 < size <= _MOST_BYTES:
+            numbers = example.numbers(take, feature)
+            if len(numbers) == 1:
+                self.num_single += 1
+                self.values.extend(numbers)
+
+    def column(self, count: int) -> Column:
+        """Returns the column of a file with a number of records."""
+        rows = np.array(self.rows, np.int64)
+        is_number = self.kind != example.BYTES and self.num_single == len(rows)
+
+        def spread(values: Any, dtype: Any) -> Any:
+            column = np.zeros(count, dtype)
+            column[rows] = np.array(values, dtype)
+            return column
+
+        dtype = np.float32 if self.kind == example.FLOATS else np.int64
+        return Column(
+            self.kind,
+            spread(self.states, np.uint8),
+            spread(self.offsets, np.int64),
+            spread(self.sizes, np.int64),
+            spread(self.values, dtype) if is_number else None,
+            self.num_single == 0,
+        )
+
+
+def tfrecord_columns(
+    paths: Sequence[str], storage: Storage, names: Collection[bytes] | None = None
+) -> tuple[list[int], FileColumns]:
+    """Reads the headers of TFRecord files in several threads; returns also their sizes.
+
+    Args:
+        paths: The files.
+        storage: Access to remote files.
+        names: The wanted features; None: all.
+
+    Raises:
+        OSError: If a file can't be read.
+        ValueError: If a file is damaged, or a record is not a tf.train.Example.
+    """
+    wanted = None if names is None else dict.fromkeys(names, "")
+    sizes, tables = each_file(
+        paths, "TFRecord files", storage, lambda file, advance: _columns(file, wanted, advance)
+    )
+    return sizes, joined(tables)
+
+
+def _columns(file: ByteFile, names: Mapping[bytes, str] | None, advance: Any) -> FileColumns:
+    take, starts, reported = Window(file), array.array("q"), 0
+    by_name: dict[bytes, _Places] = {}
+    for number, (at, size) in enumerate(records(take, file.size, file.shown)):
+        label = f"{file.shown}: record {number}"
+        for name, feature in features_of(label, take, at, size, names).items():
+            if feature.kind:
+                places = by_name.get(name)
+                if places is None:
+                    places = by_name[name] = _Places(feature.kind)
+                places.add(number, feature, take)
+        starts.append(at)
+        if number % REPORTED == 0:
+            advance(at - reported)
+            reported = at
+    advance(file.size - reported)
+    rows = len(starts)
+    columns = {_text(name): places for name, places in by_name.items()}
+    return FileColumns(
+        np.array([0, rows], np.int64),
+        np.array(starts, np.int64),
+        np.zeros(rows, np.bool_),
+        {name: places.column(rows) for name, places in columns.items() if not places.is_odd},
+        {name for name, places in columns.items() if places.is_odd},
+    )
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="surrogateescape")
+
+
+def select_records(
+    table: FileColumns,
+    paths: Sequence[str],
+    sizes: Sequence[int],
+    fields: Mapping[bytes, str],
+    kinds: Mapping[str, Field],
+    defaults: Mapping[str, Any],
+    storage: Storage,
+) -> Index | None:
+    """Returns the index of some features; equal to that of `index_records`.
+
+    Args:
+        table: The columns of the files.
+        paths: The files.
+        sizes: Their sizes.
+        fields: Maps each feature to a field.
+        kinds: Kinds of fields, if given by the user.
+        defaults: Values of fields for records that lack the feature.
+        storage: Access to remote files.
+
+    Returns:
+        The index; None if the columns lack something.
+
+    Raises:
+        ValueError: If a record lacks a feature without a default, or a feature has another kind.
+    """
+    columns: dict[str, FieldColumn] = {}
+    for feature, name in fields.items():
+        column = table.columns.get(_text(feature))
+        field = kinds.get(name)
+        wants_list = field is not None and field.ndim > 0
+        if column is None:
+            if _text(feature) in table.unknown or not table.is_complete or not len(table):
+                return None
+            if not wants_list and defaults.get(name) is None:
+                _raise_missing(table, 0, paths, fields, kinds, defaults, storage)
+            raise no_feature(feature, features_of_record(table, 0, paths, storage))
+        is_bytes = column.kind == example.BYTES
+        # Whether numbers are a list depends on the first record, and on the user.
+        is_unclear = field is not None or not column.has_list
+        if not is_bytes and not wants_list and column.values is None and is_unclear:
+            return None
+        result = FieldColumn(name, field, defaults.get(name))
+        row = int(np.argmax(column.states != ABSENT))
+        label = _label(table, row, paths)
+        try:
+            result.learn(column.kind, column.values is not None)
+        except ValueError as error:
+            raise ValueError(f"{_text(feature)!r} of {label} {error}") from error
+        columns[name] = result
+        absent = column.states == ABSENT
+        is_list = result.kind in ("floats", "integers")
+        if absent.any() and not is_list and defaults.get(name) is None:
+            _raise_missing(table, int(np.argmax(absent)), paths, fields, kinds, defaults, storage)
+            return None
+        if result.kind == "value" and column.values is not None:
+            values = column.values.astype(np.float64 if column.kind == example.FLOATS else np.int64)
+            if absent.any():
+                values[absent] = defaults[name]
+            result.values = values
+        else:
+            offsets = np.where(column.states == PRESENT, column.offsets, EMPTY_OFFSET)
+            result.offsets = np.where(absent, MISSING, offsets)
+            result.sizes = column.sizes
+    arrays = {"start": np.asarray(table.starts, np.int64)}
+    for result in columns.values():
+        arrays |= result.arrays()
+    return Index(
+        about_records(paths, sizes, table.first.tolist(), arrays, columns.values()), arrays
+    )
+
+
+def _place(table: FileColumns, row: int) -> tuple[int, int]:
+    """Returns the file of a record, and its number in the file."""
+    number = int(np.searchsorted(table.first, row, side="right")) - 1
+    return number, row - int(table.first[number])
+
+
+def _label(table: FileColumns, row: int, paths: Sequence[str]) -> str:
+    number, record = _place(table, row)
+    return f"{paths[number]}: record {record}"
+
+
+def _record(
+    table: FileColumns, row: int, paths: Sequence[str], storage: Storage
+) -> tuple[str, Window, int, int]:
+    """Returns the label of a record, its file, and its place."""
+    number, record = _place(table, row)
+    (file,) = open_files([paths[number]], storage)
+    take, start = Window(file, _SMALL_WINDOW), int(table.starts[row])
+    size = int.from_bytes(take(start - 12, 8), "little")
+    return f"{file.shown}: record {record}", take, start, size
+
+
+def features_of_record(
+    table: FileColumns, row: int, paths: Sequence[str], storage: Storage
+) -> set[bytes]:
+    """Returns the names of the features of a record."""
+    return set(features_of(*_record(table, row, paths, storage), None))
+
+
+def _raise_missing(
+    table: FileColumns,
+    row: int,
+    paths: Sequence[str],
+    fields: Mapping[bytes, str],
+    kinds: Mapping[str, Field],
+    defaults: Mapping[str, Any],
+    storage: Storage,
+) -> None:
+    """Raises ValueError about a record that lacks a feature."""
+    columns = {
+        feature: FieldColumn(name, kinds.get(name), defaults.get(name))
+        for feature, name in fields.items()
+    }
+    add_record(*_record(table, row, paths, storage), fields, columns)

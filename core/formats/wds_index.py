@@ -1,0 +1,242 @@
+"""Indexes of DALI's ``wds2idx``, from which tars on a network are opened without reading them.
+
+Such an index has the offset, the size and the name of each member, but no numbers, such as labels.
+It may also belong to another tar, and ``wds2idx`` gives wrong offsets for members with long names.
+So four members of each tar are compared with their headers, and also the members at each gap that
+the index leaves between two members: only there can an extended header be.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from ..messages.printable import printable
+from ..order.shuffle import Indices
+from ..remote.storage import Storage
+from .byte_files import ByteFiles, Stamp, is_remote
+from .file_columns import FileColumns, joined
+from .spread import spread
+from .tar_columns import columns_of_samples
+from .tar_headers import BLOCK, Member, members
+from .tar_index import grouped, kind_of_extension, split_name
+
+_VERSION = "v1.2"
+_CHECKED = 4  # members of each tar
+_MOST_TAIL = 1 << 20  # bytes after the last member
+_WORDS = 4  # of a member in a line: extension, offset, size and name
+_CURE = "Write it again by wds2idx, or omit index_paths="
+
+
+def columns_of_wds(
+    paths: Sequence[str],
+    index_paths: Sequence[str],
+    stamps: Sequence[Stamp | None],
+    names: Collection[str],
+    storage: Storage,
+) -> FileColumns:
+    """Returns the columns of tars, from their indexes and few ranges of the tars.
+
+    Args:
+        paths: The tars.
+        index_paths: The index of each tar.
+        stamps: The stamps of the tars.
+        names: The extensions whose numbers are read.
+        storage: Access to remote files.
+
+    Raises:
+        OSError: If a file can't be read.
+        ValueError: If an index is damaged, or belongs to another tar.
+    """
+    remote = iter(storage.contents([path for path in index_paths if is_remote(path)]))
+    contents = [
+        bytes(next(remote)) if is_remote(path) else pathlib.Path(path).read_bytes()
+        for path in index_paths
+    ]
+    sizes = [0 if stamp is None else int(stamp[0]) for stamp in stamps]
+    found = [
+        members_of(content, index_path, size)
+        for content, index_path, size in zip(contents, index_paths, sizes, strict=True)
+    ]
+    files = ByteFiles(paths, sizes, stamps, storage=storage)
+    found = _checked(files, found, index_paths)
+    numbers = _numbers(files, found, index_paths, names)
+    tables = []
+    for path, listed, values in zip(paths, found, numbers, strict=True):
+        samples = grouped(listed, printable(path))
+        tables.append(columns_of_samples(samples, functools.partial(_content, values)))
+    return joined(tables)
+
+
+def _content(values: Mapping[int, bytes], at: int, count: int) -> bytes:
+    return values.get(at, b"")
+
+
+def members_of(content: bytes, index_path: str, end: int) -> list[Member]:
+    """Returns the members that an index contains, each from the end of the member before it.
+
+    Args:
+        content: The content of the index.
+        index_path: The name of the index, for errors.
+        end: The size of the tar.
+
+    Raises:
+        ValueError: If the index is damaged, or belongs to a smaller tar.
+    """
+    lines = content.decode(errors="surrogateescape").splitlines()
+    version, _, count = lines[0].partition(" ") if lines else ("", "", "")
+    if version != _VERSION or count != str(len(lines) - 1):
+        raise ValueError(
+            f"{printable(index_path)} is not an index of wds2idx in version {_VERSION} with "
+            f"{len(lines) - 1:,} samples. {_CURE}"
+        )
+    listed, at = [], 0
+    for number, line in enumerate(lines[1:], 2):
+        words = line.split(" ")
+        for first in range(0, len(words), _WORDS):
+            try:
+                extension, offset, size, name = words[first : first + _WORDS]
+                member = Member(os.fsencode(name), at, int(offset), int(size))
+                if not name.endswith("." + extension) and name != extension:
+                    raise ValueError
+            except ValueError:
+                raise ValueError(
+                    f"{printable(index_path)}: line {number} does not have an extension, an "
+                    f"offset, a size and a name of each member. {_CURE}"
+                ) from None
+            if not at <= member.offset - BLOCK <= end - BLOCK - member.size or member.size < 0:
+                raise ValueError(
+                    f"{printable(index_path)} does not fit its tar: {printable(name)} would be at "
+                    f"byte {member.offset:,}. {_CURE}"
+                )
+            listed.append(member)
+            at = _end(member)
+    return listed
+
+
+def _checked(
+    files: ByteFiles, found: Sequence[Sequence[Member]], index_paths: Sequence[str]
+) -> list[list[Member]]:
+    """Compares members with the headers of the tars; returns members with their first headers.
+
+    Raises:
+        ValueError: If they differ.
+    """
+    places: list[tuple[int, int]] = []
+    for number, listed in enumerate(found):
+        gaps = [row for row, m in enumerate(listed) if m.offset - m.start != BLOCK]
+        rows = {*spread(len(listed), _CHECKED).tolist(), *gaps, *(row - 1 for row in gaps if row)}
+        places += [(number, row) for row in sorted(rows)]
+    numbers = np.array([number for number, _ in places], np.int64)
+    members_checked = [found[number][row] for number, row in places]
+    ends = np.array([member.offset for member in members_checked], np.int64)
+    result = [list(listed) for listed in found]
+    headers = _compare(files, numbers, members_checked, ends, index_paths)
+    for (number, row), (header, _) in zip(places, headers, strict=True):
+        result[number][row] = header
+    _check_ends(files, found, index_paths)
+    return result
+
+
+def _check_ends(
+    files: ByteFiles, found: Sequence[Sequence[Member]], index_paths: Sequence[str]
+) -> None:
+    """Raises ValueError if something follows the last member of a tar."""
+    ends = np.array([_end(listed[-1]) if listed else 0 for listed in found], np.int64)
+    sizes = np.clip(np.array(files.sizes, np.int64) - ends, 0, _MOST_TAIL)
+    numbers = np.arange(len(found), dtype=np.int64)
+    tails = files.read(numbers, ends, sizes, lambda row: f"the end of {files.paths[row]}")
+    for number, tail in enumerate(tails):
+        if tail.any():
+            raise ValueError(
+                f"{printable(index_paths[number])} does not fit {printable(files.paths[number])}: "
+                f"it has more members after byte {ends[number]:,}. {_CURE}"
+            )
+
+
+def _end(member: Member) -> int:
+    return member.offset + -(-member.size // BLOCK) * BLOCK
+
+
+def _compare(
+    files: ByteFiles,
+    numbers: Indices,
+    checked: Sequence[Member],
+    ends: Indices,
+    index_paths: Sequence[str],
+) -> list[tuple[Member, bytes]]:
+    """Reads members from their headers on, and compares the headers.
+
+    Returns:
+        The members according to their headers, and their contents up to the ends.
+    """
+    if not len(numbers):
+        return []
+    starts = np.array([member.start for member in checked], np.int64)
+    pieces = files.read(numbers, starts, ends - starts, lambda row: printable(checked[row].name))
+    results = []
+    for number, member, piece in zip(numbers.tolist(), checked, pieces, strict=True):
+        data = piece.tobytes()
+        header = _header(member, data, files.sizes[number], files.paths[number])
+        if header is None:
+            raise ValueError(
+                f"{printable(index_paths[number])} does not fit {printable(files.paths[number])}: "
+                f"{printable(member.name)}, {member.size:,} bytes, is not at byte "
+                f"{member.offset:,}. {_CURE}"
+            )
+        results.append((header, data[member.offset - member.start :]))
+    return results
+
+
+def _header(member: Member, data: bytes, end: int, path: str) -> Member | None:
+    """Returns the next member of samples; None if it is not the expected member.
+
+    Args:
+        member: The expected member.
+        data: The bytes of the tar from the end of the member before it.
+        end: The size of the tar.
+        path: The name of the tar.
+    """
+
+    def take(at: int, count: int) -> bytes:
+        return data[at - member.start : at - member.start + count]
+
+    try:
+        for header in members(take, end, printable(path), member.start):
+            if header.link or not split_name(header.name)[1]:
+                continue
+            # GNU tar, which wds2idx calls, escapes some characters by a backslash.
+            is_named = header.name == member.name or b"\\" in member.name
+            is_same = is_named and (header.offset, header.size) == (member.offset, member.size)
+            return header if is_same else None
+    except ValueError:  # no header, or it is after the bytes
+        pass
+    return None
+
+
+def _numbers(
+    files: ByteFiles,
+    found: Sequence[Sequence[Member]],
+    index_paths: Sequence[str],
+    names: Collection[str],
+) -> list[dict[int, bytes]]:
+    """Reads members with numbers; returns their contents by offset, for each tar."""
+    wanted = {name.encode() for name in names if kind_of_extension(name) == "number"}
+    chosen = [
+        (number, member)
+        for number, listed in enumerate(found)
+        for member in listed
+        if split_name(member.name)[1] in wanted
+    ]
+    numbers = np.array([number for number, _ in chosen], np.int64)
+    checked = [member for _, member in chosen]
+    ends = np.array([member.offset + member.size for member in checked], np.int64)
+    contents = _compare(files, numbers, checked, ends, index_paths)
+    values: list[dict[int, bytes]] = [{} for _ in found]
+    for (number, member), (_, content) in zip(chosen, contents, strict=True):
+        values[number][member.offset] = content
+    return values

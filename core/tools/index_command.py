@@ -1,0 +1,83 @@
+"""The command ``python -m dalijax.sources index``, which writes shared indexes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from ..formats import file_kinds
+from ..formats.byte_files import is_remote, open_files
+from ..formats.file_columns import FileColumns
+from ..formats.paths import path_list
+from ..formats.shared_index import write_shared
+from ..formats.tar_columns import tar_columns
+from ..formats.tfrecord_columns import tfrecord_columns
+from ..messages.printable import printable
+from ..remote.storage import Storage
+from .command_line import argument, write
+
+_NOUNS = {"tar": "samples", "tfrecord": "records"}
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds ``index`` to the commands of a parser."""
+    parser = commands.add_parser(
+        "index",
+        help="write an index next to tars or TFRecords",
+        description="Writes an index of tars or TFRecords into their folder. `Tar` and `TFRecord` "
+        "find it, so that they need not read the files to open them. Files that an existing index "
+        "contains are read again only if they have changed.",
+    )
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="files, URLs or patterns")
+    parser.add_argument(
+        "--storage-option",
+        action="append",
+        default=[],
+        type=argument,
+        metavar="NAME=VALUE",
+        help="an entry of storage_options=, such as endpoint_url=http://minio:9000; may be "
+        "repeated",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        help="write the index to a local file, e.g. to upload it to an HTTP server",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    try:
+        write_indexes(options.paths, dict(options.storage_option), options.output)
+    except (OSError, ValueError, ImportError) as error:
+        raise SystemExit(f"the index can't be written: {error}") from error
+
+
+def write_indexes(
+    paths: Sequence[str], storage_options: dict[str, object], output: str | None = None
+) -> None:
+    """Writes shared indexes, and prints their sizes.
+
+    Raises:
+        OSError: If a file can't be read, or an index can't be written.
+        ValueError: If a file is neither a tar nor a TFRecord, or is damaged.
+    """
+    storage = Storage(storage_options)
+    files = list(dict.fromkeys(path_list(paths, storage)))
+    (first,) = open_files(files[:1], storage)
+    kind = "tar" if file_kinds.is_tar(first.read(0, file_kinds.HEAD)) else "tfrecord"
+    if output is None and is_remote(files[0]) and files[0].startswith(("http://", "https://")):
+        raise ValueError(
+            f"{printable(files[0])} is on an HTTP server, which takes no files. Pass --output "
+            f".dalijax-{kind}.index, and upload this file into the folder of the URLs"
+        )
+
+    def scan(names: Sequence[str]) -> FileColumns:
+        return tar_columns(names, storage) if kind == "tar" else tfrecord_columns(names, storage)[1]
+
+    for index, size in write_shared(kind, files, storage, scan, output):
+        rows = len(index.table)
+        write(
+            f"{printable(index.path)}: {rows:,} {_NOUNS[kind]} of {len(index.names):,} files in "
+            f"{size:,} bytes ({size / max(1, rows):.1f} per record)"
+        )
