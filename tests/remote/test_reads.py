@@ -1,5 +1,6 @@
 """Reads of tars over HTTP through obstore, with latency, faults, changes, forks and exits."""
 
+import contextlib
 import gc
 import os
 import pickle
@@ -177,8 +178,10 @@ def test_final_errors_are_not_errors_of_records(kind, on_error, server, client):
                 labels += next(stream)["label"].tolist()
         assert not stream.errors
         server.fault = None  # e.g. after new credentials
-        while len(labels) < 120:
-            labels += next(stream)["label"].tolist()
+        for _ in range(24):
+            if len(labels) < 120:
+                with contextlib.suppress(OSError):  # of a batch that was read before
+                    labels += next(stream)["label"].tolist()
     assert labels == list(range(120))
 
 
