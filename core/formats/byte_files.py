@@ -19,6 +19,7 @@ from ..remote.fsspec_client import FsspecFile
 from ..remote.fsspec_client import read as read_fsspec
 from ..remote.locations import Place
 from ..remote.range_cache import ALIGNMENT, Lease, RangeCache
+from ..remote.retries import RemoteError
 from ..remote.storage import Storage
 from ..remote.versions import Version
 from ..workers import call_each
@@ -303,15 +304,14 @@ class ByteFiles:
             version = Version.from_stamp(self.sizes[number], stamp)
             return ObjectFile(path, self._storage, place, version)
         (file,) = open_files([path], self._storage)
+        error = RemoteError if self._are_remote[number] else OSError  # not an error of a record
         if file.size != self.sizes[number]:
-            raise OSError(
+            raise error(
                 f"{file.shown} has {file.size:,} bytes, but had {self.sizes[number]:,} when the "
                 "source was opened. Reopen the source"
             )
         if stamp is not None and not (file.is_of(stamp) and self._is_same(number, file, stamp)):
-            raise OSError(
-                f"{file.shown} was changed after the source was opened. Reopen the source"
-            )
+            raise error(f"{file.shown} was changed after the source was opened. Reopen the source")
         with contextlib.suppress(KeyError):  # another thread has dropped the last file
             while len(self._open) >= max(1, most_open()):
                 self._open.popitem(last=False)  # the file that was opened first

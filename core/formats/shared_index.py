@@ -92,10 +92,7 @@ def load(
     """
     path = folder + file_name(kind)
     try:
-        if is_remote(path):
-            content = bytes(storage.contents([path])[0])
-        else:
-            content = _local_content(path, folder)
+        content = _content(path, folder, storage)
     except FileNotFoundError:
         return None
     except DamagedIndexError as error:
@@ -104,6 +101,39 @@ def load(
     except Exception as error:  # S3 answers 403 if the user may not list the bucket
         _log.debug("there may be a shared index, but it can't be read: %s", error)
         return None
+    return _usable(path, kind, content, names)
+
+
+def _to_extend(folder: str, kind: str, storage: Storage) -> SharedIndex | None:
+    """Returns the shared index of a folder that is to be extended, if there is one.
+
+    Raises:
+        OSError: If it can't be read. It would be replaced, although it may be of use.
+    """
+    path = folder + file_name(kind)
+    try:
+        content = _content(path, folder, storage)
+    except (FileNotFoundError, DamagedIndexError):
+        return None
+    return _usable(path, kind, content, None)
+
+
+def _content(path: str, folder: str, storage: Storage) -> bytes:
+    """Returns the content of an index.
+
+    Raises:
+        OSError: If it can't be read.
+        DamagedIndexError: See `_local_content`.
+    """
+    if is_remote(path):
+        return bytes(storage.contents([path])[0])
+    return _local_content(path, folder)
+
+
+def _usable(
+    path: str, kind: str, content: bytes, names: Collection[str] | None
+) -> SharedIndex | None:
+    """Returns the index with some content; None, after a warning, if it is damaged."""
     try:
         return _parsed(path, kind, content, names)
     except (ValueError, TypeError, LookupError, OverflowError, MemoryError) as error:
@@ -283,7 +313,7 @@ def write_shared(
         raise ValueError(f"--output takes files of one folder, not of {len(groups):,}")
     written = []
     for folder, stamp_of in groups.items():
-        old = load(folder, kind, storage)
+        old = _to_extend(folder, kind, storage)
         entries: dict[str, tuple[Stamp, int]] = {}
         if old is not None:
             stored = zip(old.names, old.stamps, strict=True)

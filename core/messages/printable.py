@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 import unicodedata
 
 _LOWEST, _HIGHEST = 0xDC80, 0xDCFF  # how Python decodes bytes that are not UTF-8
+
+_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # with a password
+_SIGNATURE = re.compile(  # such as X-Amz-Signature, or Azure's sig
+    r"([?&][^=&\s]*(?:sig|token|key|credential|secret|password)[^=&\s]*=)[^&\s'\"]+", re.IGNORECASE
+)
 
 
 def printable(name: str | bytes | os.PathLike[str]) -> str:
     """Escapes a name for errors, logs and pages, on one line.
 
     Escapes control characters, line breaks, bidirectional control characters and bytes that are not
-    UTF-8, as in Python literals: a file name may be untrusted.
+    UTF-8, as in Python literals: a file name may be untrusted. Replaces passwords and signatures in
+    URLs by dots.
     """
     text = os.fsdecode(name)
+    if "://" in text:
+        text = _SIGNATURE.sub(r"\1...", _USER.sub("...", text))
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 

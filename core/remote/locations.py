@@ -168,7 +168,7 @@ def store_arguments(
         if place.account:
             config.setdefault("account_name", place.account)
         return "AzureStore", {"container_name": place.root, "config": config, **arguments}
-    has_keys = config.keys() & {"access_key_id", "skip_signature"}
+    has_keys = config.get("access_key_id") or config.get("skip_signature")
     profile = options.get("profile") or environment.get("AWS_PROFILE")
     if not has_keys and (options.get("profile") or "AWS_ACCESS_KEY_ID" not in environment):
         config = {**aws_profile(profile or "default", environment), **config}

@@ -219,21 +219,19 @@ class ObjectClient:
         object has the version. So all ranges are of this version, without further requests.
         """
         module, store = self._store(place)
-        first = len(starts) - 1 if version.is_named else len(starts)
         pieces: list[Any] = []
-        if first:
+        if len(starts) > 1:
             pieces += module.get_ranges(
-                store, place.key, starts=starts[:first], ends=ends[:first], coalesce=0
+                store, place.key, starts=starts[:-1], ends=ends[:-1], coalesce=0
             )
         has_one()
-        if version.is_named:
-            options: dict[str, Any] = {"range": (starts[-1], ends[-1])}
-            if version.match is not None:
-                options["if_match"] = version.match
-            result = module.get(store, place.key, options=options)
-            if difference := version.difference(Version.of(result.meta)):
-                raise changed(printable(url), difference)
-            pieces.append(result.bytes())
+        options: dict[str, Any] = {"range": (starts[-1], ends[-1])}
+        if version.match is not None:
+            options["if_match"] = version.match
+        result = module.get(store, place.key, options=options)
+        if difference := version.difference(Version.of(result.meta)):
+            raise changed(printable(url), difference)
+        pieces.append(result.bytes())
         views = [memoryview(piece) for piece in pieces]
         for view, start, end in zip(views, starts, ends, strict=True):
             if len(view) != end - start:
@@ -266,8 +264,10 @@ class ObjectClient:
         Raises:
             ImportError: If boto3, which can read such a profile, is not installed.
         """
-        if config.keys() & {"access_key_id", "skip_signature"} or (
-            "AWS_ACCESS_KEY_ID" in os.environ and not self._options.get("profile")
+        if (
+            config.get("access_key_id")
+            or config.get("skip_signature")
+            or ("AWS_ACCESS_KEY_ID" in os.environ and not self._options.get("profile"))
         ):
             return None
         profile = self._options.get("profile") or os.environ.get("AWS_PROFILE") or "default"

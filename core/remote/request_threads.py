@@ -7,6 +7,7 @@ event loop, which is woken several times for each call.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import os
 import queue
@@ -46,7 +47,9 @@ class RequestThreads:
     """
 
     def __init__(self) -> None:
+        self._urgent = collections.deque[Job]()  # they run before the others
         self._jobs = collections.deque[Job]()
+        self._unfinished = collections.deque[None]()  # an item for each job
         self._wake = queue.SimpleQueue[None]()  # an item for each added job
         self._turn = threading.Lock()  # of the thread that waits for room
         self._room = queue.SimpleQueue[None]()  # an item for each further request
@@ -55,20 +58,19 @@ class RequestThreads:
             self._room.put(None)
 
     def add(self, jobs: Sequence[Job], urgent: bool = False) -> None:
-        """Schedules jobs, after the waiting jobs or before them."""
-        if urgent:
-            self._jobs.extendleft(reversed(jobs))
-        else:
-            self._jobs.extend(jobs)
+        """Schedules jobs; urgent jobs run before the others."""
+        self._unfinished.extend([None] * len(jobs))
+        (self._urgent if urgent else self._jobs).extend(jobs)
         for _ in jobs:
             self._wake.put(None)
-        while self._count < min(len(self._jobs), _MOST_THREADS):
-            self._count += 1
+        # Counts running jobs, too: they may wait for a server for minutes.
+        while self._count < min(len(self._unfinished), _MOST_THREADS):
             name = f"dalijax-remote_{self._count}"
             threading.Thread(target=self._work, name=name, daemon=True).start()
+            self._count += 1
 
     def call(self, function: Callable[..., T], *arguments: Any) -> Result[T]:
-        """Schedules a function before the waiting jobs; returns its future result."""
+        """Schedules a function as an urgent job; returns its future result."""
         result = Result[T]()
         job = Job(lambda _: settle(result, function, *arguments), 1, lambda: True)
         self.add([job], urgent=True)
@@ -83,11 +85,11 @@ class RequestThreads:
     def _run_next(self) -> bool:
         """Runs a job; returns whether there was one."""
         with self._turn:
-            try:
-                job = self._jobs.popleft()
-            except IndexError:
+            job = self._pop()
+            if job is None:
                 return False
             if not job.is_wanted():
+                self._unfinished.pop()
                 return True
             held = min(job.weight, MOST_REQUESTS)
             for _ in range(held):
@@ -103,7 +105,15 @@ class RequestThreads:
             job.run(lambda: keep(1))
         finally:
             keep(0)
+            self._unfinished.pop()
         return True
+
+    def _pop(self) -> Job | None:
+        """Removes the next job and returns it; None if there is none."""
+        for jobs in (self._urgent, self._jobs):
+            with contextlib.suppress(IndexError):
+                return jobs.popleft()
+        return None
 
 
 def settle(result: Result[T], function: Callable[..., T], *arguments: Any) -> None:

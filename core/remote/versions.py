@@ -77,4 +77,4 @@ class Version:
             if before is not None and now is not None:
                 same = before.removeprefix("W/") == now.removeprefix("W/")
                 return "" if same else f"{name} {before!r:.80} -> {now!r:.80}"
-        return ""
+        return "" if self.etag is None else f"ETag {self.etag!r:.80} -> none"

@@ -7,6 +7,8 @@ import errno
 import itertools
 import pathlib
 import re
+import threading
+import time
 
 import pytest
 
@@ -19,6 +21,7 @@ from dalijax.core.remote.locations import (
     place_of,
     store_arguments,
 )
+from dalijax.core.remote.request_threads import Job, RequestThreads
 from dalijax.core.remote.retries import (
     RemoteError,
     WrongAnswerError,
@@ -28,6 +31,7 @@ from dalijax.core.remote.retries import (
     repeated,
 )
 from dalijax.core.remote.versions import Version
+from dalijax.core.workers import Result
 
 URL = "s3://bucket/a.tar"
 
@@ -248,7 +252,38 @@ def test_versions():
     assert tagged.difference(Version(5, '"2"')) == "ETag '\"1\"' -> '\"2\"'"
     assert tagged.difference(Version(6, '"1"')) == "5 -> 6 bytes"
     assert dated.difference(Version(5, None, "x")).startswith("Last-Modified")
-    assert tagged.difference(dated) == "" == dated.difference(tagged)
+    assert tagged.difference(dated) == "ETag '\"1\"' -> none" and dated.difference(tagged) == ""
+
+
+def test_running_requests_do_not_delay_others():
+    threads, go = RequestThreads(), threading.Event()
+    try:
+        blocked = [threads.call(go.wait, 60) for _ in range(5)]
+        order = []
+        jobs = [Job(lambda _, k=k: order.append(k), 1, lambda: True) for k in range(3)]
+        assert [threads.call(int, k).get() for k in range(8)] == list(range(8))
+        for job in jobs:
+            threads.add([job])
+        while len(order) < 3:
+            time.sleep(0.001)
+        assert sorted(order) == [0, 1, 2]
+        assert not any(result._is_set for result in blocked)
+    finally:
+        go.set()
+    assert [result.get() for result in blocked] == [True] * 5
+
+
+def test_urgent_jobs_run_first_in_their_order(monkeypatch):
+    monkeypatch.setattr("dalijax.core.remote.request_threads._MOST_THREADS", 1)
+    threads, go, order = RequestThreads(), threading.Event(), []
+    blocked = threads.call(go.wait, 60)
+    for name, urgent in (("a", False), ("b", True), ("c", False), ("d", True)):
+        threads.add([Job(lambda _, name=name: order.append(name), 1, lambda: True)], urgent)
+    last = Result()
+    threads.add([Job(lambda _: last.set(None), 1, lambda: True)])
+    go.set()
+    last.get()
+    assert blocked.get() and order == ["b", "d", "a", "c"]
 
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "sources.md"
