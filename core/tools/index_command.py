@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from ..formats import file_kinds
 from ..formats.byte_files import is_remote, open_files
@@ -19,7 +20,7 @@ from .command_line import argument, write
 _NOUNS = {"tar": "samples", "tfrecord": "records"}
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Any) -> None:
     """Adds ``index`` to the commands of a parser."""
     parser = commands.add_parser(
         "index",

@@ -143,6 +143,11 @@ USED = {
         lambda: optional("datasets", "Dataset")().from_dict({"x": [1]}),
         "_indices",
     ),
+    "obstore": (optional("obstore"), "_obstore"),
+    "extension of obstore": (
+        optional("obstore._obstore"),
+        "_store get get_ranges head list list_with_delimiter",
+    ),
     "threading": (lambda: threading, "_DummyThread"),
 }
 # Public methods of namedtuples, which begin with an underscore.
