@@ -35,6 +35,7 @@ _RANGES = (
     "(python -m http.server does not). Use another server, or download the files"
 )
 _last_warning = -_REPEATED
+_random = random.Random()  # a user may have seeded the generator of the module
 
 
 class RemoteError(OSError):
@@ -141,7 +142,7 @@ def _delays() -> Iterator[float]:
     """Yields the times between attempts in seconds: they double, with a random part."""
     delay = 0.25
     while True:
-        yield delay * random.uniform(0.5, 1.5)
+        yield delay * _random.uniform(0.5, 1.5)
         delay = min(2 * delay, _LONGEST)
 
 

@@ -6,6 +6,7 @@ import datetime
 import errno
 import itertools
 import pathlib
+import random
 import re
 import threading
 import time
@@ -314,3 +315,11 @@ def test_the_docs_have_every_kind_of_storage():
     assert len(ROWS) == 11 and {url.partition(":")[0] for _, url, _ in ROWS} == {
         *("https", "s3", "gs", "az", "")
     }
+
+
+def test_delays_do_not_use_the_random_numbers_of_the_user():
+    random.seed(5)
+    expected = random.random()
+    random.seed(5)
+    assert len(set(itertools.islice(retries._delays(), 8))) == 8
+    assert random.random() == expected

@@ -105,6 +105,7 @@ def test_a_killed_run_resumes_on_another_number_of_devices(tmp_path):
         assert counted and {row["images"] for row in counted} == {HELD_OUT}
 
 
+@pytest.mark.skipif(not FULL, reason="a minute: make test-full")
 def test_a_run_resumed_on_fewer_devices_has_the_batches_and_losses_of_an_uninterrupted_run(
     tmp_path,
 ):
