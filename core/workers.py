@@ -172,7 +172,7 @@ class Workers:
             WorkersEnded: If the threads were ended.
         """
         result = Result[T]()
-        self.submit(_call, result, function, arguments)
+        self.submit(set_result, result, function, *arguments)
         return result
 
     def future(self, function: Callable[[], T]) -> concurrent.futures.Future[T]:
@@ -219,7 +219,8 @@ def call_each(function: Callable[[S], T], items: Sequence[S], count: int, name: 
         workers.end()
 
 
-def _call(result: Result[T], function: Callable[..., T], arguments: tuple[Any, ...]) -> None:
+def set_result(result: Result[T], function: Callable[..., T], *arguments: Any) -> None:
+    """Sets a result to the value or the error of a call."""
     try:
         value = function(*arguments)
     except BaseException as error:

@@ -316,9 +316,9 @@ class FedEngine(Engine[P]):
     def _bad_of(self, supply: RowSupply[P], run: int, valid: bool = False) -> Bad:
         """Returns the bad records of a run; if ``valid``, without those in padding rows."""
         return [
-            (rows.name(row), rows.errors[row])
+            (rows.name(row), error)
             for rows in self._all_rows(supply, run)
-            for row in sorted(rows.errors)
+            for row, error in sorted(rows.errors.items())
             if rows.valid[row] or not valid
         ]
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from ..messages.printable import printable
 from ..remote.storage import Storage
+from ..remote.versions import without_weakness
 from ..workers import call_each
 from .atomic_file import atomic_file
 from .byte_files import WAITING_THREADS, Stamp, is_remote
@@ -75,7 +76,7 @@ def is_same(stored: Stamp | None, stamp: Stamp | None) -> bool:
     for values in (stored, stamp):
         pairs = dict(pair for pair in values[1:] if isinstance(pair, list) and len(pair) == 2)
         tag = next((v for k, v in pairs.items() if k.replace("-", "").lower() == "etag"), None)
-        tags.append(None if tag is None else str(tag).removeprefix("W/").strip('"'))
+        tags.append(None if tag is None else without_weakness(tag).strip('"'))
     return tags[0] is not None and tags[0] == tags[1] and stored[0] == stamp[0]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from ..messages.printable import printable
 from .http_ranges import http_options, of_version
 from .locations import fsspec_options, stall_seconds
-from .retries import RemoteError, WrongAnswerError, each, patience, repeated
+from .retries import RemoteError, each, patience, repeated, wrong_length
 from .versions import RECENT
 
 # Names of a file's versions in the info of fsspec's file systems, e.g. from HTTP headers.
@@ -183,7 +183,5 @@ def _checked(content: Any, start: int, end: int) -> memoryview | Exception:
     if isinstance(content, Exception):
         return content
     if len(content) != end - start:
-        return WrongAnswerError(
-            f"requested bytes {start:,} to {end:,}, but received {len(content):,} bytes"
-        )
+        return wrong_length(start, end, len(content))
     return memoryview(content)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..messages.printable import printable
 from .retries import WrongAnswerError, changed, ignores_ranges
+from .versions import named_change
 
 # The info of the file that is read; tasks of fsspec's event loop inherit the caller's value.
 _opened: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar(
@@ -72,18 +73,13 @@ async def check_range(response: Any) -> None:
 def version_change(opened: Mapping[str, Any], headers: Mapping[str, str]) -> str:
     """Describes how the version of a response differs from the opened one; "" if it does not.
 
-    Dates are compared only without ETags, because the servers of one site may have different dates.
-
     Args:
         opened: fsspec's info of the opened file.
         headers: The headers of the response.
     """
-    for name in ("ETag", "Last-Modified"):
-        before, now = opened.get(name), headers.get(name)
-        if before is not None and now is not None:
-            # A server may mark the ETag of a compressed response as weak.
-            same = str(before).removeprefix("W/") == now.removeprefix("W/")
-            return "" if same else f"{name} {before!r:.80} -> {now!r:.80}"
+    change = named_change(opened, headers)
+    if change is not None:
+        return change
     got = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", "").strip())
     before, now = str(opened.get("size", "*")), got[3] if got else "*"
     return "" if "*" in (before, now) or before == now else f"{before} -> {now} bytes"

@@ -6,14 +6,16 @@ import datetime
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ..messages.printable import printable
 from .listing import PAGE, Listing, versions_of_page
 from .locations import Place, needs_boto3, store_arguments
 from .native import obstore
-from .retries import WrongAnswerError, changed, each, patience, refusal, repeated
+from .retries import changed, each, patience, refusal, repeated, wrong_length
 from .versions import Version
+
+T = TypeVar("T")
 
 # `repeated` replaces obstore's own retries, which end after some seconds.
 _NO_RETRIES = {"max_retries": 0, "retry_timeout": datetime.timedelta(seconds=1)}
@@ -52,8 +54,7 @@ class ObjectClient:
             RemoteError: If the object can't be read.
         """
 
-        def read(_: int) -> Version:
-            module, store = self._store(place)
+        def get(module: Any, store: Any) -> Version:
             try:
                 result = module.get(store, place.key, options={"range": (0, 1)})
                 result.bytes()  # otherwise the connection would be closed
@@ -63,8 +64,7 @@ class ObjectClient:
                 return Version.of(module.head(store, place.key))  # an empty object
             return Version.of(result.meta)
 
-        seconds = patience(self._options, opens=True)
-        return repeated(lambda rows: each(read, rows), [url], seconds)[0]
+        return self._repeated(place, url, get)
 
     def content(self, place: Place, url: str) -> memoryview:
         """Returns the content of an object.
@@ -73,11 +73,10 @@ class ObjectClient:
             RemoteError: If it can't be read.
         """
 
-        def read(_: int) -> memoryview:
-            module, store = self._store(place)
+        def get(module: Any, store: Any) -> memoryview:
             return memoryview(module.get(store, place.key).bytes())
 
-        return repeated(lambda rows: each(read, rows), [url], patience(self._options))[0]
+        return self._repeated(place, url, get, opens=False)
 
     def entries(self, place: Place, url: str) -> list[dict[str, str]]:
         """Returns the names and types of the objects and folders in a folder.
@@ -86,15 +85,13 @@ class ObjectClient:
             RemoteError: If it can't be listed.
         """
 
-        def read(_: int) -> list[dict[str, str]]:
-            module, store = self._store(place)
+        def names(module: Any, store: Any) -> list[dict[str, str]]:
             result = module.list_with_delimiter(store, place.key)
             folders = [{"name": name, "type": "directory"} for name in result["common_prefixes"]]
-            names = [meta["path"] for meta in result["objects"]]
-            return folders + [{"name": name, "type": "file"} for name in names]
+            files = [{"name": meta["path"], "type": "file"} for meta in result["objects"]]
+            return folders + files
 
-        seconds = patience(self._options, opens=True)
-        return repeated(lambda rows: each(read, rows), [url], seconds)[0]
+        return self._repeated(place, url, names)
 
     def keys_below(self, place: Place, url: str) -> list[str]:
         """Returns the keys of all objects in a folder and its folders.
@@ -103,12 +100,10 @@ class ObjectClient:
             RemoteError: If it can't be listed.
         """
 
-        def read(_: int) -> list[str]:
-            module, store = self._store(place)
+        def keys(module: Any, store: Any) -> list[str]:
             return [meta["path"] for page in module.list(store, place.key) for meta in page]
 
-        seconds = patience(self._options, opens=True)
-        return repeated(lambda rows: each(read, rows), [url], seconds)[0]
+        return self._repeated(place, url, keys)
 
     def listed(self, place: Place, url: str, listing: Listing) -> dict[str, Version]:
         """Returns the versions of objects that a listing contains; objects may be missing.
@@ -122,8 +117,7 @@ class ObjectClient:
             RemoteError: If the store can't be listed.
         """
 
-        def read(_: int) -> dict[str, Version]:
-            module, store = self._store(place)
+        def versions_of(module: Any, store: Any) -> dict[str, Version]:
             versions: dict[str, Version] = {}
             arguments = {"offset": listing.offset, "chunk_size": PAGE}
             pages = module.list(store, listing.prefix, **arguments)
@@ -134,8 +128,7 @@ class ObjectClient:
                     break
             return versions
 
-        seconds = patience(self._options, opens=True)
-        return repeated(lambda rows: each(read, rows), [url], seconds)[0]
+        return self._repeated(place, url, versions_of)
 
     def write(self, place: Place, url: str, content: bytes) -> None:
         """Writes an object.
@@ -144,11 +137,21 @@ class ObjectClient:
             RemoteError: If it can't be written.
         """
 
-        def put(_: int) -> None:
-            module, store = self._store(place)
+        def put(module: Any, store: Any) -> None:
             module.put(store, place.key, content)
 
-        repeated(lambda rows: each(put, rows), [url], patience(self._options, opens=True))
+        self._repeated(place, url, put)
+
+    def _repeated(
+        self, place: Place, url: str, call: Callable[[Any, Any], T], opens: bool = True
+    ) -> T:
+        """Calls a function with obstore's module and a store, until it succeeds; see `repeated`."""
+
+        def attempt(_: int) -> T:
+            return call(*self._store(place))
+
+        seconds = patience(self._options, opens)
+        return repeated(lambda rows: each(attempt, rows), [url], seconds)[0]
 
     def read(
         self,
@@ -235,9 +238,7 @@ class ObjectClient:
         views = [memoryview(piece) for piece in pieces]
         for view, start, end in zip(views, starts, ends, strict=True):
             if len(view) != end - start:
-                raise WrongAnswerError(
-                    f"requested bytes {start:,} to {end:,}, but received {len(view):,} bytes"
-                )
+                raise wrong_length(start, end, len(view))
         return views
 
     def _store(self, place: Place) -> tuple[Any, Any]:

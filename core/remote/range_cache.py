@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..order.shuffle import Indices
-from ..workers import Result
+from ..workers import Result, set_result
 from . import fsspec_client
 from .fsspec_client import FsspecFile
 from .locations import Place
 from .object_client import AT_ONCE, ObjectClient
 from .ranges import Call, Limits, plan
-from .request_threads import Job, request_threads, settle
+from .request_threads import Job, request_threads
 from .versions import Version
 
 _OBJECTS = Limits(most_requests=2 * AT_ONCE)
@@ -219,7 +219,7 @@ class RangeCache:
             )
 
         return Job(
-            lambda has_one: settle(result, read, has_one),
+            lambda has_one: set_result(result, read, has_one),
             min(len(call.starts), AT_ONCE) if place is not None else len(call.starts),
             is_wanted,
         )

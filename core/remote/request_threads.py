@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ..workers import Result
+from ..workers import Result, set_result
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class RequestThreads:
     def call(self, function: Callable[..., T], *arguments: Any) -> Result[T]:
         """Schedules a function as an urgent job; returns its future result."""
         result = Result[T]()
-        job = Job(lambda _: settle(result, function, *arguments), 1, lambda: True)
+        job = Job(lambda _: set_result(result, function, *arguments), 1, lambda: True)
         self.add([job], urgent=True)
         return result
 
@@ -114,16 +114,6 @@ class RequestThreads:
             with contextlib.suppress(IndexError):
                 return jobs.popleft()
         return None
-
-
-def settle(result: Result[T], function: Callable[..., T], *arguments: Any) -> None:
-    """Sets a result to the value or the error of a call."""
-    try:
-        value = function(*arguments)
-    except BaseException as error:
-        result.fail(error)
-    else:
-        result.set(value)
 
 
 _current: RequestThreads | None = None

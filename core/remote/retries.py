@@ -204,6 +204,11 @@ def is_wrong_answer(error: Exception) -> bool:
     )
 
 
+def wrong_length(start: int, end: int, count: int) -> WrongAnswerError:
+    """Returns the error about a response with another number of bytes than requested."""
+    return WrongAnswerError(f"requested bytes {start:,} to {end:,}, but received {count:,} bytes")
+
+
 def changed(shown: str, difference: str) -> ChangedError:
     """Returns the error about a file that was changed."""
     return ChangedError(

@@ -63,18 +63,33 @@ class Version:
         return self.etag is not None or self.date is not None
 
     def difference(self, other: Version) -> str:
-        """Describes how another version differs; "" if it does not.
-
-        Dates are compared only without ETags, because the servers of one site may have different
-        dates. A server may mark the ETag of a compressed response as weak.
-        """
+        """Describes how another version differs; "" if it does not."""
         if self.size != other.size:
             return f"{self.size:,} -> {other.size:,} bytes"
-        for name, before, now in (
-            ("ETag", self.etag, other.etag),
-            ("Last-Modified", self.date, other.date),
-        ):
-            if before is not None and now is not None:
-                same = before.removeprefix("W/") == now.removeprefix("W/")
-                return "" if same else f"{name} {before!r:.80} -> {now!r:.80}"
-        return "" if self.etag is None else f"ETag {self.etag!r:.80} -> none"
+        before = {"ETag": self.etag, "Last-Modified": self.date}
+        change = named_change(before, {"ETag": other.etag, "Last-Modified": other.date})
+        if change is None and self.etag is not None:
+            return f"ETag {self.etag!r:.80} -> none"
+        return change or ""
+
+
+def named_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Describes how the ETag or the date of a version differs; "" if it does not; None if unknown.
+
+    Dates are compared only without ETags, because the servers of one site may have different dates.
+
+    Args:
+        before: Names and values of the version, such as HTTP headers.
+        now: The same of another version.
+    """
+    for name in ("ETag", "Last-Modified"):
+        values = before.get(name), now.get(name)
+        if values[0] is not None and values[1] is not None:
+            is_equal = without_weakness(values[0]) == without_weakness(values[1])
+            return "" if is_equal else f"{name} {values[0]!r:.80} -> {values[1]!r:.80}"
+    return None
+
+
+def without_weakness(etag: Any) -> str:
+    """Returns an ETag that is not marked as weak, as servers mark those of compressed responses."""
+    return str(etag).removeprefix("W/")

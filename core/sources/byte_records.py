@@ -96,8 +96,9 @@ class ByteRecords(BaseSource):
             functools.partial(_has_content, index, tuple(paths), index_again),
             storage,
         )
-        self._read_ahead = read_ahead if any(map(is_remote, paths)) else 0
-        if self._read_ahead == 0 and any(map(is_remote, paths)):
+        are_remote = any(map(is_remote, paths))
+        self._read_ahead = read_ahead if are_remote else 0
+        if are_remote and not read_ahead:
             self.read_threads = WAITING_THREADS
         self._first = np.array(index.about["first"], np.int64)
 
