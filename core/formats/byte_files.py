@@ -37,8 +37,14 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
-# Size, mtime, ctime and inode of a local file; size and versions of a remote file.
+# Size, mtime, ctime and inode of a local file; size and versions of a remote file. Only the size if
+# a server reports no version.
 Stamp = list[Any]
+
+
+def has_version(stamp: Stamp) -> bool:
+    """Returns whether every change of a file changes its stamp."""
+    return len(stamp) > 1
 
 
 def local_stamp(status: os.stat_result) -> Stamp:
@@ -99,13 +105,13 @@ class RemoteFile:
         self.file = FsspecFile(url, storage.options)
         self.size = self.file.size
 
-    def stamp(self) -> Stamp | None:
-        """Returns size and versions of the file; None if the server reports no version."""
+    def stamp(self) -> Stamp:
+        """Returns size and versions of the file."""
         return self.file.stamp()
 
     def is_of(self, stamp: Stamp) -> bool:
         """Returns whether the file has the size and the versions of a stamp."""
-        return self.stamp() in (stamp, None)
+        return not has_version(self.stamp()) or self.stamp() == stamp
 
     def read(self, at: int, count: int) -> bytes:
         """Reads bytes from an offset; fewer at the end of the file."""
@@ -130,13 +136,13 @@ class ObjectFile:
         self._storage, self._place, self._version = storage, place, version
         self.size = version.size
 
-    def stamp(self) -> Stamp | None:
-        """Returns size and version of the file; None if the server reports no version."""
+    def stamp(self) -> Stamp:
+        """Returns size and version of the file."""
         return self._version.stamp(time.time())
 
     def is_of(self, stamp: Stamp) -> bool:
         """Returns whether the file has the size and the version of a stamp."""
-        return not Version.from_stamp(stamp[0], stamp).difference(self._version)
+        return not Version.from_stamp(stamp).difference(self._version)
 
     def read(self, at: int, count: int) -> bytes:
         """Reads bytes from an offset; fewer at the end of the file."""
@@ -176,8 +182,8 @@ def open_files(paths: Sequence[str], storage: Storage) -> list[ByteFile]:
     ]
 
 
-def stamps_of(paths: Sequence[str], storage: Storage) -> list[Stamp | None]:
-    """Returns stamps that change with the contents of files; None if a server has no versions.
+def stamps_of(paths: Sequence[str], storage: Storage) -> list[Stamp]:
+    """Returns stamps that change with the contents of files, if they have versions.
 
     The stamp of a local file includes the time of the last status change, because programs that
     preserve a file's mtime (``rsync``, ``cp -p``, ``touch -r``) can't set it.
@@ -257,13 +263,13 @@ class ByteFiles:
         self,
         paths: Sequence[str],
         sizes: Sequence[int],
-        stamps: Sequence[Stamp | None] = (),
+        stamps: Sequence[Stamp] = (),
         has_content: Callable[[int], bool] | None = None,
         storage: Storage | None = None,
     ):
         self.paths = tuple(paths)
         self.sizes = tuple(sizes)
-        self._stamps = list(stamps) or [None] * len(self.paths)
+        self._stamps = list(stamps) or [[size] for size in self.sizes]
         self._has_content = has_content
         self._limits = np.array(sizes, np.int64)
         self._are_remote = np.array([*map(is_remote, self.paths)], bool)
@@ -276,8 +282,8 @@ class ByteFiles:
             self.paths,
             self._places,
             [
-                Version.from_stamp(size, stamp if place else None)
-                for size, stamp, place in zip(self.sizes, self._stamps, self._places, strict=True)
+                Version.from_stamp(stamp if place else stamp[:1])
+                for stamp, place in zip(self._stamps, self._places, strict=True)
             ],
             self._storage.client,
         )
@@ -301,8 +307,7 @@ class ByteFiles:
             return file
         path, place, stamp = self.paths[number], self._places[number], self._stamps[number]
         if place is not None:  # each read checks the version, so that no request is needed here
-            version = Version.from_stamp(self.sizes[number], stamp)
-            return ObjectFile(path, self._storage, place, version)
+            return ObjectFile(path, self._storage, place, Version.from_stamp(stamp))
         (file,) = open_files([path], self._storage)
         error = RemoteError if self._are_remote[number] else OSError  # not an error of a record
         if file.size != self.sizes[number]:
@@ -310,7 +315,8 @@ class ByteFiles:
                 f"{file.shown} has {file.size:,} bytes, but had {self.sizes[number]:,} when the "
                 "source was opened. Reopen the source"
             )
-        if stamp is not None and not (file.is_of(stamp) and self._is_same(number, file, stamp)):
+        is_known = has_version(stamp)
+        if is_known and not (file.is_of(stamp) and self._is_same(number, file, stamp)):
             raise error(f"{file.shown} was changed after the source was opened. Reopen the source")
         with contextlib.suppress(KeyError):  # another thread has dropped the last file
             while len(self._open) >= max(1, most_open()):
@@ -357,7 +363,7 @@ class ByteFiles:
     def _is_same(self, number: int, file: ByteFile, stamp: Stamp) -> bool:
         """Returns whether a file with the size and mtime of its stamp has the indexed content."""
         now = file.stamp()
-        if self._has_content is not None and now not in (stamp, None):
+        if self._has_content is not None and has_version(now) and now != stamp:
             if not self._has_content(number):
                 return False
             self._stamps[number] = now

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..messages.printable import printable
 from ..remote.storage import Storage
-from .byte_files import ByteFiles, Stamp, is_remote
+from .byte_files import ByteFiles, Stamp, has_version, is_remote
 from .index import Index, load_or_build
 from .progress import report_remote
 from .spread import spread
@@ -30,7 +30,7 @@ def cached_index(
     build: Callable[[], Index],
     is_valid: Callable[[Index], bool],
     storage: Storage,
-    shared: Callable[[Sequence[Stamp | None]], Index | None] = lambda stamps: None,
+    shared: Callable[[Sequence[Stamp]], Index | None] = lambda stamps: None,
 ) -> Index:
     """Loads the stored index of files, or builds and stores it.
 
@@ -45,30 +45,31 @@ def cached_index(
         build: Builds the index.
         is_valid: Checks the content of a loaded index.
         storage: Access to remote files.
-        shared: Returns the index from shared indexes, given the stamps of the files; None if there
-            is none.
+        shared: Returns the index from other indexes, given the stamps of the files; None if there
+            are none.
 
     Raises:
         OSError: If a file can't be read, or changes while it is indexed.
     """
     stamps = settled_stamps(paths, storage)
-    if None in stamps:
+    unnamed = [path for path, stamp in zip(paths, stamps, strict=True) if not has_version(stamp)]
+    if unnamed:
         _log.warning(
             "%s has neither an ETag nor an older date, so that it is indexed each time",
-            printable(paths[stamps.index(None)]),
+            printable(unnamed[0]),
         )
     about = [kind, repr(fields), *paths, repr(stamps)]
     digest = hashlib.sha256("\0".join(about).encode(errors="surrogateescape"))
-    key = None if None in stamps else digest.hexdigest()[:32]
+    key = None if unnamed else digest.hexdigest()[:32]
 
     def stamped() -> Index:
-        index = None if key is None else shared(stamps)
+        index = shared(stamps)
         if index is not None:
             if is_valid(Index({**index.about, "stamps": stamps, "samples": ""}, index.arrays)):
                 return _stamped(paths, stamps, index, storage)
             _log.warning("the shared index is damaged, so that the files are indexed again")
         if any(map(is_remote, paths)):
-            report_remote(paths, sum(int(stamp[0]) for stamp in stamps if stamp))
+            report_remote(paths, sum(int(stamp[0]) for stamp in stamps))
         index = _stamped(paths, stamps, build(), storage)
         check_unchanged(paths, stamps, storage)
         return index
@@ -79,7 +80,7 @@ def cached_index(
 
 
 def _stamped(
-    paths: Sequence[str], stamps: Sequence[Stamp | None], index: Index, storage: Storage
+    paths: Sequence[str], stamps: Sequence[Stamp], index: Index, storage: Storage
 ) -> Index:
     """Returns an index with the stamps of its files, and a digest of records."""
     samples = _samples_digest(paths, index, storage)

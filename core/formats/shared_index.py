@@ -23,7 +23,7 @@ from ..remote.storage import Storage
 from ..remote.versions import without_weakness
 from ..workers import call_each
 from .atomic_file import atomic_file
-from .byte_files import WAITING_THREADS, Stamp, is_remote
+from .byte_files import WAITING_THREADS, Stamp, has_version, is_remote
 from .file_columns import FileColumns, Layout, joined, of_files, packed, unpacked
 from .index import DamagedIndexError, Index, from_bytes, to_bytes
 from .stamps import check_unchanged, settled_stamps
@@ -65,13 +65,13 @@ def folder_of(path: str) -> str | None:
     return path[: path.rfind("/") + 1]
 
 
-def is_same(stored: Stamp | None, stamp: Stamp | None) -> bool:
+def is_same(stored: Stamp, stamp: Stamp) -> bool:
     """Returns whether two stamps are surely of one version of a file.
 
     Clients may describe an ETag differently: with other attributes, as weak, or without quotes.
     """
-    if stored is None or stamp is None or stored == stamp:
-        return stored is not None and stored == stamp
+    if stored == stamp:
+        return has_version(stamp)
     tags = []
     for values in (stored, stamp):
         pairs = dict(pair for pair in values[1:] if isinstance(pair, list) and len(pair) == 2)
@@ -82,14 +82,18 @@ def is_same(stored: Stamp | None, stamp: Stamp | None) -> bool:
 
 def load(
     folder: str, kind: str, storage: Storage, names: Collection[str] | None = None
-) -> SharedIndex | None:
-    """Reads the shared index of a folder; None if there is none, or it can't be used.
+) -> SharedIndex | Exception | None:
+    """Reads the shared index of a folder.
 
     Args:
         folder: The folder, with a slash.
         kind: "tar" or "tfrecord".
         storage: Access to remote files.
         names: Names of the wanted columns; None: all.
+
+    Returns:
+        The index; an error if it can't be read; None if there is none, or, after a warning, if it
+        can't be used.
     """
     path = folder + file_name(kind)
     try:
@@ -99,9 +103,8 @@ def load(
     except DamagedIndexError as error:
         _log.warning("the shared index %s is not used: %s", printable(path), error)
         return None
-    except Exception as error:  # S3 answers 403 if the user may not list the bucket
-        _log.debug("there may be a shared index, but it can't be read: %s", error)
-        return None
+    except Exception as error:
+        return error
     return _usable(path, kind, content, names)
 
 
@@ -127,7 +130,7 @@ def _content(path: str, folder: str, storage: Storage) -> bytes:
         DamagedIndexError: See `_local_content`.
     """
     if is_remote(path):
-        return bytes(storage.contents([path])[0])
+        return bytes(storage.contents([path], opens=True)[0])
     return _local_content(path, folder)
 
 
@@ -201,7 +204,7 @@ def save(index: SharedIndex, kind: str, storage: Storage) -> int:
 def shared_columns(
     kind: str,
     paths: Sequence[str],
-    stamps: Sequence[Stamp | None],
+    stamps: Sequence[Stamp],
     names: Collection[str] | None,
     storage: Storage,
     scan: Callable[[Sequence[str]], FileColumns],
@@ -217,25 +220,27 @@ def shared_columns(
         scan: Reads the columns of files that no index has in their version.
     """
     folders = [folder_of(path) for path in paths]
-    wanted = [folder for folder in dict.fromkeys(folders) if folder is not None]
-    if not wanted:
-        return None
-    loaded = call_each(
-        lambda folder: load(folder, kind, storage, names), wanted, WAITING_THREADS, "dalijax-index"
+    indexes = _loaded(
+        kind,
+        [
+            folder
+            for folder, stamp in zip(folders, stamps, strict=True)
+            if folder is not None and has_version(stamp)
+        ],
+        names,
+        storage,
     )
-    indexes = dict(zip(wanted, loaded, strict=True))
     tables: list[FileColumns] = []
     row_of: dict[tuple[str, str], int] = {}  # number of each file in `tables`
     stamp_of: dict[tuple[str, str], Stamp] = {}
     num_files = 0
     for folder, index in indexes.items():
-        if index is not None:
-            tables.append(index.table)
-            for row, (name, stamp) in enumerate(zip(index.names, index.stamps, strict=True)):
-                row_of[folder, name], stamp_of[folder, name] = num_files + row, stamp
-            num_files += len(index.names)
+        tables.append(index.table)
+        for row, (name, stamp) in enumerate(zip(index.names, index.stamps, strict=True)):
+            row_of[folder, name], stamp_of[folder, name] = num_files + row, stamp
+        num_files += len(index.names)
     keys = [(folder or "", path[len(folder or "") :]) for folder, path in zip(folders, paths)]
-    fits = [is_same(stamp_of.get(key), stamp) for key, stamp in zip(keys, stamps, strict=True)]
+    fits = [is_same(stamp_of.get(key, []), stamp) for key, stamp in zip(keys, stamps, strict=True)]
     others = [number for number, is_fit in enumerate(fits) if not is_fit]
     if any(key in row_of for key in keys) and others:
         _warn(paths, keys, stamps, others, row_of)
@@ -251,16 +256,46 @@ def shared_columns(
     return of_files(joined(tables), np.array(rows, np.int64))
 
 
+def _loaded(
+    kind: str, folders: Sequence[str], names: Collection[str] | None, storage: Storage
+) -> dict[str, SharedIndex]:
+    """Returns the shared indexes of folders that can be used; warns of the others."""
+    wanted = list(dict.fromkeys(folders))
+    if not wanted:
+        return {}
+    found = call_each(
+        lambda folder: load(folder, kind, storage, names), wanted, WAITING_THREADS, "dalijax-index"
+    )
+    errors = [error for error in found if isinstance(error, Exception)]
+    if errors:
+        _log.warning(
+            "the shared index of %s of %s folders can't be read, so that the files are read "
+            "instead. If there is no index, S3 may answer 403. %s",
+            f"{len(errors):,}",
+            f"{len(wanted):,}",
+            printable(str(errors[0])),
+        )
+    return {
+        folder: index
+        for folder, index in zip(wanted, found, strict=True)
+        if isinstance(index, SharedIndex)
+    }
+
+
 def _warn(
     paths: Sequence[str],
     keys: Sequence[tuple[str, str]],
-    stamps: Sequence[Stamp | None],
+    stamps: Sequence[Stamp],
     others: Sequence[int],
     row_of: dict[tuple[str, str], int],
 ) -> None:
-    changed = [number for number in others if keys[number] in row_of]
-    named = (changed or list(others))[:_NAMED]
-    num_bytes = sum(stamp[0] for stamp in (stamps[number] for number in others) if stamp)
+    unnamed = [number for number in others if not has_version(stamps[number])]
+    changed = [number for number in others if keys[number] in row_of and number not in unnamed]
+    reason = "changed since it was written" if changed else "is not in it"
+    if unnamed and not changed:
+        reason = "has neither an ETag nor an older date"
+    named = (changed or unnamed or list(others))[:_NAMED]
+    num_bytes = sum(stamps[number][0] for number in others)
     _log.warning(
         "the shared index does not fit %s of %s files, which are indexed again (%s bytes): %s %s. "
         "Write it again: python -m dalijax.sources index, followed by the files",
@@ -268,7 +303,7 @@ def _warn(
         f"{len(paths):,}",
         f"{num_bytes:,}",
         ", ".join(printable(paths[number]) for number in named),
-        "changed since it was written" if changed else "is not in it",
+        reason,
     )
 
 
@@ -304,7 +339,7 @@ def write_shared(
         folder = folder_of(path)
         if folder is None:
             raise ValueError(f"{printable(path)} has no folder for an index: it is chained")
-        if stamp is None:
+        if not has_version(stamp):
             raise OSError(
                 f"{printable(path)} has neither an ETag nor an older date, so that an index could "
                 "not tell its versions apart. Use another server, or wait some seconds"

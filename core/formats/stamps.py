@@ -10,13 +10,13 @@ from typing import Any
 
 from ..messages.printable import printable
 from ..remote.storage import Storage
-from .byte_files import Stamp, is_remote, local_stamp, stamps_of
+from .byte_files import Stamp, has_version, is_remote, local_stamp, stamps_of
 
 _TICK = 20_000_000  # nanoseconds; file timestamps of a kernel have a resolution of up to 10 ms
 
 
-def settled_stamps(paths: Sequence[str], storage: Storage) -> list[Stamp | None]:
-    """Returns stamps of files; later changes of a file change its stamp.
+def settled_stamps(paths: Sequence[str], storage: Storage) -> list[Stamp]:
+    """Returns stamps of files; later changes of a file with a version change its stamp.
 
     Raises:
         OSError: If a file can't be found.
@@ -27,10 +27,10 @@ def settled_stamps(paths: Sequence[str], storage: Storage) -> list[Stamp | None]
     age = time.time_ns() - max(max(stamp[1:3]) for stamp in stamps)
     if 0 <= age < _TICK:  # wait, as a change within the same tick would not change the timestamp
         time.sleep((_TICK - age) / 1e9)
-    return list(stamps)
+    return stamps
 
 
-def check_unchanged(paths: Sequence[str], stamps: Sequence[Stamp | None], storage: Storage) -> None:
+def check_unchanged(paths: Sequence[str], stamps: Sequence[Stamp], storage: Storage) -> None:
     """Raises OSError if a file was changed while it was indexed.
 
     Args:
@@ -39,7 +39,7 @@ def check_unchanged(paths: Sequence[str], stamps: Sequence[Stamp | None], storag
         storage: Access to remote files.
     """
     for path, before, after in zip(paths, stamps, settled_stamps(paths, storage), strict=True):
-        if before is not None and before != after:
+        if before != (after if has_version(before) else after[:1]):
             raise OSError(
                 f"{printable(path)} changed while it was indexed. Create the source when the file "
                 "is complete"

@@ -35,7 +35,7 @@ _CURE = "Write it again by wds2idx, or omit index_paths="
 def columns_of_wds(
     paths: Sequence[str],
     index_paths: Sequence[str],
-    stamps: Sequence[Stamp | None],
+    stamps: Sequence[Stamp],
     names: Collection[str],
     storage: Storage,
 ) -> FileColumns:
@@ -57,7 +57,7 @@ def columns_of_wds(
         bytes(next(remote)) if is_remote(path) else pathlib.Path(path).read_bytes()
         for path in index_paths
     ]
-    sizes = [0 if stamp is None else int(stamp[0]) for stamp in stamps]
+    sizes = [int(stamp[0]) for stamp in stamps]
     found = [
         members_of(content, index_path, size)
         for content, index_path, size in zip(contents, index_paths, sizes, strict=True)

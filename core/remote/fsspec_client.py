@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import email.utils
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from ..messages.printable import printable
 from .http_ranges import http_options, of_version
 from .locations import fsspec_options, stall_seconds
 from .retries import RemoteError, each, patience, repeated, wrong_length
-from .versions import RECENT
+from .versions import is_settled
 
 # Names of a file's versions in the info of fsspec's file systems, e.g. from HTTP headers.
 _VERSION = re.compile(
@@ -70,25 +69,17 @@ class FsspecFile:
             )
         self.size = int(size)
 
-    def stamp(self) -> list[Any] | None:
-        """Returns size and versions of the file; None if the server reports no version."""
+    def stamp(self) -> list[Any]:
+        """Returns size and versions of the file; only the size if there are no versions."""
         versions = {
             key: str(value)
             for key, value in self.info.items()
             if value is not None and _VERSION.fullmatch(key.replace("_", "-"))
         }
-        if not versions or (set(versions) == {"Last-Modified"} and _is_recent(*versions.values())):
-            return None
+        date = versions.get("Last-Modified")
+        if date is not None and len(versions) == 1 and not is_settled(date, time.time()):
+            return [self.size]
         return [self.size, *map(list, sorted(versions.items()))]
-
-
-def _is_recent(date: str) -> bool:
-    """Returns whether a file may change again within the second of an HTTP date."""
-    try:
-        age = time.time() - email.utils.parsedate_to_datetime(date).timestamp()
-    except ValueError:
-        return True
-    return abs(age) < RECENT
 
 
 def read(
@@ -140,12 +131,13 @@ def read(
     return repeated(attempt, urls, max(file.patience for file in files), is_wanted)
 
 
-def read_files(urls: Sequence[str], options: Mapping[str, Any]) -> list[Any]:
+def read_files(urls: Sequence[str], options: Mapping[str, Any], opens: bool = False) -> list[Any]:
     """Reads whole files, with one call for all files of a file system.
 
     Args:
         urls: The URLs.
         options: The user's storage options.
+        opens: Whether a source is opened; see `patience`.
 
     Raises:
         RemoteError: If a file can't be read.
@@ -164,7 +156,7 @@ def read_files(urls: Sequence[str], options: Mapping[str, Any]) -> list[Any]:
             contents.update(zip(group, read_together(system, paths, whole, whole)))
         return [contents[row] for row in rows]
 
-    return repeated(attempt, urls, patience(options))
+    return repeated(attempt, urls, patience(options, opens))
 
 
 def read_together(

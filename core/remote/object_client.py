@@ -66,8 +66,13 @@ class ObjectClient:
 
         return self._repeated(place, url, get)
 
-    def content(self, place: Place, url: str) -> memoryview:
+    def content(self, place: Place, url: str, opens: bool = False) -> memoryview:
         """Returns the content of an object.
+
+        Args:
+            place: The place of the object.
+            url: Its URL.
+            opens: Whether a source is opened; see `patience`.
 
         Raises:
             RemoteError: If it can't be read.
@@ -76,7 +81,7 @@ class ObjectClient:
         def get(module: Any, store: Any) -> memoryview:
             return memoryview(module.get(store, place.key).bytes())
 
-        return self._repeated(place, url, get, opens=False)
+        return self._repeated(place, url, get, opens)
 
     def entries(self, place: Place, url: str) -> list[dict[str, str]]:
         """Returns the names and types of the objects and folders in a folder.

@@ -70,8 +70,12 @@ class Storage:
         check_options(place.kind, self.options)
         return ObjectFolders(self.client, url, place), place.key
 
-    def contents(self, urls: Sequence[str]) -> list[Any]:
+    def contents(self, urls: Sequence[str], opens: bool = False) -> list[Any]:
         """Returns the contents of files, requested together.
+
+        Args:
+            urls: The URLs.
+            opens: Whether a source is opened, so that an error is raised after a shorter time.
 
         Raises:
             OSError: If a file can't be read.
@@ -79,9 +83,9 @@ class Storage:
         threads = request_threads()
         places = [self.place(url) for url in urls]
         others = [url for url, place in zip(urls, places) if place is None]
-        result = threads.call(read_files, others, self.options) if others else None
+        result = threads.call(read_files, others, self.options, opens) if others else None
         results = [
-            None if place is None else threads.call(self.client.content, place, url)
+            None if place is None else threads.call(self.client.content, place, url, opens)
             for url, place in zip(urls, places, strict=True)
         ]
         rest = iter(() if result is None else result.get())

@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import email.utils
 from collections.abc import Mapping
 from typing import Any
 
-RECENT = 5.0  # seconds; Last-Modified has a resolution of 1 s
+_RECENT = 5.0  # seconds; Last-Modified has a resolution of 1 s
+
+
+def is_settled(date: str, now: float) -> bool:
+    """Returns whether a date is so old that a later change of the file has another date.
+
+    Args:
+        date: A date in ISO format, or of an HTTP header.
+        now: The time in seconds.
+    """
+    try:
+        if date[:1].isdigit():
+            moment = datetime.datetime.fromisoformat(date)
+        else:
+            moment = email.utils.parsedate_to_datetime(date)
+    except ValueError:
+        return False
+    return abs(now - moment.timestamp()) >= _RECENT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,33 +52,27 @@ class Version:
         return cls(meta["size"], None, date.isoformat() if date and has_date else None)
 
     @classmethod
-    def from_stamp(cls, size: int, stamp: list[Any] | None) -> Version:
+    def from_stamp(cls, stamp: list[Any]) -> Version:
         """Returns the version of a file with a stamp; see `stamp`."""
-        names = {} if stamp is None else {name: value for name, value in stamp[1:]}
-        return cls(size, names.get("ETag"), names.get("Last-Modified"))
+        names = dict(stamp[1:])
+        return cls(stamp[0], names.get("ETag"), names.get("Last-Modified"))
 
-    def stamp(self, now: float) -> list[Any] | None:
-        """Returns the size and the name of the version; None if a later change may keep them.
+    def stamp(self, now: float) -> list[Any]:
+        """Returns the size and the name of the version; only the size if a change may keep both.
 
         Args:
             now: The time in seconds.
         """
         if self.etag is not None:
             return [self.size, ["ETag", self.etag]]
-        if self.date is None:
-            return None
-        age = now - datetime.datetime.fromisoformat(self.date).timestamp()
-        return None if abs(age) < RECENT else [self.size, ["Last-Modified", self.date]]
+        if self.date is None or not is_settled(self.date, now):
+            return [self.size]
+        return [self.size, ["Last-Modified", self.date]]
 
     @property
     def match(self) -> str | None:
         """Returns the ETag for If-Match, which never matches a weak ETag."""
         return None if self.etag is None or self.etag.startswith("W/") else self.etag
-
-    @property
-    def is_named(self) -> bool:
-        """Returns whether the version has an ETag or a date."""
-        return self.etag is not None or self.date is not None
 
     def difference(self, other: Version) -> str:
         """Describes how another version differs; "" if it does not."""

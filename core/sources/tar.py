@@ -56,7 +56,7 @@ class Tar(ByteRecords):
             in WebDataset, ``__key__`` is the sample's name and ``__url__`` its tar.
         missing: "raise": a sample that lacks a member raises an error. "skip": it is skipped.
         index_paths: Index files of DALI's ``wds2idx`` for remote tars, of which only numbers and
-            some headers are then read. Local tars do not need them.
+            some headers are then read. They replace a shared index. Local tars do not need them.
         cache_dir: Directory of stored indexes; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
         identity: A string that replaces the digest of names, sizes and 64 samples in states.
         storage_options: Credentials and settings of remote files; see docs/sources.md.
@@ -186,16 +186,18 @@ def _without_scan(
     extensions: Mapping[str, str],
     storage: Storage,
     wds_indexes: Sequence[str] | None,
-    stamps: Sequence[Stamp | None],
+    stamps: Sequence[Stamp],
 ) -> Index | None:
-    """Returns the index of tars from shared indexes or those of wds2idx; None if there are none."""
-    scan = functools.partial(tar_columns, storage=storage)
-    table = shared_columns("tar", tars, stamps, extensions, storage, scan)
-    if table is None and wds_indexes is not None:
+    """Returns the index of tars from those of wds2idx or shared indexes; None if there are none."""
+    if wds_indexes is not None:
         table = columns_of_wds(tars, wds_indexes, stamps, extensions, storage)
-    if table is None:
-        return None
-    sizes = [stamp[0] for stamp in stamps if stamp]
+    else:
+        scan = functools.partial(tar_columns, storage=storage)
+        found = shared_columns("tar", tars, stamps, extensions, storage, scan)
+        if found is None:
+            return None
+        table = found
+    sizes = [stamp[0] for stamp in stamps]
     return select_tars(table, tars, sizes, extensions, storage)
 
 

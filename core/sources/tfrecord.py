@@ -156,7 +156,7 @@ def _from_shared(
     kinds: Mapping[str, Field],
     defaults: Mapping[str, Any],
     storage: Storage,
-    stamps: Sequence[Stamp | None],
+    stamps: Sequence[Stamp],
 ) -> Index | None:
     """Returns the index of files from their shared indexes; None if they have none."""
     names = {os.fsdecode(name) for name in features}
@@ -165,7 +165,7 @@ def _from_shared(
     )
     if table is None:
         return None
-    sizes = [stamp[0] for stamp in stamps if stamp]
+    sizes = [stamp[0] for stamp in stamps]
     return select_records(table, files, sizes, features, kinds, defaults, storage)
 
 

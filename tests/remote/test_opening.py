@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+from dalijax.core.remote import retries
 from dalijax.core.remote.listing import listings_of
 from dalijax.core.tools.index_command import write_indexes
 from dalijax.sources import Tar, TFRecord
@@ -214,6 +215,50 @@ def test_an_http_server_has_the_index_that_was_uploaded(server, tmp_path):
     source = Tar(paths, FIELDS)
     assert wholes(server) == [f"bucket/train/{INDEX}"] and not server.lists
     check(source, server)
+
+
+def http_urls(server, numbers=range(TARS)):
+    return [f"{server.url}/bucket/train/{k:03d}.tar" for k in numbers]
+
+
+def upload_index(server, folder):
+    write_indexes(http_urls(server), {}, str(folder / INDEX))
+    shutil.copy(folder / INDEX, server.train)
+    forget(server)
+
+
+def test_only_a_file_without_a_version_is_indexed_again(server, tmp_path, caplog):
+    upload_index(server, tmp_path)
+    server.untagged = {"bucket/train/003.tar"}
+    source = Tar(http_urls(server), FIELDS)
+    read = {path for path, start, end in parts(server) if start == 0 and end > 512}
+    assert read == {"bucket/train/003.tar"}
+    assert f"does not fit 1 of {TARS} files" in caplog.text
+    assert "003.tar has neither an ETag" in caplog.text
+    check(source, server)
+
+
+def test_a_server_without_versions_is_not_asked_for_an_index(server, tmp_path):
+    upload_index(server, tmp_path)
+    server.tag = ""
+    check(Tar(http_urls(server), FIELDS), server)
+    assert not wholes(server)
+
+
+@pytest.mark.parametrize("kind", ("503", "403"))
+def test_an_index_that_can_not_be_read_is_reported_once(kind, server, monkeypatch, caplog):
+    monkeypatch.setattr(retries, "_OPENING", 0.5)
+    for name in ("a", "b"):
+        (server.train.parent / name).mkdir()
+        os.link(server.train / "000.tar", server.train.parent / name / "0.tar")
+    server.fault = lambda path, *_: kind if path.endswith(INDEX) else ""
+    server.options.pop("retry_timeout")
+    paths = [f"s3://bucket/{name}/0.tar" for name in ("a", "b")]
+    assert len(opened(server, paths)) == 2 * SAMPLES
+    (record,) = [r for r in caplog.records if "shared index" in r.getMessage()]
+    message = record.getMessage()
+    assert "2 of 2 folders can't be read, so that the files are read instead" in message
+    assert f"s3://bucket/a/{INDEX}" in message and kind in message
 
 
 def test_urls_with_queries_have_no_shared_index(server):

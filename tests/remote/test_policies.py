@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import datetime
+import email.utils
 import errno
 import itertools
 import pathlib
@@ -31,7 +32,7 @@ from dalijax.core.remote.retries import (
     refusal,
     repeated,
 )
-from dalijax.core.remote.versions import Version
+from dalijax.core.remote.versions import Version, is_settled
 from dalijax.core.workers import Result
 
 URL = "s3://bucket/a.tar"
@@ -246,8 +247,13 @@ def test_versions():
     nameless = Version.of({"size": 5, "e_tag": None, "last_modified": none})
     for version in (tagged, dated, nameless):
         stamp = version.stamp(0.0)
-        assert Version.from_stamp(5, stamp) == version and version.difference(version) == ""
-    assert dated.stamp(DAY.timestamp() + 1) is None and nameless.stamp(0.0) is None
+        assert Version.from_stamp(stamp) == version and version.difference(version) == ""
+    assert dated.stamp(DAY.timestamp() + 1) == nameless.stamp(0.0) == [5]
+    for seconds, expected in ((1, False), (4.9, False), (5.1, True), (-4.9, False), (-6, True)):
+        now = DAY.timestamp() + seconds
+        assert is_settled(DAY.isoformat(), now) is expected
+        assert is_settled(email.utils.format_datetime(DAY), now) is expected
+    assert not is_settled("yesterday", 0.0) and not is_settled("2024", 0.0)
     assert (tagged.match, Version(5, 'W/"1"').match, dated.match) == ('"1"', None, None)
     assert tagged.difference(Version(5, 'W/"1"')) == ""
     assert tagged.difference(Version(5, '"2"')) == "ETag '\"1\"' -> '\"2\"'"

@@ -8,6 +8,7 @@ import tarfile
 import numpy as np
 import pytest
 
+from dalijax.core.tools.index_command import write_indexes
 from dalijax.sources import Tar
 from range_server import serving
 from tars import write_tar
@@ -68,7 +69,7 @@ def test_few_bytes_are_read(server, monkeypatch):
     total = sum(os.path.getsize(server.folder / f"{k}.tar") for k in range(TARS))
     assert read < total / 20
     assert sorted(path for path, _, end in server.ranges if end is None) == sorted(
-        [*(f"{k}.idx" for k in range(TARS)), ".dalijax-tar.index"]
+        f"{k}.idx" for k in range(TARS)
     )
 
 
@@ -77,6 +78,22 @@ def test_samples_are_those_of_the_tars(server, caplog):
     assert not caplog.records
     names = opened(server, fields={**FIELDS, "__key__": "key"}).read(np.arange(2), ["key"])["key"]
     assert list(names) == ["00000", "00001"]
+
+
+def test_files_without_versions_are_not_read(server, monkeypatch):
+    monkeypatch.setattr("dalijax.core.formats.cached_index._samples_digest", lambda *_: "")
+    server.tag = ""
+    assert len(opened(server)) == TARS * SAMPLES
+    assert max(end - start for _, start, end in server.ranges if end is not None) < 2 * SIZE
+
+
+def test_index_paths_replace_a_shared_index(server, tmp_path):
+    name = ".dalijax-tar.index"
+    write_indexes([f"{server.url}/0.tar"], {}, str(tmp_path / name))
+    (server.folder / name).write_bytes((tmp_path / name).read_bytes())
+    server.ranges.clear()
+    same(opened(server), server)
+    assert name not in {path for path, _, _ in server.ranges}
 
 
 @pytest.mark.parametrize("form", (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT))

@@ -482,8 +482,9 @@ def test_the_index_of_another_folder_does_not_fit(folder, tmp_path, caplog):
         ([5, ["ETag", '"a"']], [5, ["ETag", '"b"']], False),
         ([5, ["Last-Modified", "a"]], [5, ["Last-Modified", "b"]], False),
         ([5, ["Last-Modified", "a"]], [5, ["Last-Modified", "a"]], True),
-        ([5, ["ETag", '"a"']], None, False),
-        (None, None, False),
+        ([5, ["ETag", '"a"']], [5], False),
+        ([5], [5, ["ETag", '"a"']], False),
+        ([5], [5], False),
     ],
 )
 def test_stamps_of_different_clients(stored, stamp, same):

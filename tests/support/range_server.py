@@ -60,6 +60,7 @@ class RangeServer:
     Attributes:
         fault: Returns the fault of a request; None for no faults.
         tag: Replaces the ETags of all files, if it is not None; "" for no ETags.
+        untagged: Paths of files without ETags.
         latency: As above.
         ranges: The requested ranges: path, start and end.
         lists: Prefixes of requests for pages of lists.
@@ -72,6 +73,7 @@ class RangeServer:
         self.folder, self.latency = pathlib.Path(folder), latency
         self.fault = None
         self.tag = None
+        self.untagged = set()
         self.ranges, self.lists = [], []
         self.can_list = True
         self.heads = 0
@@ -91,6 +93,8 @@ class RangeServer:
             digest = hashlib.md5(repr(key).encode()).hexdigest()
             self._maps[path] = (key, memoryview(data), f'"{digest}"')
         _, data, tag = self._maps[path]
+        if path in self.untagged:
+            return data, ""
         return data, tag if self.tag is None else self.tag
 
     async def respond(self, reader, writer):
