@@ -18,6 +18,7 @@ Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Paths = Path | Sequence[Path]
 
 _SPECIAL = re.compile(r"^~|[*?\[{]")
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@|\?.*", re.DOTALL)  # of a URL
 _RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.(-?\d+))?")
 _MOST_PATHS = 10_000_000  # for one range
 
@@ -98,8 +99,6 @@ def _matches(name: str, storage: Storage) -> list[str]:
                 f"{printable(name)}: patterns in chained URLs are not supported. Pass a list"
             )
         folders, path = storage.folders(name)
-        if folders.isfile(path):
-            return [name]
         matches = [
             folders.unstrip_protocol(entry["name"])
             for entry in folders.glob(path)
@@ -198,6 +197,15 @@ def below_common_root(paths: Sequence[str]) -> list[str]:
     first, last = min(paths), max(paths)  # their common start is the common start of all paths
     start = first.rfind("/", 0, common_start(first, last)) + 1
     return [path[start:] for path in paths]
+
+
+def object_names(paths: Sequence[str]) -> list[str]:
+    """Returns paths without their common directory; URLs without their users and queries.
+
+    Indexes and states contain these names. A query may be a signature, which soon expires.
+    """
+    names = [_CREDENTIALS.sub("", path) if is_remote(path) else path for path in paths]
+    return below_common_root(names)
 
 
 def common_start(first: AnyStr, second: AnyStr) -> int:

@@ -17,7 +17,7 @@ from .byte_files import ByteFile, Window
 from .each_file import each_file
 from .index import Index
 from .index_checks import column_digest
-from .paths import below_common_root
+from .paths import object_names
 from .tar_headers import Member, members
 
 # Types of the entries that only indexes of tars have.
@@ -342,7 +342,7 @@ def about_tars(
         fields: Names of the fields.
     """
     return {
-        "names": below_common_root(paths),
+        "names": object_names(paths),
         "sizes": list(sizes),
         "first": list(first),
         "columns": column_digest(arrays),

@@ -16,7 +16,7 @@ from . import example, index_checks
 from .byte_files import Window, open_files
 from .field import Field
 from .index import Index
-from .paths import below_common_root
+from .paths import object_names
 from .progress import progress
 from .tfrecord_headers import records
 
@@ -263,7 +263,7 @@ def about_records(
         columns: The columns of the fields.
     """
     return {
-        "names": below_common_root(paths),
+        "names": object_names(paths),
         "sizes": list(sizes),
         "first": list(first),
         "columns": index_checks.column_digest(arrays),

@@ -16,9 +16,11 @@ from .locations import Place
 from .object_client import ObjectClient
 from .request_threads import request_threads
 from .retries import MissingError, each, patience, repeated
+from .versions import Version
 
 T = TypeVar("T")
 Entry = dict[str, str]  # "name", and "type": "file" or "directory"
+_Listed = tuple[list[str], dict[str, Version]]  # folders, and versions of objects
 
 
 class FsspecFolders:
@@ -65,7 +67,9 @@ class FsspecFolders:
         return entries
 
     def glob(self, pattern: str) -> list[Entry]:
-        """Returns the files and folders that match a pattern."""
+        """Returns the files and folders that match a pattern, or the file with this name."""
+        if self.isfile(pattern):
+            return [{"name": pattern, "type": "file"}]
         found = self._patiently(lambda: self._system.glob(pattern, detail=True))
         return list(found.values())
 
@@ -91,16 +95,20 @@ class ObjectFolders:
         client: Reads objects.
         url: The URL of a place.
         place: The place.
+        versions: Collects the versions of listed objects.
     """
 
-    def __init__(self, client: ObjectClient, url: str, place: Place):
+    def __init__(
+        self, client: ObjectClient, url: str, place: Place, versions: dict[Place, Version]
+    ):
         self._client, self._place, self._url = client, place, url
+        self._versions = versions
         end = url.rstrip("/").removesuffix(place.key)
         self._root = end if end.endswith("/") else end + "/"
-        self._listed: dict[str, Result[list[Entry]]] = {}  # folders that are listed ahead
+        self._listed: dict[str, Result[_Listed]] = {}  # folders that are listed ahead
 
     def __reduce__(self) -> Any:
-        return ObjectFolders, (self._client, self._url, self._place)
+        return ObjectFolders, (self._client, self._url, self._place, {})
 
     def unstrip_protocol(self, path: str) -> str:
         """Returns the URL of a path."""
@@ -109,7 +117,7 @@ class ObjectFolders:
     def isdir(self, path: str) -> bool:
         """Returns whether a path is a folder: whether there are objects in it."""
         self._listed[path] = result = self._list(path)
-        return bool(result.get())
+        return any(result.get())
 
     def isfile(self, path: str) -> bool:
         """Returns whether a path is a file."""
@@ -125,23 +133,29 @@ class ObjectFolders:
     def ls(self, path: str) -> list[Entry]:
         """Returns the files and folders in a folder; begins to list these folders, too."""
         path = path.strip("/")
-        entries = (self._listed.pop(path, None) or self._list(path)).get()
-        for entry in entries:
-            if entry["type"] == "directory":
-                self._listed[entry["name"]] = self._list(entry["name"])
-        return entries
+        names, versions = (self._listed.pop(path, None) or self._list(path)).get()
+        for name in names:
+            self._listed[name] = self._list(name)
+        folders = [{"name": name, "type": "directory"} for name in names]
+        return folders + [{"name": key, "type": "file"} for key in versions]
 
-    def _list(self, path: str) -> Result[list[Entry]]:
+    def _list(self, path: str) -> Result[_Listed]:
         url = self.unstrip_protocol(path)
         return request_threads().call(self._client.entries, self._place.at(path), url)
 
     def glob(self, pattern: str) -> list[Entry]:
-        """Returns the files that match a pattern."""
+        """Returns the files that match a pattern, or the file with this name."""
         fixed = re.split(r"[*\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
         place, url = self._place.at(fixed), self.unstrip_protocol(fixed)
-        keys = request_threads().call(self._client.keys_below, place, url).get()
-        matches = _matcher(pattern).fullmatch
-        return [{"name": key, "type": "file"} for key in keys if matches(key)]
+        end = pattern[len(fixed) :].lstrip("/")
+        if "/" in end or "**" in end:
+            objects = request_threads().call(self._client.objects_below, place, url).get()
+        else:
+            _, objects = self._list(fixed).get()
+        matches = pattern.__eq__ if pattern in objects else _matcher(pattern).fullmatch
+        matching = {key: version for key, version in objects.items() if matches(key)}
+        self._versions.update((place.at(key), version) for key, version in matching.items())
+        return [{"name": key, "type": "file"} for key in matching]
 
     def read(self, paths: Sequence[str]) -> list[Any]:
         """Returns the contents of files."""

@@ -73,15 +73,17 @@ def _common_start(first: str, last: str) -> str:
 
 
 def versions_of_page(
-    page: Sequence[Mapping[str, Any]], keys: Collection[str]
+    page: Sequence[Mapping[str, Any]], keys: Collection[str] | None = None
 ) -> dict[str, Version]:
     """Returns the versions of the wanted objects of a page.
 
     Args:
         page: obstore's metadata of objects.
-        keys: The keys of the wanted objects.
+        keys: The keys of the wanted objects; None: all.
     """
-    return {entry["path"]: _version(entry) for entry in page if entry["path"] in keys}
+    return {
+        entry["path"]: _version(entry) for entry in page if keys is None or entry["path"] in keys
+    }
 
 
 def _version(entry: Mapping[str, Any]) -> Version:

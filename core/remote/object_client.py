@@ -83,32 +83,33 @@ class ObjectClient:
 
         return self._repeated(place, url, get, opens)
 
-    def entries(self, place: Place, url: str) -> list[dict[str, str]]:
-        """Returns the names and types of the objects and folders in a folder.
+    def entries(self, place: Place, url: str) -> tuple[list[str], dict[str, Version]]:
+        """Returns the names of the folders in a folder, and the versions of its objects.
 
         Raises:
             RemoteError: If it can't be listed.
         """
 
-        def names(module: Any, store: Any) -> list[dict[str, str]]:
+        def listed(module: Any, store: Any) -> tuple[list[str], dict[str, Version]]:
             result = module.list_with_delimiter(store, place.key)
-            folders = [{"name": name, "type": "directory"} for name in result["common_prefixes"]]
-            files = [{"name": meta["path"], "type": "file"} for meta in result["objects"]]
-            return folders + files
+            return list(result["common_prefixes"]), versions_of_page(result["objects"])
 
-        return self._repeated(place, url, names)
+        return self._repeated(place, url, listed)
 
-    def keys_below(self, place: Place, url: str) -> list[str]:
-        """Returns the keys of all objects in a folder and its folders.
+    def objects_below(self, place: Place, url: str) -> dict[str, Version]:
+        """Returns the versions of all objects in a folder and its folders.
 
         Raises:
             RemoteError: If it can't be listed.
         """
 
-        def keys(module: Any, store: Any) -> list[str]:
-            return [meta["path"] for page in module.list(store, place.key) for meta in page]
+        def listed(module: Any, store: Any) -> dict[str, Version]:
+            versions: dict[str, Version] = {}
+            for page in module.list(store, place.key, chunk_size=PAGE):
+                versions |= versions_of_page(page)
+            return versions
 
-        return self._repeated(place, url, keys)
+        return self._repeated(place, url, listed)
 
     def listed(self, place: Place, url: str, listing: Listing) -> dict[str, Version]:
         """Returns the versions of objects that a listing contains; objects may be missing.

@@ -42,6 +42,8 @@ class Storage:
             raise TypeError(f"storage_options must be a dict, not {type(options).__name__}")
         self.options = dict(options or {})
         self.client = ObjectClient(self.options)
+        # Of the objects that a pattern has found, until `versions` returns them.
+        self._found: dict[Place, Version] = {}
 
     def __reduce__(self) -> Any:
         return Storage, (self.options,)
@@ -68,7 +70,7 @@ class Storage:
             folders = FsspecFolders(url, self.options)
             return folders, folders.path(url)
         check_options(place.kind, self.options)
-        return ObjectFolders(self.client, url, place), place.key
+        return ObjectFolders(self.client, url, place, self._found), place.key
 
     def contents(self, urls: Sequence[str], opens: bool = False) -> list[Any]:
         """Returns the contents of files, requested together.
@@ -94,11 +96,15 @@ class Storage:
     def versions(self, places: Sequence[Place], urls: Sequence[str]) -> list[Version]:
         """Returns the versions of objects, requested together.
 
+        Versions that were just listed to expand a pattern are returned once without a request.
+
         Raises:
             OSError: If an object can't be read.
         """
         threads = request_threads()
-        listed = self._listed(places, urls)
+        listed = {place: self._found.pop(place) for place in {*places} if place in self._found}
+        others = [k for k, place in enumerate(places) if place not in listed]
+        listed |= self._listed([places[k] for k in others], [urls[k] for k in others])
         results = [
             None if place in listed else threads.call(self.client.version, place, url)
             for place, url in zip(places, urls, strict=True)

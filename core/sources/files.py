@@ -22,6 +22,7 @@ from ..formats.paths import (
     below_common_root,
     home_expanded,
     is_pattern,
+    object_names,
     path_list,
     path_text,
 )
@@ -232,7 +233,11 @@ class Files(BaseSource):
             else file_sizes([self.name(i) for i in spread(len(self), _MOST_SIZES).tolist()])
         )
         labels = b"" if self._labels is None else self._labels
-        return self._names.joined, self._names.ends, labels, sizes
+        names = self._names
+        if self._storage is not None and (b"?" in names.joined or b"@" in names.joined):
+            urls = [self.name(index) for index in range(len(self))]
+            names = Names([(b"", [os.fsencode(name) for name in object_names(urls)])])
+        return names.joined, names.ends, labels, sizes
 
     def _below(
         self, folder: bytes, part: bytes, suffixes: tuple[bytes, ...], above: list[bytes]

@@ -6,10 +6,12 @@ import shutil
 import numpy as np
 import pytest
 
+from dalijax.core.formats.paths import path_list
 from dalijax.core.remote import retries
 from dalijax.core.remote.listing import listings_of
+from dalijax.core.remote.storage import Storage
 from dalijax.core.tools.index_command import write_indexes
-from dalijax.sources import Tar, TFRecord
+from dalijax.sources import Files, Tar, TFRecord
 from range_server import serving
 from tars import FIELDS, samples, write_tar
 
@@ -118,6 +120,45 @@ def test_a_listing_has_several_pages(server):
     forget(server)
     opened(server, paths)
     assert len(server.lists) == 3 and not server.ranges
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names", "pages"),
+    [
+        ("0*.tar", [], 1),
+        ("**/0*.tar", ["x/0000.tar"], 3),
+        ("*/0*.tar", ["x/0000.tar"], 3),
+    ],
+)
+def test_a_pattern_lists_folders_only_if_it_matches_them(pattern, names, pages, server):
+    (server.train / "x").mkdir()
+    os.link(server.train / "000.tar", server.train / "x" / "0000.tar")
+    for k in range(2100):
+        (server.train / "x" / f"{k}").write_bytes(b"")
+    paths = [path for path in urls() if not pattern.startswith("*/")]
+    paths += [f"s3://bucket/train/{name}" for name in names]
+    assert sorted(path_list(f"s3://bucket/train/{pattern}", Storage(server.options))) == paths
+    assert server.lists == ["train/"] * pages
+
+
+@pytest.mark.parametrize("name", ("[0]*.tar", "0*.tar", "x/[0].tar"))
+def test_the_name_of_an_object_is_not_a_pattern(name, server):
+    (server.train / "x").mkdir()
+    os.link(server.train / "000.tar", server.train / name)
+    url = f"s3://bucket/train/{name}"
+    assert path_list(url, Storage(server.options)) == [url]
+
+
+def test_one_listing_expands_a_pattern_and_has_the_versions(server):
+    check(opened(server, "s3://bucket/train/*.tar"), server)
+    assert server.lists == ["train/"] * 3  # also before and after reading the headers
+    forget(server)
+    source = opened(server, "s3://bucket/train/*.tar")
+    assert server.lists == ["train/"] and not wholes(server) and not server.ranges
+    write_tar(server.train / "003.tar", samples(500, 510))
+    with pytest.raises(OSError, match="003.tar was changed after the source was opened"):
+        source.read(np.arange(len(source)), ["data"])
+    check(opened(server, "s3://bucket/train/*.tar"), server)
 
 
 @pytest.mark.parametrize("number", (3, 0, TARS - 1))
@@ -264,8 +305,21 @@ def test_an_index_that_can_not_be_read_is_reported_once(kind, server, monkeypatc
 def test_urls_with_queries_have_no_shared_index(server):
     pytest.importorskip("aiohttp")
     write_indexes(urls(), server.options)
-    paths = [f"{server.url}/bucket/train/{k:03d}.tar?x" for k in range(TARS)]
-    check(Tar(paths, FIELDS), server, is_named=False)
+    forget(server)
+    check(Tar([f"{url}?x" for url in http_urls(server)], FIELDS), server)
+    assert not wholes(server)
+
+
+def test_signatures_of_urls_are_neither_stored_nor_identities(server, cache):
+    pytest.importorskip("aiohttp")
+    identities = set()
+    for secret in ("hidden1", "hidden2"):
+        paths = [f"{url}?X-Amz-Signature={secret}" for url in http_urls(server)]
+        paths[1] = paths[1].replace("://", f"://{secret}:{secret}@")
+        identities.add((Tar(paths, FIELDS).identity(), Files(paths=paths).identity()))
+    assert len(identities) == 1
+    stored = b"".join(path.read_bytes() for path in cache.rglob("*.index"))
+    assert b"001.tar" in stored and b"hidden" not in stored
 
 
 def test_records_are_read_in_parallel_and_found_in_an_index(server, caplog):

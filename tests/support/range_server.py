@@ -132,6 +132,11 @@ class RangeServer:
         if not after and "continuation-token" not in query:
             first = 0
         keys = [key for key in keys[first:] if key.startswith(prefix)]
+        folders = []
+        if query.get("delimiter") == "/":
+            ends = [key[len(prefix) :] for key in keys]
+            folders = sorted({prefix + end.partition("/")[0] for end in ends if "/" in end})
+            keys = [key for key, end in zip(keys, ends) if "/" not in end]
         page = keys[: int(query.get("max-keys", 1000))]
         entries = "".join(
             f"<Contents><Key>{html.escape(key)}</Key><Size>{len(data)}</Size>"
@@ -141,6 +146,10 @@ class RangeServer:
             for data, tag in [self.content(f"{bucket}/{key}")]
         )
         is_cut = len(page) < len(keys)
+        entries += "".join(
+            f"<CommonPrefixes><Prefix>{html.escape(name)}/</Prefix></CommonPrefixes>"
+            for name in folders
+        )
         token = f"<NextContinuationToken>{html.escape(page[-1])}</NextContinuationToken>"
         body = f"<IsTruncated>{str(is_cut).lower()}</IsTruncated>{token if is_cut else ''}{entries}"
         return 200, f"<ListBucketResult>{body}</ListBucketResult>".encode()
