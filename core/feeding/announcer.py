@@ -20,8 +20,9 @@ class Announcer:
     """Announces the records of upcoming runs to a source, which requests their bytes.
 
     Runs are announced in blocks, because requests for the same file share a call if they are
-    announced together. The first run after a restart is a block of its own, so that it waits for no
-    other bytes. Further blocks have half the budget: one is read while the other is received.
+    announced together. The first run after a restart is a block of its own, and the next block is
+    announced when it was read, so that it waits for no other bytes. Further blocks have half the
+    budget: one is read while the other is received.
 
     Only the announcer's own thread changes its state, in the order of the calls.
 
@@ -48,7 +49,7 @@ class Announcer:
         self._done = 0  # the run after the last run that was read
         self._next = 0  # the first run that is not announced
         self._position = SamplePosition()  # of that run
-        self._is_first = True  # whether no run was announced since a restart
+        self._first = 0  # the run after the last restart
         self._fetches: dict[int, set[Any]] = {}  # which each announced run keeps
         self._held = 0  # bytes of the requests that the announcements have made
         self._freed = collections.deque[int]()  # bytes of the freed requests
@@ -80,7 +81,8 @@ class Announcer:
     def _restart(self, generation: int, run: int, position: SamplePosition) -> None:
         self._fetches.clear()
         self._current, self._done = generation, run
-        self._next, self._position, self._is_first = run, position, True
+        self._next = self._first = run
+        self._position = position
         self._fill()
 
     def _was_read(self, generation: int, run: int) -> None:
@@ -98,12 +100,13 @@ class Announcer:
         while not self._workers.dropped:
             while self._freed:
                 self._held -= self._freed.popleft()
-            room = self._budget - self._held
-            is_full = room < self._budget / 2 or self._next - self._done >= _MOST_RUNS
-            if is_full and not self._is_first:
+            if self._next == self._first:
+                self._announce(0)
                 return
-            self._announce(0 if self._is_first else self._budget // 2)
-            self._is_first = False
+            is_full = self._budget - self._held < self._budget / 2
+            if self._done == self._first or is_full or self._next - self._done >= _MOST_RUNS:
+                return
+            self._announce(self._budget // 2)
 
     def _announce(self, num_bytes: int) -> None:
         """Announces a run, and the following runs within a number of bytes."""

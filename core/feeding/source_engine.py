@@ -26,7 +26,7 @@ from ..pipeline.runner import Runner
 from ..random.seeds import ShardSeed
 from ..sources import state as states
 from ..sources.identity import stated_identity
-from ..sources.source import Source
+from ..sources.source import Source, read_ahead_of
 from ..state.agreement import Values
 from ..state.envelope import damaged
 from ..stats import InputStats
@@ -93,6 +93,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         seed = ShardSeed.of(call.pop("seed", None), hosts[0])
         super().__init__(SamplePosition(), config)
         self.name = graph.__name__
+        self._gradual = read_ahead_of(source) > 0  # the first batch need not wait for others
         config.check_skip(config.on_error)
         if hosts[1] == 1 and not config.over_processes and is_one_of_several():
             warn_user(

@@ -156,7 +156,8 @@ class Runner:
         gradual: bool = False,
     ):
         self._owned = owned
-        self._ahead = 0 if gradual else _ALL  # batches to schedule after the taken batch
+        self._first_ahead = 0 if gradual else _ALL
+        self._ahead = self._first_ahead  # batches to schedule after the taken batch
         self.pipelines = tuple(pipelines)
         self.dynamic = all(pipeline.exec_dynamic for pipeline in pipelines)
         self.to_drop = to_drop
@@ -205,6 +206,7 @@ class Runner:
 
     def drain(self) -> None:
         """Drops the scheduled batches of all pipelines."""
+        self._ahead = self._first_ahead
         with self._calls:
             for queue in self._queues:
                 queue.drain()

@@ -17,6 +17,7 @@ from nvidia.dali import fn
 
 from dalijax import data_iterator
 from dalijax.core.remote import storage
+from dalijax.core.workers import Workers
 from dalijax.sources import Files, Mixture, Named, Tar
 from range_server import serving, share_of_requests
 from tars import write_tar
@@ -317,6 +318,25 @@ def test_a_restore_requests_no_earlier_records(server):
     offsets = source._index.arrays["data.offset"]
     later = {(f"{k // SAMPLES}.tar", int(offsets[k])) for labels in expected for k in labels}
     assert {(path, start) for path, start, _ in server.ranges} <= later
+
+
+def test_the_first_batch_waits_only_for_its_own_records(server):
+    source = opened(server, storage_options={"timeout": 60, "retry_timeout": 60})
+    make = data_iterator(identity, ["data", "label"], source=source)
+    arguments = {"batch_size": 10, "num_threads": 1, "as_numpy": True, "seed": 3}
+    with make.stream(**arguments) as stream:
+        for _ in range(3):
+            next(stream)
+        state = stream.get_state()
+        expected = next(stream)["label"].tolist()
+    offsets = source._index.arrays["data.offset"]
+    needed = {(f"{k // SAMPLES}.tar", int(offsets[k])) for k in expected}
+    server.fault = lambda path, start, end, _: "" if (path, start) in needed else "hang"
+    with make.stream(**arguments) as stream:
+        stream.set_state(state)
+        workers = Workers(1, "test")  # the threads end when it is freed
+        future = workers.future(lambda: next(stream)["label"])
+        assert future.result(timeout=20).tolist() == expected
 
 
 def test_a_forked_child_reads(server, client):
