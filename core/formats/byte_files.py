@@ -132,9 +132,14 @@ class ObjectFile:
     window = _REMOTE_WINDOW
 
     def __init__(self, url: str, storage: Storage, place: Place, version: Version):
-        self.path, self.shown = url, printable(url)
+        self.path = url
         self._storage, self._place, self._version = storage, place, version
         self.size = version.size
+
+    @property
+    def shown(self) -> str:
+        """The URL, escaped for messages."""
+        return printable(self.path)
 
     def stamp(self) -> Stamp:
         """Returns size and version of the file."""

@@ -218,30 +218,39 @@ def unpacked(
             states = stream(f"{number}.state", rows).view(np.uint8)
         present = states == PRESENT
         count = int(present.sum())
-        places, sizes = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-        sizes[present] = stream(f"{number}.size", count)
-        places[present] = ends[present] + layout.header + stream(f"{number}.offset", count)
+        sizes = _spread(stream(f"{number}.size", count), present, np.int64)
+        steps = _spread(stream(f"{number}.offset", count), present, np.int64)
+        places = ends + steps + layout.header
         ends = np.where(present, places + _padded(sizes, layout), ends)
         if names is not None and name not in names:
             continue
         values = None
         if f"{number}.value" in arrays:
             found = stream(f"{number}.value", count)
-            values = np.zeros(rows, found.dtype)
-            values[present] = found
+            values = _spread(found, present, found.dtype)
         columns[name] = Column(int(kind), states, places, sizes, values, bool(has_list))
     steps = stream("start", rows) + _before(ends, first)
     totals = np.cumsum(steps)
     bases = np.concatenate([[0], totals])[first[:-1]]
     starts = totals - np.repeat(bases, np.diff(first))
     for column in columns.values():
-        column.offsets = np.where(column.states == PRESENT, column.offsets + starts, 0)
+        column.offsets += starts
+        column.offsets[column.states != PRESENT] = 0
     repeated = np.zeros(rows, np.bool_)
     if "repeated" in arrays:
         repeated = stream("repeated", rows).astype(np.bool_)
     return FileColumns(
         first, starts, repeated, columns, set(about["unknown"]), bool(about["is_complete"])
     )
+
+
+def _spread(values: NDArray[Any], present: NDArray[np.bool_], dtype: Any) -> NDArray[Any]:
+    """Returns the values of all records, given those of the records that have one."""
+    if len(values) == len(present):
+        return values.astype(dtype)
+    whole = np.zeros(len(present), dtype)
+    whole[present] = values
+    return whole
 
 
 def _padded(sizes: Indices, layout: Layout) -> Indices:

@@ -155,8 +155,12 @@ def _digest(read: Callable[[int, int], bytes], size: int) -> bytes:
     return digest.digest()
 
 
-def load(path: str) -> Index:
+def load(path: str, is_new: bool = False) -> Index:
     """Maps a stored index into memory.
+
+    Args:
+        path: The path.
+        is_new: Whether this process has just written it, so that its digest is not checked.
 
     Raises:
         OSError: If it can't be read.
@@ -174,9 +178,8 @@ def load(path: str) -> Index:
             raise DamagedIndexError(f"{printable(path)} is not a regular file")
         head = file.read(len(_MAGIC) + 8)
         _check_magic(head, size, printable(path))
-        if _digest(functools.partial(os.pread, file.fileno()), size) != os.pread(
-            file.fileno(), _DIGEST, size
-        ):
+        read_at = functools.partial(os.pread, file.fileno())
+        if not is_new and _digest(read_at, size) != read_at(_DIGEST, size):
             raise DamagedIndexError(f"{printable(path)} is damaged: its digest differs")
         length = int.from_bytes(head[-8:], "little")
         text = file.read(min(length, size))
@@ -266,10 +269,12 @@ def load_or_build(
         pass  # writing or reading the new index reports the error
     index = build()
     try:
+        is_new = False
         with contextlib.suppress(FileExistsError):  # another process may have it mapped
             save(path, index, replace)
+            is_new = True
         _remove_unused(cache)
-        return load(path)
+        return load(path, is_new)
     except (OSError, DamagedIndexError) as error:
         _log.warning(
             "the index can't be stored, so that it is rebuilt each time. Pass cache_dir=, a "

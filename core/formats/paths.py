@@ -204,8 +204,12 @@ def object_names(paths: Sequence[str]) -> list[str]:
 
     Indexes and states contain these names. A query may be a signature, which soon expires.
     """
-    names = [_CREDENTIALS.sub("", path) if is_remote(path) else path for path in paths]
-    return below_common_root(names)
+    return below_common_root(
+        [
+            _CREDENTIALS.sub("", path) if is_remote(path) and ("?" in path or "@" in path) else path
+            for path in paths
+        ]
+    )
 
 
 def common_start(first: AnyStr, second: AnyStr) -> int:

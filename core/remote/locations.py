@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import configparser
-import dataclasses
 import os
 import re
 import urllib.parse
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 # Prefixes of URLs that obstore reads, by the kind of the store.
 _KINDS = {
@@ -22,6 +21,7 @@ _KINDS = {
     "abfs": "az",
     "abfss": "az",
 }
+_ODD_PART = re.compile(r"(?:^|/)\.{0,2}(?:/|$)")  # "", "." or ".."
 _BOTH = ("retry_timeout", "timeout")  # options of every store
 # obstore's name of each option. `anon` and `profile` are translated separately.
 _NAMES: Mapping[str, Mapping[str, str]] = {
@@ -50,8 +50,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):  # created faster than a dataclass; a data set has thousands
     """The place of an object for obstore.
 
     Attributes:
@@ -68,7 +67,7 @@ class Place:
 
     def at(self, key: str) -> Place:
         """Returns the place of another key."""
-        return dataclasses.replace(self, key=key)
+        return self._replace(key=key)
 
 
 def folder_place_of(url: str) -> Place | None:
@@ -105,7 +104,7 @@ def place_of(url: str) -> Place | None:
         if kind == "az" and "@" in root:
             root, _, host = root.partition("@")
             account = host.partition(".")[0]
-    if any(part in ("", ".", "..") for part in key.split("/")) or not key.isprintable():
+    if not key or _ODD_PART.search(key) or not key.isprintable():
         return None
     return Place(kind, root, key, account)
 

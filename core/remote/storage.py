@@ -42,6 +42,7 @@ class Storage:
             raise TypeError(f"storage_options must be a dict, not {type(options).__name__}")
         self.options = dict(options or {})
         self.client = ObjectClient(self.options)
+        self._checked: set[str] = set()  # kinds of stores that have the options
         # Of the objects that a pattern has found, until `versions` returns them.
         self._found: dict[Place, Version] = {}
 
@@ -60,7 +61,9 @@ class Storage:
         place = place_of(url)
         if place is None or not _has_obstore():
             return None
-        check_options(place.kind, self.options)
+        if place.kind not in self._checked:  # once, as there may be thousands of URLs
+            check_options(place.kind, self.options)
+            self._checked.add(place.kind)
         return place
 
     def folders(self, url: str) -> tuple[Folders, str]:

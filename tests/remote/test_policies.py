@@ -1,7 +1,6 @@
 """Policies of remote reads that need no server: errors, delays, URLs, credentials and versions."""
 
 import ast
-import dataclasses
 import datetime
 import email.utils
 import errno
@@ -308,7 +307,7 @@ def test_the_options_in_the_docs_make_stores(name, url, options, tmp_path, monke
     for address in kinds:
         place = place_of(address)
         if not url and place.kind == "az":
-            place = dataclasses.replace(place, account="me")
+            place = place._replace(account="me")
         kind, arguments = store_arguments(place, options, {})
         if options.get("token") == "key.json":
             with pytest.raises(Exception, match=r"key\.json"):
