@@ -164,6 +164,19 @@ def plugin(files: list[str], load: float, batch: int, options: Options, gpus: in
     return lambda: next(iterator, None) or next(iterator)
 
 
+def with_checkpoints(
+    make: Callable[..., Step],
+    enabled: bool,
+    files: list[str],
+    load: float,
+    batch: int,
+    options: Options,
+    gpus: int,
+) -> Step:
+    """Returns a step with or without DALI's checkpoints, which only dalijax enables by default."""
+    return make(files, load, batch, options | {"enable_checkpointing": enabled}, gpus)
+
+
 def measure(step: Step, batches: int) -> float:
     """Returns the seconds of some batches, until the last batch is complete."""
     start = time.perf_counter()
@@ -185,6 +198,7 @@ def variants(gpus: int, shards: int) -> dict[str, tuple[int, Callable[..., Step]
         "dalijax, 1 GPU": (1, lambda *a: ours(*a, 1)),
         "dalijax, a Tar, 1 GPU": (1, lambda *a: over_source(*a, 1)),
         "DALI's plugin, 1 GPU": (1, lambda *a: plugin(*a, 1)),
+        "DALI's plugin, checkpoints, 1 GPU": (1, lambda *a: with_checkpoints(plugin, True, *a, 1)),
     }
     if gpus > 1:
         makers |= {
@@ -199,6 +213,14 @@ def variants(gpus: int, shards: int) -> dict[str, tuple[int, Callable[..., Step]
             ),
             f"dalijax, a Tar, {gpus} GPUs, {PROCESSES}": (gpus, lambda *a: over_source(*a, 1)),
             f"DALI's plugin, {gpus} GPUs": (gpus, lambda *a: plugin(*a, gpus)),
+            f"DALI's plugin, checkpoints, {gpus} GPUs": (
+                gpus,
+                lambda *a: with_checkpoints(plugin, True, *a, gpus),
+            ),
+            f"dalijax, no checkpoints, {gpus} GPUs": (
+                gpus,
+                lambda *a: with_checkpoints(ours, False, *a, gpus),
+            ),
             f"dalijax, mesh (1, {gpus}), replicas": (1, lambda *a: ours(*a, 1, (1, gpus))),
         }
     return makers
