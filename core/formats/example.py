@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +34,7 @@ class Feature:
 
 
 def features(
-    take: _Take, at: int, end: int, names: Mapping[bytes, Any] | None
+    take: _Take, at: int, end: int, names: Collection[bytes] | None
 ) -> dict[bytes, Feature]:
     """Locates the features of an Example, or of the context of a SequenceExample.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from ..remote.storage import Storage
 from . import example
 from .byte_files import ByteFile, Window, open_files
 from .each_file import each_file
-from .field import Field
 from .file_columns import ABSENT, EMPTY, PRESENT, Column, FileColumns, joined
 from .index import Index
 from .tfrecord_headers import records
@@ -21,7 +20,7 @@ from .tfrecord_index import (
     KINDS,
     MISSING,
     REPORTED,
-    FieldColumn,
+    Wanted,
     about_records,
     add_record,
     features_of,
@@ -100,14 +99,13 @@ def tfrecord_columns(
         OSError: If a file can't be read.
         ValueError: If a file is damaged, or a record is not a tf.train.Example.
     """
-    wanted = None if names is None else dict.fromkeys(names, "")
     sizes, tables = each_file(
-        paths, "TFRecord files", storage, lambda file, advance: _columns(file, wanted, advance)
+        paths, "TFRecord files", storage, lambda file, advance: _columns(file, names, advance)
     )
     return sizes, joined(tables)
 
 
-def _columns(file: ByteFile, names: Mapping[bytes, str] | None, advance: Any) -> FileColumns:
+def _columns(file: ByteFile, names: Collection[bytes] | None, advance: Any) -> FileColumns:
     take, starts, reported = Window(file), array.array("q"), 0
     by_name: dict[bytes, _Places] = {}
     for number, (at, size) in enumerate(records(take, file.size, file.shown)):
@@ -139,13 +137,7 @@ def _text(name: bytes) -> str:
 
 
 def select_records(
-    table: FileColumns,
-    paths: Sequence[str],
-    sizes: Sequence[int],
-    fields: Mapping[bytes, str],
-    kinds: Mapping[str, Field],
-    defaults: Mapping[str, Any],
-    storage: Storage,
+    table: FileColumns, paths: Sequence[str], sizes: Sequence[int], wanted: Wanted
 ) -> Index | None:
     """Returns the index of some features; equal to that of `index_records`.
 
@@ -153,10 +145,7 @@ def select_records(
         table: The columns of the files.
         paths: The files.
         sizes: Their sizes.
-        fields: Maps each feature to a field.
-        kinds: Kinds of fields, if given by the user.
-        defaults: Values of fields for records that lack the feature.
-        storage: Access to remote files.
+        wanted: The wanted features.
 
     Returns:
         The index; None if the columns lack something.
@@ -164,39 +153,37 @@ def select_records(
     Raises:
         ValueError: If a record lacks a feature without a default, or a feature has another kind.
     """
-    columns: dict[str, FieldColumn] = {}
-    for feature, name in fields.items():
+    columns = wanted.columns()
+    for feature, result in columns.items():
         column = table.columns.get(_text(feature))
-        field = kinds.get(name)
+        field, default = wanted.kinds.get(result.name), wanted.defaults.get(result.name)
         wants_list = field is not None and field.ndim > 0
         if column is None:
             if _text(feature) in table.unknown or not table.is_complete or not len(table):
                 return None
-            if not wants_list and defaults.get(name) is None:
-                _raise_missing(table, 0, paths, fields, kinds, defaults, storage)
-            raise no_feature(feature, features_of_record(table, 0, paths, storage))
+            if not wants_list and default is None:
+                _raise_missing(table, 0, paths, wanted)
+            raise no_feature(feature, features_of_record(table, 0, paths, wanted.storage))
         is_bytes = column.kind == example.BYTES
         # Whether numbers are a list depends on the first record, and on the user.
         is_unclear = field is not None or not column.has_list
         if not is_bytes and not wants_list and column.values is None and is_unclear:
             return None
-        result = FieldColumn(name, field, defaults.get(name))
         row = int(np.argmax(column.states != ABSENT))
         label = _label(table, row, paths)
         try:
             result.learn(column.kind, column.values is not None)
         except ValueError as error:
             raise ValueError(f"{_text(feature)!r} of {label} {error}") from error
-        columns[name] = result
         absent = column.states == ABSENT
         is_list = result.kind in ("floats", "integers")
-        if absent.any() and not is_list and defaults.get(name) is None:
-            _raise_missing(table, int(np.argmax(absent)), paths, fields, kinds, defaults, storage)
+        if absent.any() and not is_list and default is None:
+            _raise_missing(table, int(np.argmax(absent)), paths, wanted)
             return None
         if result.kind == "value" and column.values is not None:
             values = column.values.astype(np.float64 if column.kind == example.FLOATS else np.int64)
             if absent.any():
-                values[absent] = defaults[name]
+                values[absent] = default
             result.values = values
         else:
             offsets = np.where(column.states == PRESENT, column.offsets, EMPTY_OFFSET)
@@ -239,18 +226,6 @@ def features_of_record(
     return set(features_of(*_record(table, row, paths, storage), None))
 
 
-def _raise_missing(
-    table: FileColumns,
-    row: int,
-    paths: Sequence[str],
-    fields: Mapping[bytes, str],
-    kinds: Mapping[str, Field],
-    defaults: Mapping[str, Any],
-    storage: Storage,
-) -> None:
+def _raise_missing(table: FileColumns, row: int, paths: Sequence[str], wanted: Wanted) -> None:
     """Raises ValueError about a record that lacks a feature."""
-    columns = {
-        feature: FieldColumn(name, kinds.get(name), defaults.get(name))
-        for feature, name in fields.items()
-    }
-    add_record(*_record(table, row, paths, storage), fields, columns)
+    add_record(*_record(table, row, paths, wanted.storage), wanted.columns())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -195,28 +196,40 @@ def _are_numbers(default: Any, ndim: int, integer: bool, dtype: np.dtype[Any]) -
     return not values.size or not out_of_range(values, dtype).any()
 
 
-def index_records(
-    paths: Sequence[str],
-    fields: Mapping[bytes, str],
-    kinds: Mapping[str, Field],
-    defaults: Mapping[str, Any],
-    storage: Storage | None = None,
-) -> Index:
-    """Builds the index of files; see `dalijax.core.formats.index_checks` for its content.
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """The wanted features of records.
 
-    Args:
-        paths: The files.
+    Attributes:
         fields: Maps each feature to a field.
         kinds: Kinds of fields, if given by the user.
         defaults: Values of fields for records that lack the feature.
         storage: Access to remote files.
     """
-    storage = storage or Storage()
+
+    fields: Mapping[bytes, str]
+    kinds: Mapping[str, Field]
+    defaults: Mapping[str, Any]
+    storage: Storage
+
+    def column(self, name: str) -> FieldColumn:
+        """Returns the column of a field, without records."""
+        return FieldColumn(name, self.kinds.get(name), self.defaults.get(name))
+
+    def columns(self) -> dict[bytes, FieldColumn]:
+        """Returns the column of each feature, without records."""
+        return {feature: self.column(name) for feature, name in self.fields.items()}
+
+
+def index_records(paths: Sequence[str], wanted: Wanted) -> Index:
+    """Builds the index of files; see `dalijax.core.formats.index_checks` for its content.
+
+    Args:
+        paths: The files.
+        wanted: The wanted features.
+    """
+    storage, columns = wanted.storage, wanted.columns()
     sizes = [open_files([path], storage)[0].size for path in paths]
-    columns = {
-        feature: FieldColumn(name, kinds.get(name), defaults.get(name))
-        for feature, name in fields.items()
-    }
     starts, first = array.array("q"), [0]
     has: set[bytes] = set()  # features of the first record
     with progress(f"Indexing {len(paths)} TFRecord files", sum(sizes)) as advance:
@@ -227,7 +240,7 @@ def index_records(
                 label = f"{file.shown}: record {number}"
                 if not starts:
                     has = set(features_of(label, take, at, size, None))
-                add_record(label, take, at, size, fields, columns)
+                add_record(label, take, at, size, columns)
                 starts.append(at)
                 if number % REPORTED == 0:
                     advance(at - reported)
@@ -284,7 +297,7 @@ def no_feature(feature: bytes, has: Collection[bytes]) -> ValueError:
 
 
 def features_of(
-    label: str, take: Window, at: int, size: int, names: Mapping[bytes, str] | None
+    label: str, take: Window, at: int, size: int, names: Collection[bytes] | None
 ) -> dict[bytes, example.Feature]:
     """Locates the features of a record."""
     try:
@@ -298,14 +311,13 @@ def add_record(
     take: Window,
     at: int,
     size: int,
-    fields: Mapping[bytes, str],
     columns: Mapping[bytes, FieldColumn],
 ) -> None:
     """Adds the features of a record to the columns."""
-    values = features_of(label, take, at, size, fields)
-    for feature, name in fields.items():
+    values = features_of(label, take, at, size, columns)
+    for feature, column in columns.items():
         try:
-            columns[feature].add(values.get(feature), take)
+            column.add(values.get(feature), take)
         except KeyError:
             existing = sorted(map(_text, features_of(label, take, at, size, None)))
             problem = (
@@ -314,8 +326,9 @@ def add_record(
                 else f"no {_text(feature)!r}. It has {existing}"
             )
             raise ValueError(
-                f"{label} has {problem}. If records may lack it, pass defaults={{{name!r}: ...}}, "
-                f"or declare it as a list of numbers, which is then empty: kinds={{{name!r}: "
+                f"{label} has {problem}. If records may lack it, pass "
+                f"defaults={{{column.name!r}: ...}}, or declare it as a list of numbers, which is "
+                f"then empty: kinds={{{column.name!r}: "
                 "Field(dtype, ndim=1)}"
             ) from None
         except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from ..formats.index import Index
 from ..formats.paths import Path, Paths, home_expanded, path_list, path_text
 from ..formats.shared_index import shared_columns
 from ..formats.tfrecord_columns import select_records, tfrecord_columns
-from ..formats.tfrecord_index import index_records, is_valid
+from ..formats.tfrecord_index import Wanted, index_records, is_valid
 from ..remote.ranges import byte_count
 from ..remote.storage import Storage
 from .byte_records import ByteRecords, Decode, as_text
@@ -80,15 +81,16 @@ class TFRecord(ByteRecords):
         storage, ahead = Storage(storage_options), byte_count(read_ahead, "read_ahead")
         files = path_list(paths, storage)
         feature_fields = {name.encode(): field for name, field in features.items()}
+        wanted = Wanted(feature_fields, kinds, defaults, storage)
         index = cached_index(
             None if cache_dir is None else home_expanded(path_text(cache_dir)),
             "tfrecord 4",
             files,
             [feature_fields, sorted(kinds.items()), sorted(defaults.items())],
-            lambda: _indexed(files, feature_fields, kinds, defaults, storage),
+            lambda: _indexed(files, wanted),
             lambda index: is_valid(index, features.values()),
             storage,
-            functools.partial(_from_shared, files, feature_fields, kinds, defaults, storage),
+            functools.partial(_from_shared, files, wanted),
         )
         fields: dict[str, Field] = {}
         decoders: dict[str, Decode] = {}
@@ -106,11 +108,7 @@ class TFRecord(ByteRecords):
                 decoders[name] = functools.partial(_decoded, decode, fields[name].dtype or dtype)
         values = {name: _as_value(name, value, fields[name]) for name, value in defaults.items()}
         index_again = functools.partial(
-            index_records,
-            fields=feature_fields,
-            kinds=fields,
-            defaults=defaults,
-            storage=storage,
+            index_records, wanted=dataclasses.replace(wanted, kinds=fields)
         )
         super().__init__(
             index,
@@ -134,39 +132,26 @@ class TFRecord(ByteRecords):
         return f"{self._files.paths[number]}: record {index - int(self._first[number])}"
 
 
-def _indexed(
-    files: Sequence[str],
-    features: Mapping[bytes, str],
-    kinds: Mapping[str, Field],
-    defaults: Mapping[str, Any],
-    storage: Storage,
-) -> Index:
+def _indexed(files: Sequence[str], wanted: Wanted) -> Index:
     """Builds the index of files. Remote files are read in parallel."""
     if any(map(is_remote, files)):
-        sizes, table = tfrecord_columns(files, storage, features)
-        index = select_records(table, files, sizes, features, kinds, defaults, storage)
+        sizes, table = tfrecord_columns(files, wanted.storage, wanted.fields)
+        index = select_records(table, files, sizes, wanted)
         if index is not None:
             return index
-    return index_records(files, features, kinds, defaults, storage)
+    return index_records(files, wanted)
 
 
-def _from_shared(
-    files: Sequence[str],
-    features: Mapping[bytes, str],
-    kinds: Mapping[str, Field],
-    defaults: Mapping[str, Any],
-    storage: Storage,
-    stamps: Sequence[Stamp],
-) -> Index | None:
+def _from_shared(files: Sequence[str], wanted: Wanted, stamps: Sequence[Stamp]) -> Index | None:
     """Returns the index of files from their shared indexes; None if they have none."""
-    names = {os.fsdecode(name) for name in features}
+    names, storage = {os.fsdecode(name) for name in wanted.fields}, wanted.storage
     table = shared_columns(
         "tfrecord", files, stamps, names, storage, lambda few: tfrecord_columns(few, storage)[1]
     )
     if table is None:
         return None
     sizes = [stamp[0] for stamp in stamps]
-    return select_records(table, files, sizes, features, kinds, defaults, storage)
+    return select_records(table, files, sizes, wanted)
 
 
 def _as_value(name: str, default: Any, field: Field) -> Any:
