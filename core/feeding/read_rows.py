@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -10,9 +11,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from nvidia.dali import types
 from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
 from ..environment.passing_errors import chain_of, is_environment
+from ..formats.field import Field
 from ..formats.image_size import ImageInput, look_at_input, special_file
 from ..formats.riff import cut_off, file_cut_off
 from ..order.shuffle import Indices
@@ -223,19 +226,22 @@ def _tensors(values: Values) -> list[TensorCPU]:
         return [TensorCPU(leaf(value)) for value in values]
 
 
+def _described(dtype: Any, ndim: int) -> str:
+    """Describes the kind of a value."""
+    return f"{np.dtype(dtype)} with {ndim} dimension{'s' * (ndim != 1)}"
+
+
 def read_chunk(settings: ReadSettings, records: Indices) -> Chunk:
     """Reads records, and prepares them for DALI."""
-    source, names, sized = settings.source, settings.names, list(settings.sized)
+    sized = list(settings.sized)
     chunk = _read_checked(settings, records)
     if settings.reuse is not None and not chunk.errors:
         settings.reuse.check(records, chunk.columns)
     if not chunk.errors:
-        chunk.inputs = {
-            name: _tensors(chunk.columns[name])
-            for name in names
-            if source.fields[name].dtype is not None
-            and not isinstance(chunk.columns[name], np.ndarray)
-        }
+        for name in settings.graph_fields:
+            if not isinstance(chunk.columns[name], np.ndarray):
+                with contextlib.suppress(TypeError):  # `ReadRows` raises it, with the record's name
+                    chunk.inputs[name] = _tensors(chunk.columns[name])
         chunk.sizes = {
             name: _sizes_of(settings, records, name, chunk.columns[name]) for name in sized
         }
@@ -360,7 +366,40 @@ class ReadRows:
         return sizes
 
     def _as_inputs(self, name: str) -> list[TensorListCPU]:
-        """Returns the values of a field for each pipeline, as DALI takes them."""
+        """Returns the values of a field for each pipeline, as DALI takes them.
+
+        Raises:
+            TypeError: If a value is not of the field's kind.
+        """
+        field = self._settings.source.fields[name]
+        try:
+            inputs = self._as_tensors(name)
+        except (TypeError, ValueError, RuntimeError) as error:
+            # The values differ from each other, or DALI has no such type.
+            raise (self._other_kind(name, field) or error) from error
+        for tensors in inputs:
+            kind = types.to_numpy_type(tensors.dtype), len(tensors[0].shape())
+            if kind != (field.dtype, field.ndim):
+                raise self._other_kind(name, field) or TypeError(f"{name!r} is {kind}, not {field}")
+        return inputs
+
+    def _other_kind(self, name: str, field: Field) -> TypeError | None:
+        """Returns an error about the first value that is not of the field's kind."""
+        for row, value in enumerate(self.column(name)):
+            try:
+                array = leaf(value)
+            except TypeError:
+                array = np.asarray(value)
+            if (array.dtype, array.ndim) != (field.dtype, field.ndim):
+                return TypeError(
+                    f"{type(self._settings.source).__name__}.read() returned {name!r} of "
+                    f"{self.name(row)} as {_described(array.dtype, array.ndim)}, but the source's "
+                    f"`fields` declare {_described(field.dtype, field.ndim)}. Convert the values, "
+                    f"or declare their own kind: Field(dtype, ndim)"
+                )
+        return None
+
+    def _as_tensors(self, name: str) -> list[TensorListCPU]:
         if not self.errors and all(name in chunk.inputs for chunk in self._chunks):
             values: Any = self._joined([chunk.inputs[name] for chunk in self._chunks])
         else:

@@ -184,10 +184,9 @@ class Records(BaseSource):
         try:
             return as_kind(value, self.fields[name])
         except (TypeError, ValueError) as error:
-            comparison = " as in the first record" if number else ""
             raise ValueError(
-                f"{name!r} of {self.name(number)} {error}{comparison}. Give all records "
-                f"the same kinds, or pass kinds={{{name!r}: Field(...)}}"
+                f"{name!r} of {self.name(number)} {error}. Give all records the kind of the first "
+                f"record, or pass kinds={{{name!r}: Field(...)}}"
             ) from error
 
     def name(self, index: int) -> str:

@@ -62,7 +62,10 @@ def as_kind(value: Any, field: Field) -> Any:
     """
     if field.dtype is None:
         return value
-    array = leaf(value)
+    try:
+        array = leaf(value)
+    except TypeError as error:
+        raise TypeError(f"can't be converted: {error}") from None
     if array.ndim == field.ndim == 0:
         return as_scalars(array, field.dtype)
     if array.dtype != field.dtype or array.ndim != field.ndim:

@@ -142,7 +142,7 @@ def test_methods_of_a_subclass_of_array_record_are_used(array_records):
         ({"x": 1.5}, r"'x' of record 1 is float64, not int32"),
         ({"x": 1 << 40}, r"'x' of record 1 has a number that does not fit into int32"),
         ({"x": b"ab"}, r"'x' of record 1 is uint8 with 1 dimensions, not int32 with 0"),
-        ({"x": None}, r"'x' of record 1 None .*not supported by DALI"),
+        ({"x": None}, r"'x' of record 1 can't be converted: None .*not supported by DALI"),
         ({"y": 1}, r"record 1 has no 'x'. It has \['y'\]"),
     ],
 )

@@ -167,6 +167,45 @@ def test_unexpected_fields_are_refused(wrong, error, text, on_error):
         batches(Wrong(None), on_error=on_error, mask="mask")
 
 
+OF_OTHER_KINDS = {
+    "dtype": (lambda k: np.full(3, k, np.int64), "int64 with 1 dimension"),
+    "float": (lambda k: np.full(3, k, np.float32), "float32 with 1 dimension"),
+    "more dimensions": (lambda k: np.full((3, 2), k, np.int32), "int32 with 2 dimensions"),
+    "no dimension": (lambda k: np.int32(k), "int32 with 0 dimensions"),
+    "a number of Python": (lambda k: k, "int64 with 0 dimensions"),
+    "bytes": (lambda k: b"abc", "uint8 with 1 dimension"),
+    "text": (lambda k: "abc", "uint8 with 1 dimension"),
+    "None": (lambda k: None, "object with 0 dimensions"),
+    "an object": (lambda k: object(), "object with 0 dimensions"),
+}
+
+
+@pytest.mark.parametrize("make,found", OF_OTHER_KINDS.values(), ids=OF_OTHER_KINDS)
+@pytest.mark.parametrize("others", ("all", "one", "array"))
+@pytest.mark.parametrize("on_error", ("raise", "mask"))
+def test_a_value_unlike_its_field_names_source_field_and_record(make, found, others, on_error):
+    class Unlike(Rows):
+        def read(self, indices, names):
+            columns = super().read(indices, names)
+            if others == "array":
+                columns["x"] = np.array(columns["x"], object if "object" in found else None)
+            return columns
+
+    def value(k):
+        return make(k) if others != "one" or k == 13 else np.full(3, k, np.int32)
+
+    if others == "array" and isinstance(make(0), (bytes, str)):
+        pytest.skip("NumPy has its own dtypes for them")
+    options = {"on_error": on_error, "mask": "is_valid"} if on_error == "mask" else {}
+    function = data_iterator(lambda x: x, ["x"], source=Unlike(value), shuffle=False, **options)
+    with pytest.raises(TypeError) as caught:
+        list(function(batch_size=BATCH))
+    message = str(caught.value)
+    assert found in message and "int32 with 1 dimension" in message
+    assert "Unlike.read()" in message and "'x'" in message
+    assert ("record 13" if others == "one" else "record 0") in message
+
+
 def test_arrays_that_were_freed_are_forgotten():
     check = ReuseCheck(Rows(None))
     alive = [np.full(3, k, np.int32) for k in range(5000)]
