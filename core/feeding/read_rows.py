@@ -176,7 +176,7 @@ def is_of_record(error: Exception) -> bool:
 
 
 def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
-    """Reads records together, or one by one if reading them together raises.
+    """Reads records together, or in halves if that raises, until the bad records are found.
 
     Raises:
         Exception: An error of the machine, the network or a remote file that persists after some
@@ -192,15 +192,12 @@ def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
     else:
         checked = _checked(source, len(records), names, columns)
         return Chunk(checked, _cut_off(source, checked))
-    values: dict[str, list[Any]] = {name: [] for name in names}
-    errors = {}
-    for place in range(len(records)):
-        single = _read(source, records[place : place + 1], names)
-        for name in names:
-            values[name] += list(single.columns[name])
-        if single.errors:
-            errors[place] = single.errors[0]
-    return Chunk({**values}, errors)
+    middle = len(records) // 2
+    first, last = (_read(source, half, names) for half in (records[:middle], records[middle:]))
+    return Chunk(
+        {name: [*first.columns[name], *last.columns[name]] for name in names},
+        first.errors | {middle + place: error for place, error in last.errors.items()},
+    )
 
 
 def _read_checked(settings: ReadSettings, records: Indices) -> Chunk:

@@ -20,6 +20,8 @@ from dalijax import FailedBatch, LastBatchPolicy, data_iterator, sources
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.tfdata import DALIDataset
 from dalijax.core.environment.passing_errors import is_environment
+from dalijax.core.feeding.read_rows import ReadSettings, read_chunk
+from dalijax.core.feeding.stand_ins import BadSamples
 from dalijax.core.pipeline import engine, failure
 from dalijax.core.state.position import FailedBatches
 from dalijax.errors import BatchError, EpochError, StateError
@@ -220,6 +222,17 @@ def test_masked_rows_of_images_do_not_depend_on_the_devices(devices):
     near = [0, 0, 0, 5, 5, 5, 6, 7, 8, 8, 10, 11, 12, 13, 14, 15]
     np.testing.assert_allclose(np.concatenate(batches), [3 * k for k in near], atol=2)
     assert [len(one.files) for one in iterator.errors] == [4, 1]
+
+
+@pytest.mark.parametrize("bad", ((), (0,), (77,), (255,), (3, 200), range(256)))
+def test_bad_records_are_found_by_reading_halves(bad):
+    """A read may be a request of 100 ms: few reads find a bad record among 256."""
+    source = Numbers(256, bad)
+    settings = ReadSettings(source, ("x",), 0, 256, BadSamples(), iter, None, {})
+    chunk = read_chunk(settings, np.arange(256))
+    assert sorted(chunk.errors) == list(bad)
+    assert [x for x in chunk.columns["x"] if x is not None] == sorted({*range(256)} - {*bad})
+    assert source.reads <= min(1 + 2 * 8 * len(bad), 2 * 256 - 1)  # a path of 8 pairs of halves
 
 
 def test_a_record_that_can_not_be_decoded_is_searched_for_once():
