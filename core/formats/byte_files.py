@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from ..messages.printable import printable
 from ..order.shuffle import Indices
+from ..remote.cache_folder import object_name, warn_once
+from ..remote.disk_cache import DiskCache
 from ..remote.fsspec_client import FsspecFile
 from ..remote.fsspec_client import read as read_fsspec
 from ..remote.locations import Place
@@ -24,6 +26,7 @@ from ..remote.storage import Storage
 from ..remote.versions import Version
 from ..workers import call_each
 from .buffers import new_buffer
+from .checksums import checksums, read_with_checksums
 from .read_ranges import read_ranges
 
 _LOCAL_WINDOW = 2048  # holds the header and content of a small tar member, and the next header
@@ -292,6 +295,7 @@ class ByteFiles:
             ],
             self._storage.client,
         )
+        self._cache = self._new_cache() if stamps and self._are_remote.any() else None
         # No lock, because a fork could copy it locked. In a race, a file is opened twice.
         self._open = collections.OrderedDict[int, ByteFile]()
         self._process = os.getpid()  # which opened them
@@ -299,15 +303,30 @@ class ByteFiles:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": collections.OrderedDict()}
 
+    def _new_cache(self) -> DiskCache | None:
+        """Returns the cache of the remote files; None if the user has none."""
+        if self._storage.cache is None:
+            return None
+        options = self._storage.options
+        names = [
+            object_name(path, stamp, options) if is_remote and has_version(stamp) else None
+            for path, stamp, is_remote in zip(self.paths, self._stamps, self._are_remote.tolist())
+        ]
+        unnamed = self._are_remote & [name is None for name in names]
+        if unnamed.any():
+            warn_once(
+                f"{unnamed.sum():,} files that have neither an ETag nor an older date are not "
+                f"cached, such as {printable(self.paths[int(np.argmax(unnamed))])}"
+            )
+        return DiskCache(self._storage.cache, names)
+
     def file(self, number: int) -> ByteFile:
         """Returns one of the files, open.
 
         Raises:
             OSError: If it can't be opened, or has changed.
         """
-        if self._process != os.getpid():  # fsspec's file systems do not work in a forked child
-            self._open, self._process = collections.OrderedDict(), os.getpid()
-        file = self._open.get(number)
+        file = self._opened(number)
         if file is not None:
             return file
         path, place, stamp = self.paths[number], self._places[number], self._stamps[number]
@@ -323,11 +342,24 @@ class ByteFiles:
         is_known = has_version(stamp)
         if is_known and not (file.is_of(stamp) and self._is_same(number, file, stamp)):
             raise error(f"{file.shown} was changed after the source was opened. Reopen the source")
+        self._keep_open(number, file)
+        return file
+
+    def _opened(self, number: int) -> ByteFile | None:
+        """Returns a file if it is open. The cache's copy of a remote file has the number `~number`.
+
+        Its own number is that of fsspec's file.
+        """
+        if self._process != os.getpid():  # fsspec's file systems do not work in a forked child
+            self._open, self._process = collections.OrderedDict(), os.getpid()
+        return self._open.get(number)
+
+    def _keep_open(self, number: int, file: ByteFile) -> None:
+        """Keeps a file open, and closes others if too many are open."""
         with contextlib.suppress(KeyError):  # another thread has dropped the last file
             while len(self._open) >= max(1, most_open()):
                 self._open.popitem(last=False)  # the file that was opened first
         self._open[number] = file
-        return file
 
     def _opened_url(self, number: int) -> FsspecFile:
         """Returns one of the files that fsspec reads, open."""
@@ -358,6 +390,8 @@ class ByteFiles:
             empty list if all files are local.
         """
         rows = self._are_remote[files] & within(offsets, sizes, self._limits[files])
+        if self._cache is not None:
+            rows[self._cache.find(files, offsets, sizes)] = False
         if not rows.any():
             return []
         lease = self._ranges.lease(
@@ -399,17 +433,26 @@ class ByteFiles:
                 f"byte {offsets[row]:,} of {printable(self.paths[files[row]])}, which has only "
                 f"{limits[row]:,} bytes. Remove the index, or pass another cache_dir="
             )
-        are_remote = self._are_remote[files]
-        remote, lease, local_sizes = np.flatnonzero(are_remote), None, sizes
-        if len(remote):  # requested before local files are read
-            lease = self._ranges.lease(
-                files[remote], offsets[remote], sizes[remote], self._opened_url
-            )
-            local_sizes = np.where(are_remote, 0, sizes)
+        are_requested = self._are_remote[files]
+        local = np.flatnonzero(~are_requested)
+        cached = np.empty(0, np.int64)
+        if self._cache is not None:
+            cached = self._cache.find(files, offsets, sizes)
+            are_requested[cached] = False
+        leases: list[tuple[Indices, Lease]] = []
+
+        def request(rows: Indices) -> None:
+            if len(rows):
+                lease = self._ranges.lease(
+                    files[rows], offsets[rows], sizes[rows], self._opened_url
+                )
+                leases.append((rows, lease))
+
+        request(np.flatnonzero(are_requested))  # before local files are read
+        local_sizes = np.where(are_requested, 0, sizes)
         padded = -(-local_sizes // ALIGNMENT) * ALIGNMENT
         starts = np.cumsum(padded) - padded
         buffer = new_buffer(int(padded.sum()))
-        local = np.flatnonzero(~are_remote)
         for rows in _with_few_files(local, files[local], max(1, most_open() // _SHARE)):
             counts = self._read_local(rows, files, offsets, sizes, starts, buffer)
             if (incomplete := counts != sizes[rows]).any():
@@ -423,11 +466,16 @@ class ByteFiles:
                     f"{name_of(row)} is cut off: only {count:,} of its {sizes[row]:,} bytes "
                     f"can be read {where} of {printable(path)}"
                 )
+        if self._cache is not None and len(cached):
+            request(self._read_cached(self._cache, cached, files, offsets, sizes, starts, buffer))
         ends = starts + local_sizes
         arrays = [buffer[start:end] for start, end in zip(starts.tolist(), ends.tolist())]
-        if lease is not None:
-            for row, array in zip(remote.tolist(), lease.arrays(), strict=True):
+        for rows, lease in leases:
+            received = lease.arrays()
+            for row, array in zip(rows.tolist(), received, strict=True):
                 arrays[row] = array
+            if self._cache is not None and self._cache.stores:
+                self._cache.store(files[rows], offsets[rows], received, _checksums_of(received))
         return arrays
 
     def _read_local(
@@ -445,3 +493,45 @@ class ByteFiles:
         fds = {number: file.fd for number, file in opened.items() if isinstance(file, LocalFile)}
         row_fds = np.array([fds[number] for number in numbers])
         return read_ranges(row_fds, offsets[rows], sizes[rows], starts[rows], buffer)
+
+    def _read_cached(
+        self,
+        cache: DiskCache,
+        rows: Indices,
+        files: Indices,
+        offsets: Indices,
+        sizes: Indices,
+        starts: Indices,
+        buffer: NDArray[np.uint8],
+    ) -> Indices:
+        """Reads ranges from the cache into a buffer; returns the rows of damaged ranges."""
+        damaged = []
+        for part in _with_few_files(rows, files[rows], max(1, most_open() // _SHARE)):
+            numbers = files[part].tolist()
+            opened = {number: self._copy(cache, number) for number in dict.fromkeys(numbers)}
+            fds = {number: -1 if file is None else file.fd for number, file in opened.items()}
+            row_fds = np.array([fds[number] for number in numbers])
+            counts, sums = read_with_checksums(
+                row_fds, offsets[part], sizes[part], starts[part], buffer
+            )
+            sums[counts != sizes[part]] = 0
+            are_right = cache.are_right(files[part], offsets[part], sizes[part], sums)
+            damaged.append(part[~are_right])
+            for number in set(files[part[~are_right]].tolist()):
+                self._open.pop(~number, None)  # it may have been replaced
+        return np.concatenate(damaged)
+
+    def _copy(self, cache: DiskCache, number: int) -> LocalFile | None:
+        """Returns the cache's copy of a remote file, open; None if it can't be opened."""
+        file = self._opened(~number)
+        if file is None:
+            with contextlib.suppress(OSError):
+                file = LocalFile(cache.path(number))
+                self._keep_open(~number, file)
+        return file if isinstance(file, LocalFile) else None
+
+
+def _checksums_of(arrays: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint64]:
+    """Computes the checksum of each of some arrays."""
+    start = np.zeros(1, np.int64)
+    return np.array([checksums(array, start, start + array.size)[0] for array in arrays], np.uint64)

@@ -18,7 +18,7 @@ LIBRARY = pathlib.Path(__file__).with_name("_read_ranges.abi3.so")  # in pyproje
 
 # Flag for reads that don't wait; 0 if Python was built for an older C library.
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
-_COUNT = 4  # column
+COUNT = 4  # column
 
 # Reads ranges into a buffer. Each row is the `struct range` of read_ranges.c.
 _Read = Callable[[NDArray[np.int64], NDArray[np.uint8]], None]
@@ -54,7 +54,7 @@ def read_in_python(ranges: NDArray[np.int64], buffer: NDArray[np.uint8]) -> None
                 counts[k] += count
         except OSError as error:
             counts[k] = -(error.errno or errno.EIO)
-    ranges[:, _COUNT] = counts
+    ranges[:, COUNT] = counts
 
 
 def reader_in_c(library: str) -> _Read:
@@ -103,15 +103,28 @@ def read_ranges(
     Raises:
         ValueError: If a range is outside the buffer.
     """
-    if (
-        len(starts)
-        and not (
-            (starts >= 0) & (sizes >= 0) & (sizes <= buffer.size) & (starts <= buffer.size - sizes)
-        ).all()
-    ):
-        raise ValueError(f"ranges outside the buffer of {buffer.size} bytes")
-    ranges = np.zeros((len(starts), _COUNT + 1), np.int64)
+    ranges = range_table(files, offsets, sizes, starts, buffer)
+    _read(ranges, buffer)
+    return ranges[:, COUNT]
+
+
+def range_table(
+    files: Indices, offsets: Indices, sizes: Indices, starts: Indices, buffer: NDArray[np.uint8]
+) -> NDArray[np.int64]:
+    """Returns a table for the helper in C: a `struct range` for each range; see `read_ranges`.
+
+    Raises:
+        ValueError: If a range is outside the buffer.
+    """
+    check_within(starts, sizes, buffer)
+    ranges = np.zeros((len(starts), COUNT + 1), np.int64)
     for column, values in enumerate((files, offsets, sizes, starts)):
         ranges[:, column] = values
-    _read(ranges, buffer)
-    return ranges[:, _COUNT]
+    return ranges
+
+
+def check_within(starts: Indices, sizes: Indices, buffer: NDArray[np.uint8]) -> None:
+    """Raises ValueError if a range is outside a buffer."""
+    inside = (starts >= 0) & (sizes >= 0) & (sizes <= buffer.size) & (starts <= buffer.size - sizes)
+    if not inside.all():
+        raise ValueError(f"ranges outside the buffer of {buffer.size} bytes")

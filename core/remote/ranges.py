@@ -113,8 +113,8 @@ def plan(
     return Plan(calls, places)
 
 
-def byte_count(value: int | str, name: str) -> int:
-    """Returns a number of bytes that is written as ``"128MB"``, or as an integer.
+def byte_count(value: int | float | str, name: str) -> int:
+    """Returns a number of bytes that is written as ``"128MB"``, or as a whole number.
 
     Raises:
         ValueError: If it is neither.
@@ -125,6 +125,7 @@ def byte_count(value: int | str, name: str) -> int:
         base = 1024 if unit.endswith("i") else 1000
         power = " kmgt".index(unit[0]) if unit else 0
         return int(float(match[1]) * base**power)
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if is_whole and not isinstance(value, (bool, str)) and value >= 0:
+        return int(value)
     raise ValueError(f"{name} must be a number of bytes, such as '128MB', not {value!r:.60}")

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .cache_folder import CacheFolder
 from .folders import Folders, FsspecFolders, ObjectFolders
 from .fsspec_client import filesystem, read_files
 from .listing import listings_of
@@ -35,19 +36,21 @@ class Storage:
 
     Args:
         options: The user's storage options, the same for both clients.
+        cache: A local folder that keeps ranges of remote files, if there is one.
     """
 
-    def __init__(self, options: Mapping[str, Any] | None = None):
+    def __init__(self, options: Mapping[str, Any] | None = None, cache: CacheFolder | None = None):
         if options is not None and not isinstance(options, Mapping):
             raise TypeError(f"storage_options must be a dict, not {type(options).__name__}")
         self.options = dict(options or {})
+        self.cache = cache
         self.client = ObjectClient(self.options)
         self._checked: set[str] = set()  # kinds of stores that have the options
         # Of the objects that a pattern has found, until `versions` returns them.
         self._found: dict[Place, Version] = {}
 
     def __reduce__(self) -> Any:
-        return Storage, (self.options,)
+        return Storage, (self.options, self.cache)
 
     def __repr__(self) -> str:
         return f"Storage({', '.join(sorted(self.options))})"  # values may be secret

@@ -24,6 +24,7 @@ from ..formats.wds_index import columns_of_wds
 from ..messages.printable import printable
 from ..messages.user_warnings import warn_user
 from ..order.shuffle import Indices
+from ..remote.cache_folder import open_cache
 from ..remote.ranges import byte_count
 from ..remote.storage import Storage
 from .byte_records import ByteRecords, Decode, as_json, as_text
@@ -61,6 +62,10 @@ class Tar(ByteRecords):
         identity: A string that replaces the digest of names, sizes and 64 samples in states.
         storage_options: Credentials and settings of remote files; see docs/sources.md.
         read_ahead: Number of bytes of remote files that are requested before they are needed.
+        cache: A folder of a local disk that keeps what was read of remote files, so that later
+            epochs and runs read it there; see docs/sources.md.
+        cache_bytes: Largest size of this folder, such as ``"200GB"``; None: all but a tenth of the
+            disk.
 
     Attributes:
         fields: Names and kinds of the fields.
@@ -82,10 +87,13 @@ class Tar(ByteRecords):
         identity: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         read_ahead: int | str = "128MB",
+        cache: Path | None = None,
+        cache_bytes: int | float | str | None = None,
     ):
         if missing not in ("raise", "skip"):
             raise ValueError(f"missing must be 'raise' or 'skip', not {missing!r}")
-        storage, ahead = Storage(storage_options), byte_count(read_ahead, "read_ahead")
+        storage = Storage(storage_options, open_cache(cache, cache_bytes))
+        ahead = byte_count(read_ahead, "read_ahead")
         tars = path_list(paths, storage)
         wds_indexes: list[str] | None = None
         if index_paths is not None and any(map(is_remote, tars)):

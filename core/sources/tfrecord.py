@@ -22,6 +22,7 @@ from ..formats.paths import Path, Paths, home_expanded, path_list, path_text
 from ..formats.shared_index import shared_columns
 from ..formats.tfrecord_columns import select_records, tfrecord_columns
 from ..formats.tfrecord_index import Wanted, index_records, is_valid
+from ..remote.cache_folder import open_cache
 from ..remote.ranges import byte_count
 from ..remote.storage import Storage
 from .byte_records import ByteRecords, Decode, as_text
@@ -50,6 +51,10 @@ class TFRecord(ByteRecords):
         identity: A string that replaces the digest of names, sizes and 64 records in states.
         storage_options: Credentials and settings of remote files; see docs/sources.md.
         read_ahead: Number of bytes of remote files that are requested before they are needed.
+        cache: A folder of a local disk that keeps what was read of remote files, so that later
+            epochs and runs read it there; see docs/sources.md.
+        cache_bytes: Largest size of this folder, such as ``"200GB"``; None: all but a tenth of the
+            disk.
 
     Attributes:
         fields: Names and kinds of the fields.
@@ -73,12 +78,15 @@ class TFRecord(ByteRecords):
         identity: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         read_ahead: int | str = "128MB",
+        cache: Path | None = None,
+        cache_bytes: int | float | str | None = None,
     ):
         check_names("features", features, "{'image/encoded': 'data'}")
         kinds = {} if kinds is None else kinds
         defaults = {} if defaults is None else defaults
         check_options({"kinds": kinds, "defaults": defaults}, features.values())
-        storage, ahead = Storage(storage_options), byte_count(read_ahead, "read_ahead")
+        storage = Storage(storage_options, open_cache(cache, cache_bytes))
+        ahead = byte_count(read_ahead, "read_ahead")
         files = path_list(paths, storage)
         feature_fields = {name.encode(): field for name, field in features.items()}
         wanted = Wanted(feature_fields, kinds, defaults, storage)

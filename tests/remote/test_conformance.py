@@ -23,9 +23,9 @@ def graph(data, draw):
     return fn.reinterpret(data, dtype=types.INT32), draw.uniform()
 
 
-def iterator_of(urls, read_ahead, with_grain):
-    options = {"timeout": 0.5}
-    source = Tar(urls, {"bin": "data"}, read_ahead=read_ahead, storage_options=options)
+def iterator_of(urls, read_ahead, with_grain, **arguments):
+    arguments = {"storage_options": {"timeout": 0.5}, **arguments}
+    source = Tar(urls, {"bin": "data"}, read_ahead=read_ahead, **arguments)
     if with_grain:
         make = data_iterator(graph, ["x", "u"], source=source, shuffle=False)
         call = {"num_epochs": 3, "batch_size": BATCH, "num_threads": 1, "pad": "mask"}
@@ -67,6 +67,14 @@ def test_conformance(read_ahead, with_grain, server):
     make = functools.partial(iterator_of, server.urls, read_ahead, with_grain)
     batches = expected().as_stream(2048) if with_grain else expected()
     check(make, batches, process=read_ahead == "128MB")
+
+
+@pytest.mark.parametrize("cache_bytes", (50_000, None))
+def test_conformance_with_a_cache(cache_bytes, server, tmp_path):
+    pytest.importorskip("obstore")
+    arguments = {"cache": tmp_path / "ranges", "cache_bytes": cache_bytes}
+    make = functools.partial(iterator_of, server.urls, "1kB", False, **arguments)
+    check(make, expected(), process=cache_bytes is None)
 
 
 def test_conformance_with_faults(server):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dalijax.core.formats import read_ranges
+from dalijax.core.formats import checksums, read_ranges
 from local_reads import helper
 
 
@@ -15,8 +15,10 @@ def library(tmp_path_factory):
 @pytest.fixture(params=("C", "Python"))
 def language(request, monkeypatch):
     """The language of the code that reads local files."""
-    read = read_ranges.read_in_python
+    read, helper = read_ranges.read_in_python, checksums.InPython()
     if request.param == "C":
-        read = read_ranges.reader_in_c(request.getfixturevalue("library"))
+        library = request.getfixturevalue("library")
+        read, helper = read_ranges.reader_in_c(library), checksums.InC(library)
     monkeypatch.setattr(read_ranges, "_read", read)
+    monkeypatch.setattr(checksums, "_helper", helper)
     return request.param

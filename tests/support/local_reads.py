@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from dalijax.core.formats import read_ranges
+from dalijax.core.formats import checksums, read_ranges
 
 SOURCE = pathlib.Path(read_ranges.__file__).with_name("read_ranges.c")
 HEADER = pathlib.Path(__file__).with_name("kernel.h")
@@ -67,6 +67,7 @@ class Kernel:
     def use(self, monkeypatch, language, folder):
         """Makes `read_ranges` use this kernel."""
         if language == "Python":
+            monkeypatch.setattr(checksums, "_helper", checksums.InPython())
             monkeypatch.setattr(
                 *(os, "preadv"), lambda fd, parts, at, flags=0: self.read(fd, *parts, at, flags)
             )
@@ -92,3 +93,4 @@ class Kernel:
                 callback, ctypes.c_void_p
             ).value
         monkeypatch.setattr(read_ranges, "_read", read_ranges.reader_in_c(str(library)))
+        monkeypatch.setattr(checksums, "_helper", checksums.InC(str(library)))

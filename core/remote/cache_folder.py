@@ -1,0 +1,198 @@
+"""`CacheFolder`: a folder that keeps ranges of remote files, and the disk space that it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import functools
+import hashlib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..messages.printable import printable
+from .ranges import byte_count
+
+_log = logging.getLogger("dalijax")
+
+_MARK = "dalijax-cache-"  # begins the name of an empty file, which ends with the version
+MARK = f"{_MARK}1"
+_RESERVE = 1 << 30  # bytes of the disk, or a fiftieth of it, that stay free with a limit
+_STEP = 1 << 20  # bytes that are stored before the space is measured again
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@functools.lru_cache(maxsize=256)
+def warn_once(message: str) -> None:
+    """Logs a warning, once for each process."""
+    _log.warning("%s", message)
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheFolder:
+    """A folder that keeps ranges of remote files.
+
+    ``objects`` has a sparse file for each version of each remote file, ``journals`` the checksums
+    of their ranges, and ``users`` the names of the objects that each running process reads.
+
+    Attributes:
+        path: The absolute path.
+        most_bytes: The largest disk space of the objects; None: all but a tenth of the disk.
+    """
+
+    path: str
+    most_bytes: int | None = None
+
+    @property
+    def objects(self) -> str:
+        """Returns the folder of the objects."""
+        return os.path.join(self.path, "objects")
+
+    @property
+    def journals(self) -> str:
+        """Returns the folder of the journals."""
+        return os.path.join(self.path, "journals")
+
+    @property
+    def users(self) -> str:
+        """Returns the folder of the running processes."""
+        return os.path.join(self.path, "users")
+
+    def object(self, name: str) -> str:
+        """Returns the path of an object."""
+        return os.path.join(self.objects, name)
+
+
+def open_cache(folder: Any, most_bytes: int | float | str | None) -> CacheFolder | None:
+    """Opens the folder of a cache, or creates it; returns None without a folder.
+
+    Args:
+        folder: The user's ``cache=``.
+        most_bytes: The user's ``cache_bytes=``.
+
+    Raises:
+        ValueError: If the folder has other files, or a cache of another version.
+        OSError: If it can't be created.
+    """
+    if folder is None:
+        if most_bytes is not None:
+            raise ValueError("cache_bytes= requires the folder of a cache: cache='/nvme/cache'")
+        return None
+    text = os.fsdecode(folder)
+    if "://" in text:
+        raise ValueError(f"cache must be a folder of a local disk, not {printable(text)}")
+    most = None if most_bytes is None else byte_count(most_bytes, "cache_bytes")
+    cache = CacheFolder(os.path.abspath(os.path.expanduser(text)), most)
+    try:
+        _create(cache)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise type(error)(
+                error.errno,
+                f"{error.strerror}. cache= requires a folder that can be written",
+                cache.path,
+            ) from None
+        warn_once(f"the disk of {printable(cache.path)} is full, so that nothing is cached there")
+    return cache
+
+
+def _create(cache: CacheFolder) -> None:
+    os.makedirs(cache.path, 0o700, exist_ok=True)
+    names = os.listdir(cache.path)
+    mark = os.path.join(cache.path, MARK)
+    if MARK not in names and names and not os.path.exists(mark):  # made meanwhile
+        shown = printable(cache.path)
+        if any(name.startswith(_MARK) for name in names):
+            raise ValueError(
+                f"{shown} is a cache of another version of dalijax. Remove it, or pass another "
+                "cache="
+            )
+        raise ValueError(
+            f"{shown} has other files, so that nothing is cached there. Pass a new or empty folder "
+            "as cache="
+        )
+    if MARK not in names:
+        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
+    for folder in (cache.objects, cache.journals, cache.users):
+        with contextlib.suppress(OSError):  # a folder that is only read
+            os.makedirs(folder, exist_ok=True)
+
+
+def object_name(url: str, stamp: Sequence[Any], options: Mapping[str, Any]) -> str:
+    """Returns the name of a version of a file in a cache.
+
+    The name has digests of the URL and of the version, with 16 digits each.
+
+    Args:
+        url: The URL.
+        stamp: The size and the names of the version.
+        options: The user's storage options, which may name the server of the URL.
+    """
+    servers = [str(options.get(name)) for name in ("endpoint_url", "account_name")]
+    parts = [url, *servers]
+    return f"{_digest(parts)}-{_digest([*parts, repr(stamp)])}"
+
+
+def _digest(parts: Sequence[str]) -> str:
+    text = "\0".join(parts).encode(errors="surrogateescape")
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def space_of(folder: str) -> int:
+    """Returns the disk space that the files of a folder take, in bytes.
+
+    Raises:
+        OSError: If it can't be listed.
+    """
+    total = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                total += 512 * entry.stat(follow_symlinks=False).st_blocks
+    return total
+
+
+class Space:
+    """The disk space that a cache may still take.
+
+    It is measured now and then, because other processes store ranges, too: after an eighth of the
+    free space was used. So the limit holds almost exactly for any number of processes.
+
+    Args:
+        cache: The folder.
+    """
+
+    def __init__(self, cache: CacheFolder):
+        self._cache = cache
+        self._room = 0  # when it was measured
+        self._taken = 0  # since then
+        self._is_measured = False
+
+    def room(self, size: int) -> int:
+        """Returns the number of bytes that may be stored now, given how many are wanted.
+
+        Raises:
+            OSError: If the disk can't be examined.
+        """
+        if not self._is_measured or self._taken + size > max(self._room // 8, _STEP):
+            self._room, self._taken, self._is_measured = self._measured(), 0, True
+        return self._room - self._taken
+
+    def take(self, size: int) -> None:
+        """Counts bytes that are stored."""
+        self._taken += size
+
+    def _measured(self) -> int:
+        disk = os.statvfs(self._cache.path)
+        total, free = disk.f_frsize * disk.f_blocks, disk.f_frsize * disk.f_bavail
+        if self._cache.most_bytes is None:
+            return max(0, free - total // 10)
+        left = self._cache.most_bytes - space_of(self._cache.objects)
+        return max(0, min(left, free - min(total // 50, _RESERVE)))
+
+
+def is_full(error: OSError) -> bool:
+    """Returns whether an error means that a disk, a quota or a file has no more space."""
+    return error.errno in _FULL

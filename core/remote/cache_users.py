@@ -1,0 +1,55 @@
+"""Registers the objects of a cache that running processes read, so that they are not removed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+
+from .cache_folder import CacheFolder
+from .owned_files import OwnedFile, locked, new_file
+
+
+def register(folder: CacheFolder, names: Sequence[str]) -> OwnedFile | None:
+    """Registers objects as used by this process, while the result exists; sets their times.
+
+    Args:
+        folder: The cache.
+        names: Names of the objects.
+
+    Returns:
+        A file that is locked while the objects are used; None if the cache is only read.
+    """
+    try:
+        _remove_ended(folder)
+        file = new_file(folder.users)
+        file.append("".join(f"{name}\n" for name in names).encode())
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # nothing of it was stored
+                os.utime(folder.object(name))
+    except OSError:
+        return None
+    return file
+
+
+def names_in_use(folder: CacheFolder) -> set[str]:
+    """Returns the names of the objects that running processes use.
+
+    Raises:
+        OSError: If they can't be read.
+    """
+    _remove_ended(folder)
+    names: set[str] = set()
+    for user in os.listdir(folder.users):
+        with contextlib.suppress(OSError), open(os.path.join(folder.users, user), "rb") as file:
+            names.update(map(os.fsdecode, file.read().split()))
+    return names
+
+
+def _remove_ended(folder: CacheFolder) -> None:
+    """Removes the files of processes that have ended."""
+    for user in os.listdir(folder.users):
+        path = os.path.join(folder.users, user)
+        with contextlib.suppress(OSError):
+            if locked(path) is not None:
+                os.unlink(path)

@@ -1,0 +1,177 @@
+"""`Journals`: the checksums of the ranges in a cache, which several processes write and read.
+
+A process appends entries to a journal of its own, and reads the journals of all processes, so that
+no lock is needed. Damaged entries are harmless: a range of a cache is used only if its bytes have
+the checksum of one of its entries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..order.shuffle import Indices
+from ..random.hashing import fold
+from .owned_files import OwnedFile, locked, new_file
+
+Bits = NDArray[np.uint64]
+
+# An entry: the second half of the object's name, the range, and the checksum of its bytes.
+ENTRY = np.dtype([("object", "<u8"), ("offset", "<i8"), ("size", "<i8"), ("checksum", "<u8")])
+_SHARE = 4  # tables are merged unless each is so many times larger than the next
+
+
+@dataclasses.dataclass(frozen=True)
+class _Table:
+    """Sorted hashes of entries.
+
+    Attributes:
+        ranges: Hashes of objects, offsets and sizes.
+        claims: Hashes that include the checksums. A range may have several checksums, of which
+            one is right, if a journal was damaged.
+    """
+
+    ranges: Bits
+    claims: Bits
+
+    def merged(self, other: _Table) -> _Table:
+        """Returns the table with the entries of another table."""
+        return _Table(np.union1d(self.ranges, other.ranges), np.union1d(self.claims, other.claims))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Contents:
+    """Entries that were read of the journals; never changed, so that threads need no lock.
+
+    Attributes:
+        ends: For each journal, the number of bytes that were read.
+        tables: The entries; larger tables are last.
+    """
+
+    ends: dict[str, int] = dataclasses.field(default_factory=dict)
+    tables: tuple[_Table, ...] = ()
+
+    def with_entries(self, entries: NDArray[np.void], ends: dict[str, int]) -> _Contents:
+        """Returns contents with further entries."""
+        if not len(entries):
+            return _Contents(ends, self.tables)
+        columns = [entries[name] for name in ENTRY.names or ()]
+        table = _Table(np.unique(fold(*columns[:-1])), np.unique(fold(*columns)))
+        tables = list(self.tables)
+        while tables and len(tables[0].claims) < _SHARE * len(table.claims):
+            table = tables.pop(0).merged(table)
+        return _Contents(ends, (table, *tables))
+
+
+def _are_in(hashes: Bits, tables: Iterable[Bits]) -> NDArray[np.bool_]:
+    """Returns which hashes are in sorted tables."""
+    found = np.zeros(len(hashes), bool)
+    for table in tables:
+        rows = np.flatnonzero(~found)
+        if not len(rows):
+            break
+        places = np.searchsorted(table, hashes[rows])
+        places[places == len(table)] = 0
+        found[rows] = table[places] == hashes[rows]
+    return found
+
+
+class Journals:
+    """The journals of a folder, for some objects.
+
+    Args:
+        folder: The folder.
+        objects: The objects whose entries are kept in memory, sorted; see `ENTRY`.
+    """
+
+    def __init__(self, folder: str, objects: Bits):
+        self._folder, self._objects = folder, objects
+        self._contents = _Contents()
+        self._own: OwnedFile | None = None
+
+    def have(self, objects: Bits, offsets: Indices, sizes: Indices) -> NDArray[np.bool_]:
+        """Returns which ranges have an entry, also if another process has just added it."""
+        return self._are_in(fold(objects, offsets, sizes), lambda table: table.ranges)
+
+    def agree(
+        self, objects: Bits, offsets: Indices, sizes: Indices, checksums: Bits
+    ) -> NDArray[np.bool_]:
+        """Returns which ranges have an entry with a checksum."""
+        return self._are_in(fold(objects, offsets, sizes, checksums), lambda table: table.claims)
+
+    def _are_in(self, hashes: Bits, column: Callable[[_Table], Bits]) -> NDArray[np.bool_]:
+        """Returns which hashes are in a column of the tables, after reading further entries."""
+        contents = self._contents
+        found = _are_in(hashes, map(column, contents.tables))
+        # Another thread may have replaced newer contents by these.
+        if not found.all() and (refreshed := self._refreshed(contents)) is not contents:
+            self._contents = refreshed
+            found = _are_in(hashes, map(column, refreshed.tables))
+        return found
+
+    def _refreshed(self, contents: _Contents) -> _Contents:
+        """Returns the contents with all further entries of the journals."""
+        parts, ends = [], dict(contents.ends)
+        with contextlib.suppress(OSError):  # of a folder that was removed
+            for name in sorted(os.listdir(self._folder)):
+                path, end = os.path.join(self._folder, name), ends.get(name, 0)
+                with contextlib.suppress(OSError):  # of a file that was removed, or is damaged
+                    if os.stat(path).st_size >= end + ENTRY.itemsize:
+                        parts.append(_entries(path, end))
+                        ends[name] = end + parts[-1].nbytes
+        if not parts:
+            return contents
+        entries = np.concatenate(parts)
+        if len(self._objects):
+            places = np.searchsorted(self._objects, entries["object"])
+            places[places == len(self._objects)] = 0
+            entries = entries[self._objects[places] == entries["object"]]
+        return contents.with_entries(entries, ends)
+
+    def append(self, objects: Bits, offsets: Indices, sizes: Indices, checksums: Bits) -> None:
+        """Adds entries of ranges that were stored.
+
+        Raises:
+            OSError: If they can't be written.
+        """
+        entries = np.empty(len(objects), ENTRY)
+        for name, column in zip(ENTRY.names or (), (objects, offsets, sizes, checksums)):
+            entries[name] = column
+        if self._own is None:
+            self._own = self._unused() or new_file(self._folder)
+        try:
+            self._own.append(entries.tobytes())
+        except OSError:
+            self._own = None  # its last entry may be incomplete
+            raise
+
+    def _unused(self) -> OwnedFile | None:
+        """Returns a journal of a process that has ended; None if there is none."""
+        for name in os.listdir(self._folder):
+            with contextlib.suppress(OSError):
+                if (file := locked(os.path.join(self._folder, name))) is not None:
+                    size = os.fstat(file.fd).st_size
+                    os.ftruncate(file.fd, size - size % ENTRY.itemsize)  # an incomplete entry
+                    return file
+        return None
+
+    def forget_process(self) -> None:
+        """Leaves the journal of the parent process after a fork."""
+        self._own = None
+
+
+def _entries(path: str, start: int) -> NDArray[np.void]:
+    """Returns the complete entries of a journal from an offset.
+
+    Raises:
+        OSError: If it can't be read.
+    """
+    with open(path, "rb", buffering=0) as file:
+        file.seek(start)
+        data = file.read()
+    return np.frombuffer(data, ENTRY, len(data) // ENTRY.itemsize)

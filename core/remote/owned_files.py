@@ -1,0 +1,68 @@
+"""Files to which one process appends while other processes read them."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+from collections.abc import Callable
+
+_ATTEMPTS = 100
+
+
+class OwnedFile:
+    """An open file, which is locked until the object is freed.
+
+    Args:
+        fd: The file descriptor.
+    """
+
+    def __init__(self, fd: int):
+        self.fd = fd
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.fd)  # `close` is a default argument, because `os` may be gone at exit
+
+    def append(self, data: bytes) -> None:
+        """Appends data by one call, so that other processes see all of it, or part of it.
+
+        Raises:
+            OSError: If only a part was written.
+        """
+        if os.write(self.fd, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def locked(path: str, create: bool = False) -> OwnedFile | None:
+    """Opens a file and locks it; returns None if another process has locked or removed it.
+
+    Args:
+        path: The path.
+        create: Whether to create the file. If the file system has no locks, it is not locked.
+
+    Raises:
+        OSError: If it can't be opened or locked.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    file = OwnedFile(os.open(path, flags | (os.O_CREAT | os.O_EXCL if create else 0), 0o666))
+    try:
+        fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    except OSError:
+        if not create:
+            raise
+    return file if os.fstat(file.fd).st_nlink else None
+
+
+def new_file(folder: str) -> OwnedFile:
+    """Creates a file with a random name, and locks it.
+
+    Raises:
+        OSError: If it can't be created.
+    """
+    for _ in range(_ATTEMPTS):  # another process may lock it first, to see whether it is used
+        if (file := locked(os.path.join(folder, secrets.token_hex(8)), create=True)) is not None:
+            return file
+    raise FileExistsError(errno.EEXIST, "other processes lock each new file", folder)

@@ -1,0 +1,547 @@
+"""A cache of remote files on a local disk: hits, damage, full disks, and several processes."""
+
+import itertools
+import os
+import pathlib
+import pickle
+import random
+import resource
+import shutil
+import signal
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nvidia.dali import fn
+
+from dalijax import data_iterator
+from dalijax.core.formats.tfrecord_headers import masked_crc
+from dalijax.core.remote import cache_folder, storage
+from dalijax.core.remote.cache_folder import MARK, object_name, open_cache, space_of
+from dalijax.core.remote.disk_cache import DiskCache
+from dalijax.core.remote.journals import ENTRY, Journals
+from dalijax.sources import Mixture, Tar, TFRecord
+from range_server import serving
+from tars import write_tar
+
+TARS, SAMPLES = 3, 10
+N, SIZE = TARS * SAMPLES, 6000
+FIELDS = {"bin": "data", "cls": "label"}
+QUICK = {"timeout": 0.5, "retry_timeout": 5}
+
+
+def content(record):
+    return np.random.default_rng(record).bytes(SIZE + record)
+
+
+def write(folder, shift=0):
+    """Writes tars of numbered records."""
+    for tar in range(TARS):
+        entries = []
+        for k in range(tar * SAMPLES, (tar + 1) * SAMPLES):
+            entries += [(f"{k:04d}.bin", content(k + shift)), (f"{k:04d}.cls", b"%d" % k)]
+        write_tar(folder / f"{tar}.tar", entries)
+
+
+@pytest.fixture(autouse=True)
+def index_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "indexes"))
+    cache_folder.warn_once.cache_clear()
+
+
+@pytest.fixture
+def server(tmp_path):
+    (tmp_path / "served").mkdir()
+    write(tmp_path / "served")
+    with serving(tmp_path / "served") as (url, server):
+        server.url = url
+        yield server
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "cache"
+
+
+def opened(server, folder, **arguments):
+    urls = [f"{server.url}/{k}.tar" for k in range(TARS)]
+    source = Tar(urls, FIELDS, cache=folder, **{"storage_options": QUICK, **arguments})
+    server.ranges.clear()
+    return source
+
+
+def check(source, records=range(N), shift=0):
+    values = source.read(np.array(records), ["data", "label"])
+    assert [v.tobytes() for v in values["data"]] == [content(k + shift) for k in records]
+    assert values["label"].tolist() == list(records)
+
+
+def filled(server, folder, **arguments):
+    """Returns a source of which all records were stored by another source."""
+    check(opened(server, folder, **arguments))
+    return opened(server, folder, **arguments)
+
+
+def files_of(folder, kind):
+    return sorted((folder / kind).iterdir())
+
+
+def graph(data, label):
+    return fn.pad(data, shape=[SIZE + N]), label
+
+
+def batches_of(stream, count):
+    batches = [next(stream) for _ in range(count)]
+    for batch in batches:
+        for data, label in zip(batch["data"], batch["label"].tolist(), strict=True):
+            assert data[: SIZE + label].tobytes() == content(label)
+    return [batch["label"].tolist() for batch in batches]
+
+
+# Hits
+
+
+@pytest.mark.parametrize("client", ("obstore", "fsspec"))
+@pytest.mark.parametrize("read_ahead", ("128MB", 0))
+def test_later_epochs_send_no_requests(server, folder, read_ahead, client, monkeypatch):
+    pytest.importorskip("obstore" if client == "obstore" else "aiohttp")
+    monkeypatch.setattr(storage, "_has_obstore", lambda: client == "obstore")
+    arguments = {"batch_size": 10, "num_threads": 1, "as_numpy": True, "seed": 3}
+
+    def stream(source):
+        return data_iterator(graph, ["data", "label"], source=source).stream(**arguments)
+
+    with stream(Tar([*map(str, sorted(server.folder.iterdir()))], FIELDS)) as local:
+        expected = batches_of(local, 9)
+    source = opened(server, folder, read_ahead=read_ahead)
+    with stream(source) as iterator:
+        assert batches_of(iterator, 3) == expected[:3]
+        state = iterator.get_state()
+    check(source)
+    heads, another = server.heads, opened(server, folder, read_ahead=read_ahead)
+    server.fault = lambda *_: "404"  # of a request that is sent now
+    with stream(source) as iterator:
+        assert batches_of(iterator, 9) == expected
+    with stream(another) as iterator:
+        iterator.set_state(state)
+        assert batches_of(iterator, 6) == expected[3:]
+    assert server.heads - heads == (TARS if client == "fsspec" else 0)
+
+
+def test_each_range_is_requested_once(server, folder):
+    source, order = opened(server, folder, read_ahead=0), np.random.default_rng(0).permutation(N)
+    for start in range(0, N, 7):
+        check(source, order[start : start + 7].tolist() * 2)
+    assert len(set(server.ranges)) == len(server.ranges) <= N
+    server.ranges.clear()
+    check(source)
+    check(pickle.loads(pickle.dumps(source)))
+    assert not server.ranges
+
+
+def test_parts_of_records(server, folder):
+    check(opened(server, folder), range(0, N, 3))
+    source = opened(server, folder)
+    check(source, range(0, N, 3))
+    assert not server.ranges
+    check(source)
+    assert server.ranges
+    keys = Tar([f"{server.url}/0.tar"], {**FIELDS, "__key__": "key"}, cache=folder)
+    assert keys.read(np.array([3, 9]), ["key"])["key"] == ["0003", "0009"]
+    server.ranges.clear()
+    assert keys.read(np.array([9, 3]), ["key"])["key"] == ["0009", "0003"]
+    assert keys.read(np.array([9]), ["data"])["data"][0].tobytes() == content(9)
+    assert not server.ranges
+
+
+def message(number, content):
+    """Returns a field of a message of Protobuf."""
+    sizes = [len(content) & 127 | 128, len(content) >> 7 & 127 | 128, len(content) >> 14]
+    return bytes([number << 3 | 2, *sizes]) + content
+
+
+def test_mixtures_and_tfrecords(server, folder):
+    with open(server.folder / "a.tfrecord", "wb") as file:
+        for k in range(5):
+            value = message(2, message(1, message(1, content(k))))
+            example = message(1, message(1, message(1, b"image") + value))
+            size = len(example).to_bytes(8, "little")
+            file.write(size + masked_crc(size).to_bytes(4, "little") + example + bytes(4))
+    url = f"{server.url}/a.tfrecord"
+    records = TFRecord(url, {"image": "data"}, cache=str(folder), cache_bytes="1GB")
+    tars = Tar(f"{server.url}/0.tar", {"bin": "data"}, cache=folder, cache_bytes=1e9)
+    mixture = Mixture([(records, 1), (tars, 1)])
+    for _ in range(2):
+        server.ranges.clear()
+        values = mixture.read(np.arange(15), ["data"])["data"]
+        assert [v.tobytes() for v in values] == [content(k) for k in (*range(5), *range(10))]
+    assert not server.ranges
+
+
+@pytest.mark.parametrize("tag", ("", None))
+def test_files_without_a_version_are_not_cached(server, folder, tag, caplog):
+    server.tag = tag
+    source = opened(server, folder)
+    check(source)
+    server.ranges.clear()
+    check(source)
+    assert bool(server.ranges) == (tag == "")
+    assert caplog.text.count("are not cached") == (tag == "")
+    assert len(files_of(folder, "objects")) == (0 if tag == "" else TARS)
+
+
+def test_another_version_uses_another_file(server, folder):
+    old = filled(server, folder)
+    write(server.folder, shift=1000)
+    new = opened(server, folder)
+    check(new, shift=1000)
+    assert len(files_of(folder, "objects")) == 2 * TARS
+    server.ranges.clear()
+    check(old)
+    check(new, shift=1000)
+    assert not server.ranges
+    names = {
+        object_name(url, [9, ["ETag", tag]], options)
+        for url in ("s3://a/b", "s3://a/c")
+        for tag in ("x", "y")
+        for options in ({}, {"endpoint_url": "http://minio"}, {"account_name": "me"})
+    }
+    assert len(names) == 12 and len({name[:16] for name in names}) == 6
+
+
+# Damage
+
+
+def flip(path, random_numbers, count=1):
+    data = bytearray(path.read_bytes())
+    for _ in range(count):
+        data[random_numbers.randrange(len(data))] ^= 1 << random_numbers.randrange(8)
+    with open(path, "r+b") as file:  # the same file, which a source may have opened
+        file.write(data)
+
+
+def truncate(path, random_numbers, count=1):
+    os.truncate(path, random_numbers.randrange(path.stat().st_size))
+
+
+def clear(path, random_numbers, count=1):
+    """Zeros some blocks, as after a loss of power."""
+    with open(path, "r+b") as file:
+        for _ in range(count):
+            file.seek(random_numbers.randrange(path.stat().st_size) & ~511)
+            file.write(bytes(512))
+
+
+def remove(path, random_numbers, count=1):
+    path.unlink()
+
+
+def exchange(path, random_numbers, count=1):
+    other = random_numbers.choice([p for p in path.parent.iterdir()])
+    shutil.copyfile(other, path.with_name("new"))
+    os.replace(path.with_name("new"), path)
+
+
+@pytest.mark.parametrize("reopens", (True, False))
+@pytest.mark.parametrize("kind", ("objects", "journals"))
+@pytest.mark.parametrize("damage", (flip, truncate, clear, remove, exchange))
+def test_damage_is_repaired(server, folder, kind, damage, reopens, caplog):
+    source = filled(server, folder)
+    check(source)  # so that it has opened the files
+    for seed in range(3):
+        random_numbers = random.Random(seed)
+        for path in files_of(folder, kind):
+            damage(path, random_numbers, 5)
+        source = opened(server, folder) if reopens else source
+        check(source)
+        server.ranges.clear()
+        check(source)
+        assert not server.ranges
+    if kind == "objects" and damage is flip:
+        assert caplog.text.count("is damaged") == 1
+
+
+def test_foreign_files_in_the_folder_are_harmless(server, folder):
+    source = filled(server, folder)
+    random_numbers = random.Random(0)
+    for kind in ("objects", "journals", "users"):
+        (folder / kind / "note.txt").write_bytes(random_numbers.randbytes(1000))
+        (folder / kind / "folder").mkdir()
+        (folder / kind / "link").symlink_to("nothing")
+    check(source)
+    check(opened(server, folder))
+    assert not server.ranges
+
+
+def test_a_folder_that_is_removed_during_a_run(server, folder, caplog):
+    source = opened(server, folder)
+    check(source, range(10))
+    shutil.rmtree(folder)
+    for _ in range(2):
+        check(source)
+    assert caplog.text.count("nothing is added to the cache") == 1
+    assert not folder.exists()
+
+
+# Space
+
+
+def test_a_cache_that_is_too_small_keeps_a_part(server, folder, caplog):
+    source = opened(server, folder, cache_bytes=80_000)
+    requested = []
+    for seed in range(3):
+        server.ranges.clear()
+        for record in np.random.default_rng(seed).permutation(N).tolist():
+            check(source, [record])
+        requested.append({(path, start) for path, start, _ in server.ranges})
+    assert len(requested[0]) == N and requested[1] == requested[2]
+    assert N / 2 < len(requested[1]) < N - 5
+    assert 40_000 < space_of(folder / "objects") <= 80_000
+    assert caplog.text.count("is full") == 1 and "cache_bytes=" in caplog.text
+    check(opened(server, folder, cache_bytes="1MB"))
+    server.ranges.clear()
+    check(opened(server, folder, cache_bytes=0))
+    assert not server.ranges
+
+
+@pytest.mark.parametrize("limit", (20_000, 0))
+def test_a_disk_without_space(server, folder, limit, caplog):
+    source = opened(server, folder)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))  # as a full disk: EFBIG
+    try:
+        for record in range(N):
+            check(source, [record])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caplog.text.count("is full") == 1
+    server.ranges.clear()
+    source = opened(server, folder)
+    check(source)
+    assert len(server.ranges) > 0
+    server.ranges.clear()
+    check(source)
+    assert not server.ranges
+
+
+def test_a_partial_entry_of_a_journal(server, folder):
+    source = opened(server, folder)
+    check(source, range(10))
+    (journal,) = files_of(folder, "journals")
+    with open(journal, "ab") as file:
+        file.write(b"partial")
+    del source  # its journal is used again
+    source = opened(server, folder)
+    check(source)
+    assert files_of(folder, "journals") == [journal]
+    assert journal.stat().st_size == N * ENTRY.itemsize
+    server.ranges.clear()
+    check(opened(server, folder))
+    assert not server.ranges
+
+
+# Folders
+
+
+def test_folders_that_are_not_caches_are_refused(server, folder, tmp_path):
+    folder.mkdir()
+    (folder / "data.txt").write_text("mine")
+    with pytest.raises(ValueError, match="has other files.*a new or empty folder"):
+        opened(server, folder)
+    assert [path.name for path in folder.iterdir()] == ["data.txt"]
+    (folder / "data.txt").rename(folder / "dalijax-cache-0")
+    with pytest.raises(ValueError, match="another version of dalijax. Remove it"):
+        opened(server, folder)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="requires a folder that can be written"):
+        opened(server, tmp_path / "file")
+    with pytest.raises(ValueError, match="a folder of a local disk, not s3://bucket/cache"):
+        opened(server, "s3://bucket/cache")
+    for text, arguments in (
+        ("cache_bytes must be a number of bytes", {"cache": folder, "cache_bytes": "many"}),
+        ("cache_bytes must be a number of bytes", {"cache": folder, "cache_bytes": 1.5}),
+        ("requires the folder of a cache", {"cache_bytes": "1GB"}),
+    ):
+        with pytest.raises(ValueError, match=text):
+            Tar([f"{server.url}/0.tar"], FIELDS, **arguments)
+
+
+def test_forms_of_the_folder(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    expected = str(folder)
+    for form in (folder, str(folder), os.fsencode(folder), "~/cache"):
+        assert open_cache(form, 2e9) == cache_folder.CacheFolder(expected, 2_000_000_000)
+    assert sorted(os.listdir(folder)) == [MARK, "journals", "objects", "users"]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert open_cache(None, None) is None
+
+
+def in_child(function):
+    """Runs a function in a forked child; returns its process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Python and JAX, about threads and forks
+        process = os.fork()
+    if process == 0:
+        code = 1
+        try:
+            function()
+            code = 0
+        finally:
+            os._exit(code)
+    return process
+
+
+def code_of(process):
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+SIZES = np.arange(1000, 1000 + N, dtype=np.int64)
+OFFSETS = np.cumsum(SIZES) - SIZES
+NAMES = [object_name(f"http://a/{k}", [9, ["ETag", "x"]], {}) for k in range(2)]
+
+
+def parts_of(records):
+    """Returns the arguments of `DiskCache` of some ranges, whose checksums are their numbers."""
+    records = np.array(records)
+    arrays = [np.frombuffer(content(k)[: SIZES[k]], np.uint8) for k in records.tolist()]
+    return records % 2, OFFSETS[records], arrays, records.astype(np.uint64)
+
+
+def store(cache, records):
+    cache.store(*parts_of(records))
+
+
+def stored(cache):
+    """Returns the records that are found, after comparing their bytes."""
+    files, offsets, arrays, checksums = parts_of(range(N))
+    rows = cache.find(files, offsets, SIZES)
+    assert cache.are_right(files[rows], offsets[rows], SIZES[rows], checksums[rows]).all()
+    assert not cache.are_right(files[rows], offsets[rows], SIZES[rows], checksums[rows] + 99).any()
+    for row in rows.tolist():
+        with open(cache.path(files[row]), "rb") as file:
+            assert os.pread(file.fileno(), SIZES[row], offsets[row]) == arrays[row].tobytes()
+    return rows.tolist()
+
+
+def test_a_folder_that_can_only_be_read(caplog):
+    # Another user may not enter pytest's folders.
+    folder = pathlib.Path("/tmp") / f"dalijax-test-{os.getpid()}"
+    try:
+        store(DiskCache(open_cache(folder, None), NAMES), range(5))
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+
+        def child():
+            if os.getuid() == 0:
+                os.setegid(65534)
+                os.seteuid(65534)
+            cache = DiskCache(open_cache(folder, None), NAMES)
+            assert stored(cache) == list(range(5))
+            store(cache, range(9))
+            assert not cache.stores and stored(cache) == list(range(5))
+            assert "Permission denied" in caplog.text
+
+        assert code_of(in_child(child)) == 0
+    finally:
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o755)
+        shutil.rmtree(folder)
+
+
+# Processes
+
+
+def test_processes_find_what_others_have_stored(folder):
+    cache = DiskCache(open_cache(folder, None), NAMES)
+    store(cache, [0])
+    begin, end = os.pipe()
+
+    def child(first):
+        os.read(begin, 1)  # so that both children live at once
+        for record in range(first, N, 3):
+            store(cache, [record])
+
+    children = [in_child(lambda first=first: child(first)) for first in (1, 2)]
+    os.write(end, b"12")
+    store(cache, range(3, N, 3))
+    assert [code_of(child) for child in children] == [0, 0]
+    os.close(begin)
+    os.close(end)
+    assert stored(cache) == list(range(N))
+    assert len(files_of(folder, "journals")) in (2, 3)  # a child may use that of an ended one
+    assert stored(DiskCache(open_cache(folder, None), NAMES)) == list(range(N))
+
+
+def test_threads_find_what_they_have_stored(folder):
+    cache = DiskCache(open_cache(folder, None), NAMES)
+
+    def work(first):
+        for record in [*range(first, N, 4)] * 5:
+            files, offsets, arrays, checksums = parts_of([record])
+            size = np.array([arrays[0].size])
+            cache.store(files, offsets, arrays, checksums)
+            assert len(cache.find(files, offsets, size))
+            assert cache.are_right(files, offsets, size, checksums).all()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert stored(cache) == list(range(N))
+
+
+def test_processes_that_are_killed_while_they_store(folder):
+    folder_of_cache = open_cache(folder, None)
+
+    begin, end = os.pipe()
+
+    def child():
+        cache = DiskCache(folder_of_cache, NAMES)
+        for count in itertools.count():
+            store(cache, [count % N])
+            if not count:
+                os.write(end, b"1")
+
+    for k in range(8):
+        process = in_child(child)
+        os.read(begin, 1)
+        time.sleep(0.001 * k)
+        os.kill(process, signal.SIGKILL)
+        assert code_of(process) == -signal.SIGKILL
+        stored(DiskCache(folder_of_cache, NAMES))
+    assert len(files_of(folder, "journals")) == 1  # of ended processes, used again
+    os.close(begin)
+    os.close(end)
+    cache = DiskCache(folder_of_cache, NAMES)
+    store(cache, range(N))
+    assert stored(cache) == list(range(N))
+
+
+STEP = st.tuples(
+    st.integers(0, 2), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), max_size=20)
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(STEP, max_size=12))
+def test_journals_are_like_a_dict(tmp_path_factory, steps):
+    """Compares three journals with a dict from ranges to checksums."""
+    folder = str(tmp_path_factory.mktemp("journals"))
+    journals = [Journals(folder, np.arange(3, dtype=np.uint64)) for _ in range(3)]
+    expected = {}
+    every = [(number, offset) for number in range(3) for offset in range(31)]
+    objects, offsets = np.array(every).T
+    columns = objects.astype(np.uint64), offsets, offsets + 1
+    for checksum, (number, ranges) in enumerate(steps):
+        added = np.array(ranges, np.int64).reshape(-1, 2).T
+        sums = np.full(len(ranges), checksum, np.uint64)
+        journals[number].append(added[0].astype(np.uint64), added[1], added[1] + 1, sums)
+        for key in ranges:
+            expected.setdefault(key, set()).add(checksum)
+        found = journals[0].have(*columns).tolist()
+        assert found == [key in expected for key in every]
+    for checksum in range(len(steps) + 1):
+        right = journals[1].agree(*columns, np.full(len(every), checksum, np.uint64))
+        assert right.tolist() == [checksum in expected.get(key, ()) for key in every]
