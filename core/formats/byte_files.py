@@ -21,10 +21,11 @@ from ..remote.fsspec_client import FsspecFile
 from ..remote.fsspec_client import read as read_fsspec
 from ..remote.locations import Place
 from ..remote.range_cache import ALIGNMENT, Lease, RangeCache
+from ..remote.request_threads import request_threads
 from ..remote.retries import RemoteError
 from ..remote.storage import Storage
 from ..remote.versions import Version
-from ..workers import call_each
+from ..workers import Result, call_each
 from .buffers import new_buffer
 from .checksums import checksums, read_with_checksums
 from .read_ranges import read_ranges
@@ -118,8 +119,12 @@ class RemoteFile:
 
     def read(self, at: int, count: int) -> bytes:
         """Reads bytes from an offset; fewer at the end of the file."""
+        return bytes(self.request(at, count).get()[0]) if count and at < self.size else b""
+
+    def request(self, at: int, count: int) -> Result[list[memoryview]]:
+        """Requests bytes from an offset in the file; returns the future bytes."""
         end = min(at + count, self.size)
-        return bytes(read_fsspec([self.file], [at], [end])[0]) if at < end else b""
+        return request_threads().call(read_fsspec, [self.file], [at], [end])
 
 
 class ObjectFile:
@@ -154,10 +159,12 @@ class ObjectFile:
 
     def read(self, at: int, count: int) -> bytes:
         """Reads bytes from an offset; fewer at the end of the file."""
+        return bytes(self.request(at, count).get()[0]) if count and at < self.size else b""
+
+    def request(self, at: int, count: int) -> Result[list[memoryview]]:
+        """Requests bytes from an offset in the file; returns the future bytes."""
         end = min(at + count, self.size)
-        if at >= end:
-            return b""
-        return bytes(self._storage.read(self._place, self.path, at, end, self._version))
+        return self._storage.request(self._place, self.path, at, end, self._version)
 
 
 ByteFile = LocalFile | RemoteFile | ObjectFile
@@ -202,32 +209,6 @@ def stamps_of(paths: Sequence[str], storage: Storage) -> list[Stamp]:
     if any(map(is_remote, paths)):
         return [file.stamp() for file in open_files(paths, storage)]
     return [local_stamp(os.stat(path)) for path in paths]
-
-
-class Window:
-    """Buffered small reads of a file at mostly increasing offsets.
-
-    Args:
-        file: The file.
-        least: Least number of bytes of a read; None: as suits the file.
-
-    Attributes:
-        file: The file.
-    """
-
-    def __init__(self, file: ByteFile, least: int | None = None):
-        self.file = file
-        self._least = file.window if least is None else least
-        self._data = b""
-        self._start = 0
-
-    def __call__(self, at: int, count: int) -> bytes:
-        """Reads bytes from an offset; fewer at the end of the file."""
-        begin = at - self._start
-        if begin < 0 or begin + count > len(self._data):
-            self._data = self.file.read(at, max(count, self._least))
-            self._start, begin = at, 0
-        return self._data[begin : begin + count]
 
 
 def most_open() -> int:

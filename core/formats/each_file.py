@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from ..remote.storage import Storage
 from ..workers import call_each
+from .buffered_reader import BufferedReader
 from .byte_files import ByteFile, is_remote, open_files
 from .progress import progress
 
@@ -15,10 +16,11 @@ T = TypeVar("T")
 
 _THREADS = 8  # files that are read at once, since reading waits for the disk
 _REMOTE_THREADS = 32
+_AHEAD = 32  # windows of all remote files that are requested ahead
 
 
 def each_file(
-    paths: Sequence[str], kind: str, storage: Storage, read: Callable[[ByteFile, Any], T]
+    paths: Sequence[str], kind: str, storage: Storage, read: Callable[[BufferedReader, Any], T]
 ) -> tuple[list[int], list[T]]:
     """Reads files in several threads.
 
@@ -32,6 +34,7 @@ def each_file(
         The sizes of the files, and the results.
     """
     are_remote = any(map(is_remote, paths))
+    ahead = max(1, _AHEAD // len(paths))
     if are_remote:
         files: Sequence[ByteFile | None] = open_files(paths, storage)
         sizes = [file.size for file in files if file is not None]
@@ -40,7 +43,12 @@ def each_file(
         sizes = [os.stat(path).st_size for path in paths]
     with progress(f"Indexing {len(paths)} {kind}", sum(sizes)) as advance:
         results = call_each(
-            lambda number: read(files[number] or open_files([paths[number]], storage)[0], advance),
+            lambda number: read(
+                BufferedReader(
+                    files[number] or open_files([paths[number]], storage)[0], ahead=ahead
+                ),
+                advance,
+            ),
             range(len(paths)),
             _REMOTE_THREADS if are_remote else _THREADS,
             "dalijax-index",

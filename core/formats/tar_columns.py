@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from ..dtypes import narrow
 from ..order.shuffle import Indices
 from ..remote.storage import Storage
-from .byte_files import ByteFile, Window, open_files
+from .buffered_reader import BufferedReader
+from .byte_files import open_files
 from .each_file import each_file
 from .file_columns import ABSENT, PRESENT, Column, FileColumns, joined
 from .index import Index
@@ -56,8 +57,8 @@ def tar_columns(paths: Sequence[str], storage: Storage) -> FileColumns:
     return joined(each_file(paths, "tars", storage, _columns)[1])
 
 
-def _columns(file: ByteFile, advance: Any) -> FileColumns:
-    take = Window(file)
+def _columns(take: BufferedReader, advance: Any) -> FileColumns:
+    file = take.file
     samples = grouped(members(take, file.size, file.shown), file.shown)
     return columns_of_samples(counted(samples, file.size, advance), take)
 
@@ -202,7 +203,7 @@ def _examined(
         columns = Columns(extensions, file.shown)
         repeated: list[Sample] = []
         for row in rows[numbers == number].tolist():
-            take = Window(file, _SMALL_WINDOW)
+            take = BufferedReader(file, _SMALL_WINDOW)
             start = int(table.starts[row])
             samples = grouped(members(take, file.size, file.shown, start), file.shown)
             # Links may be before the end of another sample, which is yielded first.

@@ -13,7 +13,8 @@ import numpy as np
 from ..dtypes import narrow
 from ..messages.printable import printable
 from ..remote.storage import Storage
-from .byte_files import ByteFile, Window
+from .buffered_reader import BufferedReader
+from .byte_files import ByteFile
 from .each_file import each_file
 from .index import Index
 from .index_checks import column_digest
@@ -165,7 +166,7 @@ class Columns:
         self.has_links = False
         self.scattered: list[str] = []
 
-    def add(self, samples: Iterable[Sample], take: Window) -> None:
+    def add(self, samples: Iterable[Sample], take: BufferedReader) -> None:
         """Adds the samples of a tar; incomplete samples are counted."""
         for sample in samples:
             row = []
@@ -254,7 +255,7 @@ def number_of(text: bytes) -> int | None:
     return value if -(1 << 63) <= value < 1 << 63 else None
 
 
-def _number(name: str, sample: Sample, text: bytes, take: Window) -> int:
+def _number(name: str, sample: Sample, text: bytes, take: BufferedReader) -> int:
     value = number_of(text)
     if value is not None:
         return value
@@ -311,7 +312,7 @@ def index_tars(
         paths,
         "tars",
         storage or Storage(),
-        lambda file, advance: _indexed(file, extensions, advance),
+        lambda take, advance: _indexed(take, extensions, advance),
     )
     arrays = {
         name: np.concatenate([np.frombuffer(tar.arrays[name], np.int64) for tar in tars])
@@ -355,9 +356,10 @@ def about_tars(
     }
 
 
-def _indexed(file: ByteFile, extensions: Mapping[str, str], advance: Any) -> Columns:
+def _indexed(take: BufferedReader, extensions: Mapping[str, str], advance: Any) -> Columns:
     """Indexes one tar."""
-    columns, take = Columns(extensions, file.shown), Window(file)
+    file = take.file
+    columns = Columns(extensions, file.shown)
 
     def samples() -> Iterator[Sample]:
         return grouped(members(take, file.size, file.shown), file.shown)

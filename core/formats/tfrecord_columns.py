@@ -10,7 +10,8 @@ import numpy as np
 
 from ..remote.storage import Storage
 from . import example
-from .byte_files import ByteFile, Window, open_files
+from .buffered_reader import BufferedReader
+from .byte_files import open_files
 from .each_file import each_file
 from .file_columns import ABSENT, EMPTY, PRESENT, Column, FileColumns, joined
 from .index import Index
@@ -46,7 +47,7 @@ class _Places:
         self.rows, self.offsets, self.sizes = (array.array("q") for _ in range(3))
         self.values: array.array[Any] = array.array("d" if kind == example.FLOATS else "q")
 
-    def add(self, row: int, feature: example.Feature, take: Window) -> None:
+    def add(self, row: int, feature: example.Feature, take: BufferedReader) -> None:
         """Adds the value of a record."""
         is_list = feature.kind != example.BYTES
         self.is_odd |= feature.kind != self.kind or bool(feature.loose)
@@ -100,13 +101,13 @@ def tfrecord_columns(
         ValueError: If a file is damaged, or a record is not a tf.train.Example.
     """
     sizes, tables = each_file(
-        paths, "TFRecord files", storage, lambda file, advance: _columns(file, names, advance)
+        paths, "TFRecord files", storage, lambda take, advance: _columns(take, names, advance)
     )
     return sizes, joined(tables)
 
 
-def _columns(file: ByteFile, names: Collection[bytes] | None, advance: Any) -> FileColumns:
-    take, starts, reported = Window(file), array.array("q"), 0
+def _columns(take: BufferedReader, names: Collection[bytes] | None, advance: Any) -> FileColumns:
+    file, starts, reported = take.file, array.array("q"), 0
     by_name: dict[bytes, _Places] = {}
     for number, (at, size) in enumerate(records(take, file.size, file.shown)):
         label = f"{file.shown}: record {number}"
@@ -210,11 +211,11 @@ def _label(table: FileColumns, row: int, paths: Sequence[str]) -> str:
 
 def _record(
     table: FileColumns, row: int, paths: Sequence[str], storage: Storage
-) -> tuple[str, Window, int, int]:
+) -> tuple[str, BufferedReader, int, int]:
     """Returns the label of a record, its file, and its place."""
     number, record = _place(table, row)
     (file,) = open_files([paths[number]], storage)
-    take, start = Window(file, _SMALL_WINDOW), int(table.starts[row])
+    take, start = BufferedReader(file, _SMALL_WINDOW), int(table.starts[row])
     size = int.from_bytes(take(start - 12, 8), "little")
     return f"{file.shown}: record {record}", take, start, size
 

@@ -14,7 +14,8 @@ from ..dtypes import as_scalars, narrow, out_of_range
 from ..messages.printable import printable
 from ..remote.storage import Storage
 from . import example, index_checks
-from .byte_files import Window, open_files
+from .buffered_reader import BufferedReader
+from .byte_files import open_files
 from .field import Field
 from .index import Index
 from .paths import object_names
@@ -51,7 +52,7 @@ class FieldColumn:
         self._default = default
         self._early = 0  # number of records before the first that has the feature
 
-    def add(self, feature: example.Feature | None, take: Window) -> None:
+    def add(self, feature: example.Feature | None, take: BufferedReader) -> None:
         """Adds the feature of a record, which may lack it.
 
         Raises:
@@ -235,7 +236,7 @@ def index_records(paths: Sequence[str], wanted: Wanted) -> Index:
     with progress(f"Indexing {len(paths)} TFRecord files", sum(sizes)) as advance:
         for path in paths:
             (file,) = open_files([path], storage)
-            take, reported = Window(file), 0
+            take, reported = BufferedReader(file), 0
             for number, (at, size) in enumerate(records(take, file.size, file.shown)):
                 label = f"{file.shown}: record {number}"
                 if not starts:
@@ -297,7 +298,7 @@ def no_feature(feature: bytes, has: Collection[bytes]) -> ValueError:
 
 
 def features_of(
-    label: str, take: Window, at: int, size: int, names: Collection[bytes] | None
+    label: str, take: BufferedReader, at: int, size: int, names: Collection[bytes] | None
 ) -> dict[bytes, example.Feature]:
     """Locates the features of a record."""
     try:
@@ -308,7 +309,7 @@ def features_of(
 
 def add_record(
     label: str,
-    take: Window,
+    take: BufferedReader,
     at: int,
     size: int,
     columns: Mapping[bytes, FieldColumn],

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..workers import Result
 from .cache_folder import CacheFolder
 from .folders import Folders, FsspecFolders, ObjectFolders
 from .fsspec_client import filesystem, read_files
@@ -155,11 +156,11 @@ class Storage:
         system, path = filesystem(url, self.options)
         system.pipe_file(path, content)
 
-    def read(self, place: Place, url: str, start: int, end: int, version: Version) -> memoryview:
-        """Reads a range of an object.
+    def request(
+        self, place: Place, url: str, start: int, end: int, version: Version
+    ) -> Result[list[memoryview]]:
+        """Requests a range of an object; returns its future bytes.
 
-        Raises:
-            OSError: If it can't be read, or the object has another version.
+        The result is an OSError if it can't be read, or the object has another version.
         """
-        threads = request_threads()
-        return threads.call(self.client.read, place, url, [start], [end], version).get()[0]
+        return request_threads().call(self.client.read, place, url, [start], [end], version)

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dalijax.core.formats.byte_files import LocalFile, Window
+from dalijax.core.formats.buffered_reader import BufferedReader
+from dalijax.core.formats.byte_files import LocalFile
 from dalijax.core.formats.tar_headers import members
 from dalijax.sources import Arrays, Field, Mixture, Tar
 from tars import FIELDS, sample, samples, write_tar
@@ -35,7 +36,7 @@ def by_tarfile(path):
 
 def walked(path):
     file = LocalFile(path)
-    walk = members(Window(file), file.size, path)
+    walk = members(BufferedReader(file), file.size, path)
     return [
         (member.name.decode(errors="surrogateescape"), member.offset, member.size)
         for member in walk

@@ -1,0 +1,90 @@
+"""`BufferedReader`: reads headers and small values of a file, mostly at increasing offsets."""
+
+from __future__ import annotations
+
+import collections
+
+from ..workers import Result
+from .byte_files import ByteFile, LocalFile, ObjectFile, RemoteFile
+
+_SMALLEST = 64  # the first window after skipped bytes has this share of a whole window
+
+
+class BufferedReader:
+    """Buffered reads of a file.
+
+    Further windows of a remote file are requested before they are needed, if the reads follow one
+    another. If they skip more than a window, because the values between the headers are large,
+    windows are small at first.
+
+    Args:
+        file: The file.
+        least: Least number of bytes of a read; None: as suits the file.
+        ahead: Number of windows that are requested ahead.
+
+    Attributes:
+        file: The file.
+    """
+
+    def __init__(self, file: ByteFile, least: int | None = None, ahead: int = 0):
+        self.file = file
+        self._window = file.window if least is None else least
+        self._data = b""
+        self._start = 0
+        self._before = 0, b""  # the place and the data of the last window
+        self._size = self._window  # of the next window
+        self._most_ahead, self._ahead = ahead, 1
+        # Windows from the end of the data on.
+        self._pending = collections.deque[Result[list[memoryview]]]()
+        self._requested = 0  # their end
+
+    def __call__(self, at: int, count: int) -> bytes:
+        """Reads bytes from an offset; fewer at the end of the file."""
+        begin = at - self._start
+        if begin >= 0 and begin + count <= len(self._data):
+            return self._data[begin : begin + count]
+        if isinstance(self.file, LocalFile) or not self._most_ahead:
+            self._data = self.file.read(at, max(count, self._window))
+        elif begin < 0:  # a value that is read after the next header
+            start, data = self._before
+            begin = at - start
+            if begin >= 0 and begin + count <= len(data):
+                return data[begin : begin + count]
+            return self.file.read(at, count)
+        else:
+            before = self._start, self._data
+            self._data = self._read_ahead(self.file, at, count)
+            self._before = before
+        self._start = at
+        return self._data[:count]
+
+    def _read_ahead(self, file: RemoteFile | ObjectFile, at: int, count: int) -> bytes:
+        """Reads bytes from an offset, and requests the windows after them."""
+        end = self._start + len(self._data)
+        if not self._data or at > self._requested + self._window:
+            self._size = self._window // (_SMALLEST if self._data else 1)
+            self._pending.clear()
+            data = file.read(at, max(count, self._size))
+            self._requested, self._ahead = at + len(data), 1
+            return data
+        if at > self._requested:
+            self._pending.clear()
+            end = self._requested = at
+        pieces = [self._data[at - self._start :]]
+        while end < min(at + count, file.size):
+            self._request(file)
+            (piece,) = self._pending.popleft().get()
+            pieces.append(bytes(piece[max(0, at - end) :]))
+            end += len(piece)
+        self._request(file)
+        return b"".join(pieces)
+
+    def _request(self, file: RemoteFile | ObjectFile) -> None:
+        """Requests further windows, whose size and then number doubles at each call."""
+        while len(self._pending) < self._ahead and self._requested < file.size:
+            self._pending.append(file.request(self._requested, self._size))
+            self._requested = min(self._requested + self._size, file.size)
+        if self._size < self._window:
+            self._size = min(2 * self._size, self._window)
+        else:
+            self._ahead = min(2 * self._ahead, self._most_ahead)
