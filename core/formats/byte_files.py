@@ -456,7 +456,7 @@ class ByteFiles:
             for row, array in zip(rows.tolist(), received, strict=True):
                 arrays[row] = array
             if self._cache is not None and self._cache.stores:
-                self._cache.store(files[rows], offsets[rows], received, _checksums_of(received))
+                self._cache.store(files[rows], offsets[rows], received, checksums(received))
         return arrays
 
     def _read_local(
@@ -510,9 +510,3 @@ class ByteFiles:
                 file = LocalFile(cache.path(number))
                 self._keep_open(~number, file)
         return file if isinstance(file, LocalFile) else None
-
-
-def _checksums_of(arrays: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint64]:
-    """Computes the checksum of each of some arrays."""
-    start = np.zeros(1, np.int64)
-    return np.array([checksums(array, start, start + array.size)[0] for array in arrays], np.uint64)

@@ -7,6 +7,7 @@ detect forgery. Its values are part of the format of caches: see `dalijax.core.r
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 
 from ..order.shuffle import Indices
 from ..random.hashing import mix
-from .read_ranges import COUNT, LIBRARY, check_within, range_table, read_ranges
+from .read_ranges import COUNT, LIBRARY, range_table, read_ranges
 
+Data = NDArray[np.uint8]
 Sums = NDArray[np.uint64]
 _WORDS = 512  # of 64 bits, in a block
 _BLOCK = 8 * _WORDS
@@ -29,47 +31,38 @@ _KEYS = mix(np.arange(_WORDS))
 class _Helper(Protocol):
     """Computes checksums; see `checksums` and `read_with_checksums`."""
 
-    def compute(self, buffer: NDArray[np.uint8], starts: Indices, sizes: Indices) -> Sums: ...
+    def compute(self, arrays: Sequence[Data]) -> Sums: ...
 
     def read(
-        self,
-        files: Indices,
-        offsets: Indices,
-        sizes: Indices,
-        starts: Indices,
-        buffer: NDArray[np.uint8],
+        self, files: Indices, offsets: Indices, sizes: Indices, starts: Indices, buffer: Data
     ) -> tuple[Indices, Sums]: ...
 
 
 class InPython:
     """Computes checksums by NumPy."""
 
-    def compute(self, buffer: NDArray[np.uint8], starts: Indices, sizes: Indices) -> Sums:
-        """Computes checksums of ranges of a buffer."""
-        sums = np.empty(len(starts), np.uint64)
-        for row, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
-            padded = np.zeros(-(-size // _BLOCK) * _BLOCK, np.uint8)
-            padded[:size] = buffer[start : start + size]
+    def compute(self, arrays: Sequence[Data]) -> Sums:
+        """Computes the checksums of arrays."""
+        sums = np.empty(len(arrays), np.uint64)
+        for row, array in enumerate(arrays):
+            padded = np.zeros(-(-array.size // _BLOCK) * _BLOCK, np.uint8)
+            padded[: array.size] = array
             words = padded.view("<u8").reshape(-1, _WORDS)
             mixed = words ^ _KEYS
             blocks = (words + (mixed & _LOW) * (mixed >> _HALF)).sum(1, dtype=np.uint64)
-            total = size
+            total = array.size
             for block in blocks.tolist():
                 total = (total * _FACTOR + block) & _MASK
             sums[row] = total
         return sums
 
     def read(
-        self,
-        files: Indices,
-        offsets: Indices,
-        sizes: Indices,
-        starts: Indices,
-        buffer: NDArray[np.uint8],
+        self, files: Indices, offsets: Indices, sizes: Indices, starts: Indices, buffer: Data
     ) -> tuple[Indices, Sums]:
         """Reads ranges of files, and computes their checksums."""
         counts = read_ranges(files, offsets, sizes, starts, buffer)
-        return counts, self.compute(buffer, starts, sizes)
+        ends = (starts + sizes).tolist()
+        return counts, self.compute([buffer[a:b] for a, b in zip(starts.tolist(), ends)])
 
 
 class InC:
@@ -84,34 +77,30 @@ class InC:
 
     def __init__(self, library: str):
         functions, pointer = ctypes.CDLL(library), ctypes.c_void_p
-        self._compute = functions.dalijax_checksums
-        self._compute.argtypes = pointer, ctypes.c_int64, pointer, pointer, pointer, pointer
+        self._compute = functions.dalijax_checksums_of
+        self._compute.argtypes = ctypes.c_int64, pointer, pointer, pointer, pointer
         self._compute.restype = None
         self._read = functions.dalijax_read_with_checksums
         self._read.argtypes = pointer, ctypes.c_int64, pointer, pointer, pointer
 
-    def compute(self, buffer: NDArray[np.uint8], starts: Indices, sizes: Indices) -> Sums:
-        """Computes checksums of ranges of a buffer."""
-        columns = [np.ascontiguousarray(column, np.int64) for column in (starts, sizes)]
-        sums = np.empty(len(starts), np.uint64)
-        addresses = [array.ctypes.data for array in (*columns, _KEYS, sums)]
-        self._compute(buffer.ctypes.data, len(starts), *addresses)
+    def compute(self, arrays: Sequence[Data]) -> Sums:
+        """Computes the checksums of arrays."""
+        addresses = [array.__array_interface__["data"][0] for array in arrays]
+        columns = np.array([addresses, [array.size for array in arrays]], np.int64)
+        sums = np.empty(len(arrays), np.uint64)
+        pointers = [array.ctypes.data for array in (*columns, _KEYS, sums)]
+        self._compute(len(arrays), *pointers)
         return sums
 
     def read(
-        self,
-        files: Indices,
-        offsets: Indices,
-        sizes: Indices,
-        starts: Indices,
-        buffer: NDArray[np.uint8],
+        self, files: Indices, offsets: Indices, sizes: Indices, starts: Indices, buffer: Data
     ) -> tuple[Indices, Sums]:
         """Reads ranges of files, and computes their checksums."""
         ranges = range_table(files, offsets, sizes, starts, buffer)
         sums = np.zeros(len(ranges), np.uint64)
-        addresses = [array.ctypes.data for array in (buffer, _KEYS, sums)]
+        pointers = [array.ctypes.data for array in (buffer, _KEYS, sums)]
         # After a signal, Python calls the signal's handler before the next call.
-        while self._read(ranges.ctypes.data, len(ranges), *addresses):
+        while self._read(ranges.ctypes.data, len(ranges), *pointers):
             pass
         return ranges[:, COUNT], sums
 
@@ -126,23 +115,13 @@ def _best_helper() -> _Helper:
 _helper = _best_helper()
 
 
-def checksums(buffer: NDArray[np.uint8], starts: Indices, sizes: Indices) -> Sums:
-    """Computes the checksum of each of some ranges.
-
-    Args:
-        buffer: The buffer, uint8 [bytes], contiguous.
-        starts: The offset of each range in the buffer.
-        sizes: The size of each range in bytes.
-
-    Raises:
-        ValueError: If a range is outside the buffer.
-    """
-    check_within(starts, sizes, buffer)
-    return _helper.compute(buffer, starts, sizes)
+def checksums(arrays: Sequence[Data]) -> Sums:
+    """Computes the checksum of each of some arrays, uint8 [bytes], contiguous."""
+    return _helper.compute(arrays)
 
 
 def read_with_checksums(
-    files: Indices, offsets: Indices, sizes: Indices, starts: Indices, buffer: NDArray[np.uint8]
+    files: Indices, offsets: Indices, sizes: Indices, starts: Indices, buffer: Data
 ) -> tuple[Indices, Sums]:
     """Reads byte ranges of files into a buffer, and computes their checksums.
 

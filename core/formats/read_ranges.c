@@ -129,9 +129,7 @@ int dalijax_read_with_checksums(struct range *ranges, int64_t num_ranges, uint8_
   return read_all(ranges, num_ranges, buffer, keys, sums);
 }
 
-void dalijax_checksums(const uint8_t *buffer, int64_t num_ranges, const int64_t *starts,
-                       const int64_t *sizes, const uint64_t *keys, uint64_t *sums) {
-  for (int64_t range = 0; range < num_ranges; range++) {
-    sums[range] = checksum(buffer + starts[range], sizes[range], keys);
-  }
+void dalijax_checksums_of(int64_t num_arrays, const uint8_t *const *arrays, const int64_t *sizes,
+                       const uint64_t *keys, uint64_t *sums) {
+  for (int64_t k = 0; k < num_arrays; k++) sums[k] = checksum(arrays[k], sizes[k], keys);
 }

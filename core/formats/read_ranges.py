@@ -116,15 +116,10 @@ def range_table(
     Raises:
         ValueError: If a range is outside the buffer.
     """
-    check_within(starts, sizes, buffer)
+    inside = (starts >= 0) & (sizes >= 0) & (sizes <= buffer.size) & (starts <= buffer.size - sizes)
+    if not inside.all():
+        raise ValueError(f"ranges outside the buffer of {buffer.size} bytes")
     ranges = np.zeros((len(starts), COUNT + 1), np.int64)
     for column, values in enumerate((files, offsets, sizes, starts)):
         ranges[:, column] = values
     return ranges
-
-
-def check_within(starts: Indices, sizes: Indices, buffer: NDArray[np.uint8]) -> None:
-    """Raises ValueError if a range is outside a buffer."""
-    inside = (starts >= 0) & (sizes >= 0) & (sizes <= buffer.size) & (starts <= buffer.size - sizes)
-    if not inside.all():
-        raise ValueError(f"ranges outside the buffer of {buffer.size} bytes")

@@ -43,6 +43,7 @@ class DiskCache:
 
     def __init__(self, folder: CacheFolder, names: Sequence[str | None]):
         self._folder, self._names = folder, tuple(names)
+        self._objects_folder = folder.objects
         self._objects = np.array([_number(name) for name in names], np.uint64)
         self._is_named = np.array([name is not None for name in names], bool)
         self._begin()
@@ -70,7 +71,7 @@ class DiskCache:
 
     def path(self, number: int) -> str:
         """Returns the path of the object of a file."""
-        return self._folder.object(self._names[number] or "")
+        return f"{self._objects_folder}/{self._names[number]}"
 
     def find(self, files: Indices, offsets: Indices, sizes: Indices) -> Indices:
         """Returns the rows of the ranges that were stored.

@@ -277,7 +277,7 @@ def test_without_the_helper_files_are_read_in_python(tmp_path, monkeypatch, foun
     if found == "no library":
         path.write_bytes(b"\x7fELF")
     elif found == "other functions":
-        path = compiled(tmp_path, "-Ddalijax_read_ranges=another", "-Ddalijax_checksums=sums")
+        path = compiled(tmp_path, "-Ddalijax_read_ranges=another", "-Ddalijax_checksums_of=sums")
         if path is None:
             pytest.skip("no C compiler")
     monkeypatch.setattr(module, "LIBRARY", path)
