@@ -19,6 +19,9 @@ from PIL import Image
 
 from conformance import TALLY, use_fake_devices
 
+# Collections during the imports of the tests would visit all objects repeatedly, for seconds.
+gc.disable()
+
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, ...
 if os.environ.get("DALIJAX_TEST_GPU") == "1":  # see tests/gpu
     if WORKER and "CUDA_VISIBLE_DEVICES" not in os.environ:
@@ -113,6 +116,7 @@ def jpegs_many(tmp_path_factory) -> list[str]:
 
 def pytest_collection_finish() -> None:
     """Exempts the objects of all imported modules, a million, from garbage collection."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -284,7 +284,7 @@ def test_interpreter_exit_with_running_pipelines(tmp_path, ending, code):
             os.kill(os.getpid(), signal.SIGINT)
         """)
     )
-    done = run_fork(script, code=code, warn="default")
+    done = run_fork(script, code=code, warn="default", frees=True)
     assert "Traceback" not in done.stderr
 
 

@@ -34,7 +34,7 @@ def test_workers_are_spawned(tmp_path):
     program = tmp_path / "guarded.py"
     strict = "import warnings\nwarnings.simplefilter('error', RuntimeWarning)\n"
     program.write_text(strict + PROGRAM + "if __name__ == '__main__':\n    main()\n")
-    done = run_fork(program)
+    done = run_fork(program, frees=True)
     assert done.stdout.strip() == "[[0, 1, 2], [3, 4, 5]]"
 
 
@@ -74,7 +74,7 @@ if __name__ == '__main__':
 def test_a_fork_is_warned_of(tmp_path, call, started, warned):
     program = tmp_path / "handmade.py"
     program.write_text(f"STARTED = {started}\n{HANDMADE}    main({call})\n")
-    done = run_fork(program, warn="default")
+    done = run_fork(program, warn="default", frees=True)
     assert done.stdout.strip() == "[[0, 1, 2], [3, 4, 5]]"
     assert ("Pass py_start_method='spawn' to pipeline_def" in done.stderr) == warned
     assert (f"{program}:" in done.stderr) == warned  # the line that created the iterator

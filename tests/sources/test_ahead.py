@@ -222,4 +222,4 @@ assert not any(one.is_alive() for one in readers)
 
 
 def test_the_cyclic_gc_may_free_an_iterator_anywhere():
-    run_fork(ABANDONED, timeout=120)
+    run_fork(ABANDONED, timeout=120, frees=True)

@@ -12,7 +12,6 @@ from images import make_images
 from PIL import Image
 
 from full import FULL
-from programs import run_python
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 LIBRARIES = ("flax.nnx", "optax", "orbax.checkpoint", "grain")  # imported once for all examples
@@ -25,7 +24,7 @@ def test_getting_started(tmp_path):
     folder.mkdir()
     for script in EXAMPLES.glob("*.py"):
         (folder / script.name).write_text(script.read_text())
-    done = run_python("-W", "error", folder / "getting_started.py")
+    done = run_fork(folder / "getting_started.py", modules=LIBRARIES, warn="error")
     pictures = sorted((folder / "out" / "getting_started").glob("*.png"))
     assert len(pictures) >= 10
     for picture in pictures:

@@ -1,5 +1,6 @@
 """Programs that end, or fork, while an iterator is open."""
 
+import functools
 import itertools
 import pathlib
 
@@ -12,12 +13,13 @@ from full import FULL, in_full
 from programs import run_python
 
 TIMES = 9 if FULL else 1
-run_program = run_python if FULL else run_fork
+run_program = run_python if FULL else functools.partial(run_fork, frees=True)
 FORK_WORKER = pathlib.Path(__file__).parents[1] / "support" / "fork_worker.py"
 HOWS, ENDS = exit_worker.HOWS, list(exit_worker.ENDS)
 NEW = [("iterator", "ctrl-c"), ("functions", "exit")]
 # Each iterator with a normal exit and one of the others; `make test-full` has every pair.
 SOME = {how: ["normal", ENDS[1 + (k + 2) % 3]] for k, how in enumerate(HOWS)}
+SOME["mp"] = ["normal"]  # its worker process imports the libraries for four seconds
 EXITS = [pair if pair in NEW else in_full(*pair) for pair in itertools.product(HOWS, ENDS)]
 
 
@@ -32,7 +34,8 @@ def test_a_forked_program_ends_as_without_an_iterator(hows):
     """Forks of a process that has imported all modules; a new process would take seconds."""
     ends = [ENDS if FULL else SOME[how] for how in hows]
     told = [f"{how}:{','.join(own)}" for how, own in zip(hows, ends)]
-    program = run_program(exit_worker.__file__, "table", TIMES, *told, timeout=3600)
+    modules = {} if FULL else {"modules": ["dalijax.adapters.clu", "dalijax.adapters.grain"]}
+    program = run_program(exit_worker.__file__, "table", TIMES, *told, timeout=3600, **modules)
     assert program.stdout.count(f"{TIMES} right") == sum(map(len, ends))
 
 
@@ -70,6 +73,7 @@ def test_a_program_ends_while_tensorflow_prefetches(length, tmp_path):
 
 @pytest.mark.parametrize("which", fork_worker.WHICH)
 def test_a_forked_child_has_a_parents_iterator(which):
-    program = run_program(FORK_WORKER, which, timeout=exit_worker.HANGS)
+    modules = {} if FULL else {"modules": ["dalijax.adapters.grain"]}
+    program = run_program(FORK_WORKER, which, timeout=exit_worker.HANGS, **modules)
     assert program.stdout.splitlines() == [f"{what} as it must be" for what in fork_worker.WHAT]
     assert "Traceback" not in program.stderr
