@@ -11,6 +11,7 @@ from dalijax import data_iterator
 from dalijax.adapters.grain import DALIIterDataset
 from dalijax.core.remote import storage
 from dalijax.sources import Tar
+from full import in_full
 from oracle import Case
 from range_server import serving, share_of_requests
 from tars import write_tar
@@ -60,8 +61,17 @@ def server(tmp_path, monkeypatch):
         yield server
 
 
-@pytest.mark.parametrize("with_grain", (False, True))
-@pytest.mark.parametrize("read_ahead", ("128MB", "1kB", 0))
+@pytest.mark.parametrize(
+    ("read_ahead", "with_grain"),
+    [
+        ("128MB", False),
+        ("128MB", True),
+        ("1kB", False),
+        in_full("1kB", True),
+        in_full(0, False),
+        (0, True),
+    ],
+)
 def test_conformance(read_ahead, with_grain, server):
     pytest.importorskip("obstore")
     make = functools.partial(iterator_of, server.urls, read_ahead, with_grain)

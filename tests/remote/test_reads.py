@@ -5,14 +5,13 @@ import gc
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
 import warnings
 
 import numpy as np
 import pytest
+from forks import Fork
 from nvidia.dali import fn
 
 from dalijax import data_iterator
@@ -395,9 +394,8 @@ def test_exits(way, hangs, server):
         return "hang" if hangs and end - start > 5000 else ""
 
     server.fault = fault
-    process = subprocess.run(
-        [sys.executable, "-c", PROGRAM, way, *urls], capture_output=True, timeout=60, text=True
-    )
-    assert "opened" in process.stdout
+    program = Fork(PROGRAM, way, *urls, modules=["dalijax.sources"], frees=True)
+    code, out, err = program.result(timeout=60)
+    assert code is not None and "opened" in out
     expected = "" if way == "exit" else "KeyboardInterrupt"
-    assert process.stderr.strip().endswith(expected), process.stderr
+    assert err.strip().endswith(expected), err

@@ -1,12 +1,12 @@
 """Remote tars are opened from the indexes of DALI's wds2idx, unless these belong to other tars."""
 
 import os
-import subprocess
-import sysconfig
+import shutil
 import tarfile
 
 import numpy as np
 import pytest
+from wds2idx import IndexCreator
 
 from dalijax.core.tools.index_command import write_indexes
 from dalijax.sources import Tar
@@ -29,18 +29,25 @@ def members(first, size=SIZE, prefix="", label=0):
 
 
 def wds2idx(path):
-    command = [f"{sysconfig.get_path('scripts')}/wds2idx", str(path), str(path.with_suffix(".idx"))]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    """Writes the index of a tar like DALI's command wds2idx."""
+    with IndexCreator(str(path), str(path.with_suffix(".idx")), verbose=False) as creator:
+        creator.create_index()
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory):
+    """A folder of tars and their indexes."""
+    folder = tmp_path_factory.mktemp("indexed")
+    for k in range(TARS):
+        write_tar(folder / f"{k}.tar", members(k * 100), tarfile.USTAR_FORMAT)
+        wds2idx(folder / f"{k}.tar")
+    return folder
 
 
 @pytest.fixture
-def server(tmp_path, monkeypatch):
+def server(indexed, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "files").mkdir()
-    for k in range(TARS):
-        path = tmp_path / "files" / f"{k}.tar"
-        write_tar(path, members(k * 100), tarfile.USTAR_FORMAT)
-        wds2idx(path)
+    shutil.copytree(indexed, tmp_path / "files")
     with serving(tmp_path / "files") as (url, server):
         server.url = url
         yield server

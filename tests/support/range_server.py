@@ -65,6 +65,7 @@ class RangeServer:
         ranges: The requested ranges: path, start and end.
         lists: Prefixes of requests for pages of lists.
         can_list: Whether lists are allowed.
+        page_size: The maximum number of objects on a page of a list.
         most_in_flight: The largest number of requests at once.
         num_faults: Number of responses with faults.
     """
@@ -76,6 +77,7 @@ class RangeServer:
         self.untagged = set()
         self.ranges, self.lists = [], []
         self.can_list = True
+        self.page_size = 1000
         self.heads = 0
         self.in_flight = self.most_in_flight = self.num_faults = 0
         self.counts = collections.Counter()
@@ -137,7 +139,7 @@ class RangeServer:
             ends = [key[len(prefix) :] for key in keys]
             folders = sorted({prefix + end.partition("/")[0] for end in ends if "/" in end})
             keys = [key for key, end in zip(keys, ends) if "/" not in end]
-        page = keys[: int(query.get("max-keys", 1000))]
+        page = keys[: min(int(query.get("max-keys", self.page_size)), self.page_size)]
         entries = "".join(
             f"<Contents><Key>{html.escape(key)}</Key><Size>{len(data)}</Size>"
             f"<ETag>{html.escape(tag)}</ETag><LastModified>2024-01-01T00:00:00.000Z</LastModified>"

@@ -49,28 +49,29 @@ def modules():
     return sorted(".".join(p[:-1] if p[-1] == "__init__" else p) for p in parts)
 
 
-def build_wheel(tmp_path_factory, **env):
-    """Builds a wheel from a copy of the sources, since a build creates folders in it."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+def copied_sources(tmp_path_factory):
+    """Copies the sources, since a build creates folders in them."""
+    source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, source / name)
     for name in ("core", "adapters", "src"):
         ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
-    try:
-        here = int(importlib.metadata.version("setuptools").split(".")[0]) >= 77
-    except importlib.metadata.PackageNotFoundError:
-        here = False
-    offline = ["--no-build-isolation"] if here else []
-    run("-m", "pip", "wheel", "-q", "--no-deps", *offline, "-w", out, source, cwd=out, **env)
-    (built,) = out.glob("*.whl")
-    return built
+    return source
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """A wheel of the sources."""
-    return build_wheel(tmp_path_factory)
+    source, out = copied_sources(tmp_path_factory), tmp_path_factory.mktemp("wheel")
+    try:
+        here = int(importlib.metadata.version("setuptools").split(".")[0]) >= 77
+    except importlib.metadata.PackageNotFoundError:
+        here = False
+    offline = ["--no-build-isolation"] if here else []
+    run("-m", "pip", "wheel", "-q", "--no-deps", *offline, "-w", out, source, cwd=out)
+    (built,) = out.glob("*.whl")
+    return built
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +121,11 @@ def test_the_wheel_has_a_helper_for_all_versions_of_python(wheel, python):
 
 
 def test_a_wheel_is_built_without_a_compiler(tmp_path_factory):
-    packed = packed_in(build_wheel(tmp_path_factory, CC="/bin/false"))
-    assert packed == {*sources(), "py.typed"}
+    source, out = copied_sources(tmp_path_factory), tmp_path_factory.mktemp("wheel")
+    code = "import setuptools.build_meta as b, sys; b.build_wheel(sys.argv[1])"
+    run("-c", code, out, cwd=source, CC="/bin/false")
+    (built,) = out.glob("*.whl")
+    assert packed_in(built) == {*sources(), "py.typed"}
 
 
 def test_the_wheel_has_the_licence(wheel):
