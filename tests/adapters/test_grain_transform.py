@@ -25,7 +25,7 @@ from dalijax.adapters.grain import DALIBatch, DALITransform, pack_records
 from dalijax.adapters.grain.transform import FORM, is_sliced
 from dalijax.core.feeding.stream_engine import StreamEngine
 from dalijax.errors import EpochError
-from full import FULL, in_full
+from full import FULL, combinations, in_full
 
 B = 4
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers can't import this file
@@ -468,14 +468,13 @@ def compare(got, want, how):
             assert all(x == y for x, y, valid in pairs if valid)
 
 
-@pytest.mark.parametrize("how", ("raise", "skip", "mask"))
-@pytest.mark.parametrize(
-    ("bad", "step", "instead"),
-    [(*one, BAD) for one in ONE + SEVERAL] + [(*one, NO_IMAGE) for one in ONE[3:] + SEVERAL],
-)
-def test_a_corrupt_record_changes_no_other_batch_and_no_random_number(
-    how, bad, step, instead, caplog
-):
+CORRUPT = [(*records, BAD) for records in ONE + SEVERAL]
+CORRUPT += [(*records, NO_IMAGE) for records in ONE[3:] + SEVERAL]
+
+
+@pytest.mark.parametrize(("how", "records"), combinations(3, ("raise", "skip", "mask"), CORRUPT))
+def test_a_corrupt_record_changes_no_other_batch_and_no_random_number(how, records, caplog):
+    bad, step, instead = records
     clean = walk(iter(source(10).pipe(transform(pad="mask"))))
     want = without(clean, bad, how == "mask")
     ds = source(10, bad, instead).pipe(transform(pad="mask", on_error=how))

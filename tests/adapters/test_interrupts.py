@@ -22,7 +22,7 @@ from full import FULL
 from numbered import graph
 
 N, BATCH = 11, 2
-PER_CASE = 10_000 if FULL else 18  # lines of each case to try, spread over the call
+PER_CASE = 10_000 if FULL else 12  # lines of each case to try, spread over the call
 # Distinct seeds: a state also contains the seed of the pipelines.
 SEEDS = (None, 7)
 

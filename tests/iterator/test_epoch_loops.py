@@ -14,6 +14,7 @@ from python_sources import ends_after
 
 from dalijax import LastBatchPolicy, data_iterator
 from dalijax.errors import BatchError
+from full import combinations
 from numbered import numbers, read_files
 
 BATCH, EPOCHS = 4, 3
@@ -37,7 +38,10 @@ def over_reader(files, policy, auto_reset, padded=True, **more):
     return made(batch_size=BATCH, **chosen, **more)
 
 
-@pytest.fixture(params=["source", "reader", "unpadded reader"])
+MAKES = ("source", "reader", "unpadded reader")
+
+
+@pytest.fixture(params=MAKES)
 def make(request, jpegs_many):
     files = jpegs_many[:11]
     return {
@@ -59,8 +63,12 @@ def passes(iterator, epochs=EPOCHS, stop=None):
     return got
 
 
-@pytest.mark.parametrize("policy", LastBatchPolicy, ids=str)
-@pytest.mark.parametrize("auto_reset", (False, True))
+@pytest.mark.parametrize(
+    ("make", "policy", "auto_reset"),
+    combinations(2, MAKES, LastBatchPolicy, (False, True)),
+    indirect=["make"],
+    ids=str,
+)
 def test_a_run_that_stops_anywhere_equals_the_uninterrupted_run(make, policy, auto_reset):
     plain = make(policy, False)
     whole = []

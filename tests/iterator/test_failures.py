@@ -12,6 +12,7 @@ from nvidia.dali import fn, pipeline_def, types
 from conftest import NUM_FILES, corrupt, write_jpegs
 from dalijax import DALIGenericIterator, data_iterator
 from dalijax.errors import EpochError
+from full import combinations
 from numbered import read_files
 
 BATCH = 3
@@ -49,8 +50,11 @@ def observed(iterator, steps):
     return out
 
 
-@pytest.mark.parametrize("broken", [(0,), (4,), (11,), (0, 3, 6, 9), (4, 7), ()], indirect=True)
-@pytest.mark.parametrize("depth", (1, 2, 3))
+@pytest.mark.parametrize(
+    ("broken", "depth"),
+    combinations(3, [(0,), (4,), (11,), (0, 3, 6, 9), (4, 7), ()], (1, 2, 3)),
+    indirect=["broken"],
+)
 def test_every_failure_is_raised_and_counts(broken, depth):
     paths, bad = broken
     iterator = data_iterator(decode, NAMES, reader_name="reader")(
@@ -80,10 +84,13 @@ def over_files(paths, random=False, shard_id=0, num_shards=1, pad=False):
     return fn.noise.gaussian(fn.decoders.image(data), stddev=5.0), label, fn.random.uniform()
 
 
-@pytest.mark.parametrize("broken", [(4,), (0, 5, 11)], indirect=True)
-@pytest.mark.parametrize("depth", (1, 3))
-@pytest.mark.parametrize("random,size", [(False, 3), (True, 3), (True, 5)])
-def test_the_files_that_fail_are_named(broken, depth, random, size, caplog):
+@pytest.mark.parametrize(
+    ("broken", "depth", "random_and_size"),
+    combinations(2, [(4,), (0, 5, 11)], (1, 3), [(False, 3), (True, 3), (True, 5)]),
+    indirect=["broken"],
+)
+def test_the_files_that_fail_are_named(broken, depth, random_and_size, caplog):
+    random, size = random_and_size
     paths, _ = broken
     end = b"\xff\xd9"  # of a whole JPEG
     bad = {path for path in paths if not pathlib.Path(path).read_bytes().endswith(end)}

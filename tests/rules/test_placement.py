@@ -10,7 +10,7 @@ from nvidia.dali import fn, pipeline_def, types
 
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
 from dalijax.core.placement import data_shards
-from full import FULL
+from full import FULL, combinations
 from numbered import read_case
 from oracle import Case
 
@@ -84,9 +84,9 @@ def check_array(array, want, sharding):
         np.testing.assert_array_equal(np.asarray(shard.data), want[places[shard.device]])
 
 
-@pytest.mark.parametrize("shape,spec", LAYOUTS, ids=str)
-@pytest.mark.parametrize("order", ORDERS)
-def test_every_device_has_its_rows(jpegs_many, shape, spec, order):
+@pytest.mark.parametrize(("layout", "order"), combinations(3, LAYOUTS, ORDERS), ids=str)
+def test_every_device_has_its_rows(jpegs_many, layout, order):
+    shape, spec = layout
     devices = np.array([jax.devices()[i] for i in ORDERS[order]]).reshape(shape)
     mesh = Mesh(devices, MESHES[shape])
     sharding = NamedSharding(mesh, PartitionSpec(*spec))

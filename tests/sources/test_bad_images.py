@@ -10,7 +10,7 @@ from nvidia.dali import fn
 from shardings import rows_over
 
 from dalijax import data_iterator, sources
-from full import FULL
+from full import FULL, combinations
 
 CASES = [(how, bad) for how in bad_image_worker.HOWS for bad in bad_image_worker.BAD]
 SHORT = [
@@ -45,8 +45,7 @@ def decode(data, number):
     return fn.decoders.image(data)[0, 0, 0], number
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("devices", [None, 2])
+@pytest.mark.parametrize(("seed", "devices"), combinations(2, range(6), [None, 2]))
 def test_good_images_are_delivered_once_among_wholly_bad_batches(seed, devices):
     rng = np.random.default_rng(seed)
     kinds = [(GOOD, CUT, NONE)[k] for k in rng.choice(3, 24, p=[0.4, 0.3, 0.3])]

@@ -25,7 +25,7 @@ from dalijax.core.feeding.stand_ins import BadSamples
 from dalijax.core.pipeline import engine, failure
 from dalijax.core.state.position import FailedBatches
 from dalijax.errors import BatchError, EpochError, StateError
-from full import FULL
+from full import FULL, combinations
 
 MODES = ("raise", "skip", "mask")
 
@@ -91,9 +91,11 @@ def test_a_spec_at_the_end_of_an_epoch_counts_nothing(on_error):
     assert counts(iterator) == tuple(2 * number for number in before)
 
 
-@pytest.mark.parametrize("on_error", MODES)
-@pytest.mark.parametrize("bad", [{3}, {7}, {6, 7}, {0}, set()], ids=str)
-@pytest.mark.parametrize("kind", ("iterator", "auto_reset", "stream"))
+@pytest.mark.parametrize(
+    ("on_error", "bad", "kind"),
+    combinations(3, MODES, [{3}, {7}, {6, 7}, {0}, set()], ("iterator", "auto_reset", "stream")),
+    ids=str,
+)
 def test_peeking_does_not_change_the_state(on_error, bad, kind):
     make = over(Numbers(8, bad), on_error, None, mask="m")
 

@@ -16,6 +16,7 @@ import pytest
 from dalijax.core.formats import index as indexes
 from dalijax.core.formats.tfrecord_headers import masked_crc
 from dalijax.sources import Tar, TFRecord
+from full import combinations
 from tars import write_tar
 
 FIELDS = {"bin": "data", "cls": "label", "txt": "text", "json": "meta"}
@@ -346,8 +347,7 @@ FORGERIES = {
 }
 
 
-@pytest.mark.parametrize("forgery", FORGERIES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("forgery", "kind"), combinations(2, FORGERIES, KINDS))
 def test_a_forged_index_is_rebuilt(kind, forgery, tmp_path, cache, caplog):
     make, open_it = KINDS[kind]
     path = make(tmp_path / "a")

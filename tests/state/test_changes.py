@@ -13,6 +13,7 @@ from dalijax import data_iterator
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform
 from dalijax.adapters.tfdata import DALIDataset
+from full import combinations
 from numbered import read_files
 
 
@@ -65,9 +66,9 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("lazy", (False, True))
-@pytest.mark.parametrize("before,now,names", CHANGES, ids=str)
-def test_named_settings_may_change_and_others_resume(jpegs, before, now, names, lazy):
+@pytest.mark.parametrize(("change", "lazy"), combinations(2, CHANGES, (False, True)), ids=str)
+def test_named_settings_may_change_and_others_resume(jpegs, change, lazy):
+    before, now, names = change
     saved = make(jpegs, **before)
     seen(saved, 2)
     state = saved.get_state()

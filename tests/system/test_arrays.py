@@ -15,6 +15,7 @@ from conformance import check
 from dalijax import sources
 from dalijax.errors import BatchError
 from dalijax.show import show
+from full import combinations
 
 N, BATCH = 11, 4
 SIDE = arrays.SIDE
@@ -107,8 +108,8 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("bad", (0, 3, 5, N - 1))  # 0 sets the layout
-@pytest.mark.parametrize("damage", BAD)
+# Record 0 sets the layout.
+@pytest.mark.parametrize(("bad", "damage"), combinations(2, (0, 3, 5, N - 1), BAD))
 def test_bad_files_are_named_masked_and_skipped(opened, tmp_path, damage, bad):
     paths = [opened["files"].name(index) for index in range(N)]
     BAD[damage](pathlib.Path(paths[bad]), tmp_path / "bad.npy")

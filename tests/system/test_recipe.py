@@ -21,7 +21,7 @@ from forks import run_fork
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from PIL import Image
 
-from full import FULL, in_full
+from full import FULL, combinations, in_full
 from processes import free_port
 from programs import kill_python, run_python, start_python
 from tars import write_tar
@@ -220,8 +220,7 @@ def test_a_tar_that_is_not_there_is_named(recipe, tmp_path):
         recipe[0].open_source(f"{tmp_path}/none-*.tar")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("size", [0, 4, 64])
+@pytest.mark.parametrize(("dtype", "size"), combinations(2, ["float32", "bfloat16"], [0, 4, 64]))
 def test_its_normalization_is_flaxs_of_each_group(recipe, size, dtype):
     ours = importlib.import_module("models").BatchNorm(size)
     theirs = linen.BatchNorm(momentum=0.9, dtype=dtype)
@@ -326,7 +325,7 @@ def resnet_step(devices, **changes):
 
 
 # Of batches of 16.
-@pytest.mark.parametrize(("devices", "size"), [in_full(1, 4), (4, 4), (2, 64)])
+@pytest.mark.parametrize(("devices", "size"), [in_full(1, 4), (4, 4), in_full(2, 64)])
 def test_moments_are_of_so_many_images_whatever_the_devices(recipe, devices, size):
     config, start, batch, step = resnet_step(devices, depths=(1,), virtual_batch_size=size)
     state = start()
@@ -362,7 +361,8 @@ def test_a_step_waits_for_other_devices_as_often_however_deep_its_model_is(recip
         return len(re.findall(r" all-reduce(?:-start)?\(", resnet_step(4, **changes)[3].as_text()))
 
     assert waits(depths=(1,)) == waits(depths=(2,)) > 0
-    assert waits(depths=(1,), virtual_batch_size=0) < waits(depths=(2,), virtual_batch_size=0)
+    if FULL:  # moments of the whole batch need more waits
+        assert waits(depths=(1,), virtual_batch_size=0) < waits(depths=(2,), virtual_batch_size=0)
 
 
 @pytest.mark.parametrize(("change", "message"), [
