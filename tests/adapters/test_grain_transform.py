@@ -390,6 +390,7 @@ PREFETCHED = {
 }
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("prefetched", PREFETCHED.values(), ids=PREFETCHED)
 def test_the_default_seed_does_not_depend_on_prefetching(prefetched):
     def drawn(image, draw):

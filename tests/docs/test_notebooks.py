@@ -4,9 +4,9 @@ import importlib.util
 import os
 
 import pytest
+from forks import run_fork
 
 from pages import DOCS, Page
-from programs import run_python
 
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 
@@ -15,7 +15,7 @@ NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 def test_it_runs_and_prints_its_stored_output(path, tmp_path):
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
     env.pop("XLA_FLAGS", None)  # the notebook prints the number of devices
-    run_python(DOCS / "make_notebooks.py", "--check", path, cwd=tmp_path, env=env)
+    run_fork(DOCS / "make_notebooks.py", "--check", path, cwd=tmp_path, env=env)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -262,9 +262,9 @@ def test_a_slow_function_of_a_graph():
 
 @pytest.fixture(scope="module")
 def large_jpegs(tmp_path_factory):
-    """JPEGs of three million pixels of noise, which are slow to decode."""
+    """JPEGs of a million pixels of noise, which are slow to decode."""
     folder = tmp_path_factory.mktemp("large")
-    noise = np.random.default_rng(0).integers(0, 256, (1500, 2000, 3), np.uint8)
+    noise = np.random.default_rng(0).integers(0, 256, (800, 1200, 3), np.uint8)
     for k in range(2):
         Image.fromarray(noise).save(folder / f"{k}.jpg", quality=90)
     return [str(folder / f"{k % 2}.jpg") for k in range(8)]

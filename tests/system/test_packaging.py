@@ -165,7 +165,7 @@ def test_tests_run_from_the_source_distribution(tmp_path):
         "-x",
         "-p",
         "no:cacheprovider",
-        "tests/rules/test_epochs.py",
+        "tests/rules/test_printable.py",
     )
     text = run(*arguments, cwd=tmp_path / "dalijax", PYTHONPATH="src")
     assert " passed" in text and " failed" not in text
