@@ -130,6 +130,6 @@ int dalijax_read_with_checksums(struct range *ranges, int64_t num_ranges, uint8_
 }
 
 void dalijax_checksums_of(int64_t num_arrays, const uint8_t *const *arrays, const int64_t *sizes,
-                       const uint64_t *keys, uint64_t *sums) {
+                          const uint64_t *keys, uint64_t *sums) {
   for (int64_t k = 0; k < num_arrays; k++) sums[k] = checksum(arrays[k], sizes[k], keys);
 }

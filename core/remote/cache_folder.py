@@ -120,6 +120,20 @@ def _create(cache: CacheFolder) -> None:
             os.makedirs(folder, exist_ok=True)
 
 
+def existing_cache(folder: str) -> CacheFolder:
+    """Returns the cache of a folder.
+
+    Raises:
+        ValueError: If the folder is not a cache of this version.
+    """
+    cache = CacheFolder(os.path.abspath(os.path.expanduser(folder)))
+    if not os.path.exists(os.path.join(cache.path, MARK)):
+        raise ValueError(
+            f"{printable(cache.path)} is not a cache. Pass the folder of a source's cache="
+        )
+    return cache
+
+
 def object_name(url: str, stamp: Sequence[Any], options: Mapping[str, Any]) -> str:
     """Returns the name of a version of a file in a cache.
 
@@ -133,6 +147,16 @@ def object_name(url: str, stamp: Sequence[Any], options: Mapping[str, Any]) -> s
     servers = [str(options.get(name)) for name in ("endpoint_url", "account_name")]
     parts = [url, *servers]
     return f"{_digest(parts)}-{_digest([*parts, repr(stamp)])}"
+
+
+def file_of(name: str) -> str:
+    """Returns the part of an object's name that all versions of a remote file share."""
+    return name.partition("-")[0]
+
+
+def version_of(name: str) -> int:
+    """Returns the number of an object in journals, from the second part of its name."""
+    return int(name.partition("-")[2], 16)
 
 
 def _digest(parts: Sequence[str]) -> str:

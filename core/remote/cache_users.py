@@ -25,7 +25,7 @@ def register(folder: CacheFolder, names: Sequence[str]) -> OwnedFile | None:
         file = new_file(folder.users)
         file.append("".join(f"{name}\n" for name in names).encode())
         for name in names:
-            with contextlib.suppress(FileNotFoundError):  # nothing of it was stored
+            with contextlib.suppress(FileNotFoundError):  # no range of it was stored
                 os.utime(folder.object(name))
     except OSError:
         return None

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..messages.printable import printable
 from ..order.shuffle import Indices
-from .cache_folder import CacheFolder, Space, is_full, warn_once
+from .cache_folder import CacheFolder, Space, is_full, version_of, warn_once
 from .cache_users import register
 from .journals import Bits, Journals
 from .owned_files import OwnedFile
@@ -44,7 +44,8 @@ class DiskCache:
     def __init__(self, folder: CacheFolder, names: Sequence[str | None]):
         self._folder, self._names = folder, tuple(names)
         self._objects_folder = folder.objects
-        self._objects = np.array([_number(name) for name in names], np.uint64)
+        versions = [0 if name is None else version_of(name) for name in names]
+        self._objects = np.array(versions, np.uint64)
         self._is_named = np.array([name is not None for name in names], bool)
         self._begin()
         self._process = 0  # so that the first call registers the objects
@@ -100,8 +101,8 @@ class DiskCache:
         are_right = self._journals.agree(self._objects[files], offsets, sizes, checksums)
         if not are_right.all():
             warn_once(
-                f"the cache {printable(self._folder.path)} is damaged. Damaged ranges are read "
-                "remotely, and stored again"
+                f"ranges of the cache {printable(self._folder.path)} are damaged or missing. They "
+                "are read remotely, and stored again"
             )
         return are_right
 
@@ -177,8 +178,3 @@ class DiskCache:
             while data:
                 count = os.pwrite(file.fd, data, offset)
                 data, offset = data[count:], offset + count
-
-
-def _number(name: str | None) -> int:
-    """Returns the number of an object in journals, the second half of its name."""
-    return 0 if name is None else int(name.partition("-")[2], 16)

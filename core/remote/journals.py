@@ -2,7 +2,7 @@
 
 A process appends entries to a journal of its own, and reads the journals of all processes, so that
 no lock is needed. Damaged entries are harmless: a range of a cache is used only if its bytes have
-the checksum of one of its entries.
+a checksum that its entries have.
 """
 
 from __future__ import annotations
@@ -41,7 +41,15 @@ class _Table:
 
     def merged(self, other: _Table) -> _Table:
         """Returns the table with the entries of another table."""
-        return _Table(np.union1d(self.ranges, other.ranges), np.union1d(self.claims, other.claims))
+        return _Table(
+            _merged(self.ranges, other.ranges),
+            _merged(self.claims, other.claims),
+        )
+
+
+def _merged(first: Bits, second: Bits) -> Bits:
+    """Returns two sorted arrays in one."""
+    return np.sort(np.concatenate((first, second)), kind="stable")  # fast for sorted parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +69,7 @@ class _Contents:
         if not len(entries):
             return _Contents(ends, self.tables)
         columns = [entries[name] for name in ENTRY.names or ()]
-        table = _Table(np.unique(fold(*columns[:-1])), np.unique(fold(*columns)))
+        table = _Table(np.sort(fold(*columns[:-1])), np.sort(fold(*columns)))
         tables = list(self.tables)
         while tables and len(tables[0].claims) < _SHARE * len(table.claims):
             table = tables.pop(0).merged(table)
@@ -175,3 +183,28 @@ def _entries(path: str, start: int) -> NDArray[np.void]:
         file.seek(start)
         data = file.read()
     return np.frombuffer(data, ENTRY, len(data) // ENTRY.itemsize)
+
+
+def compact(folder: str, objects: Bits) -> None:
+    """Replaces the journals of ended processes by a journal with the entries of some objects.
+
+    Args:
+        folder: The folder of the journals.
+        objects: The objects.
+
+    Raises:
+        OSError: If a journal can't be read or written.
+    """
+    replaced, parts = [], [np.empty(0, ENTRY)]
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        with contextlib.suppress(OSError):
+            if (file := locked(path)) is not None:  # locked until it is removed
+                replaced.append((path, file))
+                parts.append(_entries(path, 0))
+    entries = np.unique(np.concatenate(parts))
+    entries = entries[np.isin(entries["object"], objects)]
+    if len(entries):
+        new_file(folder).append(entries.tobytes())
+    for path, _ in replaced:
+        os.unlink(path)

@@ -34,7 +34,7 @@ if not _typing.TYPE_CHECKING:  # it would hide misspelt names
 if __name__ == "__main__":
     import argparse
 
-    from .core.tools.index_command import add_command
+    from .core.tools import cache_command, index_command
 
     parser = argparse.ArgumentParser(
         prog="python -m dalijax.sources",
@@ -42,7 +42,9 @@ if __name__ == "__main__":
         epilog="help(dalijax.sources.Tar) describes the arguments of a source in Python.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_command(parser.add_subparsers())
+    commands = parser.add_subparsers()
+    index_command.add_command(commands)
+    cache_command.add_command(commands)
     options = parser.parse_args()
     if "run" in options:
         options.run(options)

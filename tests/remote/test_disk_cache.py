@@ -1,5 +1,7 @@
 """A cache of remote files on a local disk: hits, damage, full disks, and several processes."""
 
+import argparse
+import gc
 import itertools
 import os
 import pathlib
@@ -24,6 +26,7 @@ from dalijax.core.remote import cache_folder, storage
 from dalijax.core.remote.cache_folder import MARK, object_name, open_cache, space_of
 from dalijax.core.remote.disk_cache import DiskCache
 from dalijax.core.remote.journals import ENTRY, Journals
+from dalijax.core.tools import cache_command
 from dalijax.sources import Mixture, Tar, TFRecord
 from range_server import serving
 from tars import write_tar
@@ -262,7 +265,7 @@ def test_damage_is_repaired(server, folder, kind, damage, reopens, caplog):
         check(source)
         assert not server.ranges
     if kind == "objects" and damage is flip:
-        assert caplog.text.count("is damaged") == 1
+        assert caplog.text.count("damaged or missing") == 1
 
 
 def test_foreign_files_in_the_folder_are_harmless(server, folder):
@@ -450,6 +453,50 @@ def test_a_folder_that_can_only_be_read(caplog):
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o755)
         shutil.rmtree(folder)
+
+
+# The command
+
+
+def test_the_command_removes_old_versions(server, folder, capsys):
+    source = filled(server, folder)
+    check(source)
+    write(server.folder, shift=1000)
+    check(opened(server, folder), shift=1000)
+    (folder / "objects" / "note.txt").write_text("")
+    cache_command.clean(str(folder), old=True)  # the source uses the old versions
+    assert "old versions: 3 files" in capsys.readouterr().out
+    assert len(files_of(folder, "objects")) == 2 * TARS + 1
+    del source
+    gc.collect()
+    cache_command.clean(str(folder))
+    assert "removed" not in capsys.readouterr().out
+    cache_command.clean(str(folder), old=True)
+    assert "removed: 3 files" in capsys.readouterr().out
+    (journal,) = files_of(folder, "journals")
+    assert journal.stat().st_size == N * ENTRY.itemsize
+    source = opened(server, folder)
+    check(source, shift=1000)
+    assert not server.ranges
+    for path in files_of(folder, "objects"):
+        os.utime(path, times=(0, 0))
+    del source
+    gc.collect()
+    cache_command.clean(str(folder), days=1)
+    assert "removed: 3 files" in capsys.readouterr().out
+    assert [path.name for path in files_of(folder, "objects")] == ["note.txt"]
+    check(opened(server, folder), shift=1000)
+    assert server.ranges
+
+
+def test_the_command_refuses_other_folders(tmp_path):
+    parser = argparse.ArgumentParser()
+    cache_command.add_command(parser.add_subparsers())
+    options = parser.parse_args(["cache", str(tmp_path), "--remove-unused", "0"])
+    with pytest.raises(SystemExit, match="is not a cache. Pass the folder"):
+        options.run(options)
+    options = parser.parse_args(["cache", open_cache(tmp_path / "new", None).path, "--remove-old"])
+    options.run(options)
 
 
 # Processes
