@@ -246,6 +246,11 @@ class ByteFiles:
             the ctime or the inode of a file differ from its stamp: its owner may have changed, or
             a program may have replaced the file and preserved its mtime. None: it is accepted.
         storage: Access to remote files.
+
+    Attributes:
+        paths: The paths or URLs.
+        sizes: The sizes.
+        limits: The sizes as an array.
     """
 
     def __init__(
@@ -260,7 +265,7 @@ class ByteFiles:
         self.sizes = tuple(sizes)
         self._stamps = list(stamps) or [[size] for size in self.sizes]
         self._has_content = has_content
-        self._limits = np.array(sizes, np.int64)
+        self.limits = np.array(sizes, np.int64)
         self._are_remote = np.array([*map(is_remote, self.paths)], bool)
         self._storage = storage or Storage()
         self._places = [
@@ -370,7 +375,7 @@ class ByteFiles:
             A lease, which keeps the ranges while it exists, and the turn of each of its ranges; an
             empty list if all files are local.
         """
-        rows = self._are_remote[files] & within(offsets, sizes, self._limits[files])
+        rows = self._are_remote[files] & within(offsets, sizes, self.limits[files])
         if self._cache is not None:
             rows[self._cache.find(files, offsets, sizes)] = False
         if not rows.any():
@@ -406,7 +411,7 @@ class ByteFiles:
         Raises:
             OSError: If a range is incomplete or outside its file.
         """
-        limits = self._limits[files]
+        limits = self.limits[files]
         if not (inside := within(offsets, sizes, limits)).all():
             row = int(np.argmin(inside))
             raise OSError(

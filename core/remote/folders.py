@@ -20,6 +20,7 @@ from .versions import Version
 
 T = TypeVar("T")
 Entry = dict[str, str]  # "name", and "type": "file" or "directory"
+MOST_KEPT = 200_000  # files with versions, which take 0.6 kB of memory for each
 _Listed = tuple[list[str], dict[str, Version]]  # folders, and versions of objects
 
 
@@ -134,6 +135,7 @@ class ObjectFolders:
         """Returns the files and folders in a folder; begins to list these folders, too."""
         path = path.strip("/")
         names, versions = (self._listed.pop(path, None) or self._list(path)).get()
+        self._keep(versions)
         for name in names:
             self._listed[name] = self._list(name)
         folders = [{"name": name, "type": "directory"} for name in names]
@@ -154,8 +156,14 @@ class ObjectFolders:
             _, objects = self._list(fixed).get()
         matches = pattern.__eq__ if pattern in objects else _matcher(pattern).fullmatch
         matching = {key: version for key, version in objects.items() if matches(key)}
-        self._versions.update((place.at(key), version) for key, version in matching.items())
+        self._keep(matching)
         return [{"name": key, "type": "file"} for key in matching]
+
+    def _keep(self, versions: Mapping[str, Version]) -> None:
+        """Keeps the versions of objects until they are opened, unless there are too many."""
+        if len(self._versions) + len(versions) <= MOST_KEPT:
+            place = self._place
+            self._versions.update((place.at(key), version) for key, version in versions.items())
 
     def read(self, paths: Sequence[str]) -> list[Any]:
         """Returns the contents of files."""

@@ -109,9 +109,7 @@ class Storage:
             OSError: If an object can't be read.
         """
         threads = request_threads()
-        listed = {place: self._found.pop(place) for place in {*places} if place in self._found}
-        others = [k for k, place in enumerate(places) if place not in listed]
-        listed |= self._listed([places[k] for k in others], [urls[k] for k in others])
+        listed = self._listed(places, urls)
         results = [
             None if place in listed else threads.call(self.client.version, place, url)
             for place, url in zip(places, urls, strict=True)
@@ -121,19 +119,28 @@ class Storage:
             for place, result in zip(places, results, strict=True)
         ]
 
+    def listed_versions(self, urls: Sequence[str]) -> list[Version] | None:
+        """Returns the versions of objects; None if a listing does not contain one of them."""
+        places = [place for url in urls if (place := self.place(url)) is not None]
+        listed = self._listed(places, urls) if len(places) == len(urls) else {}
+        self._found.clear()
+        versions = [listed[place] for place in places if place in listed]
+        return versions if len(versions) == len(urls) else None
+
     def _listed(self, places: Sequence[Place], urls: Sequence[str]) -> dict[Place, Version]:
         """Returns the versions of objects that listings contain."""
         roots: dict[tuple[str, str, str], dict[str, tuple[Place, str]]] = {}
+        versions = {place: self._found.pop(place) for place in {*places} if place in self._found}
         for place, url in zip(places, urls, strict=True):
-            root = (place.kind, place.root, place.account)
-            roots.setdefault(root, {})[place.key] = (place, url)
+            if place not in versions:
+                root = (place.kind, place.root, place.account)
+                roots.setdefault(root, {})[place.key] = (place, url)
         results = []
         for objects in roots.values():
             place, url = next(iter(objects.values()))
             for listing in listings_of(place.kind, objects.keys()):
                 call = request_threads().call(self.client.listed, place, url, listing)
                 results.append((objects, call))
-        versions: dict[Place, Version] = {}
         for objects, result in results:
             try:
                 found = result.get()

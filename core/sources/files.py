@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import errno
 import logging
 import os
 import stat
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments import knows_its_names
-from ..formats.byte_files import WAITING_THREADS, is_remote
+from ..formats.byte_files import WAITING_THREADS, ByteFiles, is_remote
 from ..formats.field import Field
 from ..formats.names import Names
 from ..formats.paths import (
@@ -29,7 +31,9 @@ from ..formats.paths import (
 from ..formats.spread import spread
 from ..messages.printable import printable
 from ..order.shuffle import Indices
-from ..remote.folders import Folders
+from ..remote.folders import MOST_KEPT, Folders
+from ..remote.range_cache import Lease
+from ..remote.ranges import byte_count
 from ..remote.storage import Storage
 from ..state.reader_files import file_sizes
 from .base import BaseSource
@@ -58,7 +62,9 @@ class Files(BaseSource):
     A record of a flat directory, or of a list without labels, has only ``data``.
 
     Local files are read by DALI's threads (`dalijax.fn.read_file`): `read` returns their paths.
-    For URLs, `read` returns the contents, which are read-only.
+    For URLs, `read` returns the contents, which are read-only. Files of a bucket are listed when
+    the source is opened: they are read ahead, and a file that has changed raises an error. Of more
+    than 200,000 files, and on HTTP servers, this is not done.
 
     FIFOs, sockets, devices and links to themselves are skipped with a warning.
 
@@ -71,6 +77,7 @@ class Files(BaseSource):
             all files.
         identity: A string that replaces the digest of names, sizes and contents in states.
         storage_options: Credentials and settings of remote files; see docs/sources.md.
+        read_ahead: Number of bytes of files of a bucket that are requested before they are needed.
 
     Attributes:
         fields: ``data`` (uint8 [bytes]), and ``label`` (int32) if there are labels.
@@ -96,8 +103,9 @@ class Files(BaseSource):
         extensions: Sequence[str] = EXTENSIONS,
         identity: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        read_ahead: int | str = "128MB",
     ):
-        storage = Storage(storage_options)
+        storage, ahead = Storage(storage_options), byte_count(read_ahead, "read_ahead")
         if (folder is None) == (paths is None):
             raise TypeError("Files requires either a directory, or paths= (and labels=)")
         self.classes: tuple[str, ...] = ()
@@ -147,12 +155,26 @@ class Files(BaseSource):
             self._root = os.path.join(os.fsencode(path), b"") if path else b""
             self._list(_suffixes(extensions))
         self._is_remote = self._storage is not None or self._folders is not None
-        if self._is_remote:
+        self._objects = self._with_versions(storage) if self._is_remote else None
+        self._read_ahead = 0 if self._objects is None else ahead
+        if self._is_remote and not self._read_ahead:
             self.read_threads = WAITING_THREADS
         fields = {"data": Field(np.dtype(np.uint8), 1, is_path=not self._is_remote)}
         if self._labels is not None:
             fields["label"] = Field(np.dtype(np.int32))
         super().__init__(fields, identity)
+
+    def _with_versions(self, storage: Storage) -> ByteFiles | None:
+        """Returns the files with their sizes and versions; None if no listing contains them."""
+        if len(self) > MOST_KEPT:
+            return None
+        urls = [self.name(index) for index in range(len(self))]
+        versions = storage.listed_versions(urls)
+        if versions is None:
+            return None
+        now = time.time()
+        stamps = [version.stamp(now) for version in versions]
+        return ByteFiles(urls, [stamp[0] for stamp in stamps], stamps, storage=storage)
 
     def _list(self, suffixes: tuple[bytes, ...]) -> None:
         """Lists the directory."""
@@ -211,6 +233,10 @@ class Files(BaseSource):
         for name in names:
             if name == "label" and self._labels is not None:
                 columns[name] = self._labels[indices]
+            elif self._objects is not None:
+                columns[name] = self._objects.read(
+                    *self._ranges(self._objects, indices), lambda row: self.name(int(indices[row]))
+                )
             else:
                 paths = [self._root + self._names[i] for i in indices.tolist()]
                 if self._storage is not None:
@@ -220,6 +246,28 @@ class Files(BaseSource):
                 else:
                     columns[name] = [np.frombuffer(path, np.uint8) for path in paths]
         return columns
+
+    def _ranges(self, files: ByteFiles, indices: Indices) -> tuple[Indices, Indices, Indices]:
+        """Returns file, offset and size of records."""
+        return indices, np.zeros_like(indices), files.limits[indices]
+
+    def _range_bytes(self, indices: Indices, names: Sequence[str]) -> int:
+        """Returns the number of bytes of some records that `_announce` requests."""
+        if self._objects is None or "data" not in names:
+            return 0
+        return int(self._objects.limits[indices].sum())
+
+    def _announce(
+        self,
+        indices: Indices,
+        names: Sequence[str],
+        turns: Indices,
+        freed: collections.deque[int],
+    ) -> list[tuple[Lease, Indices]]:
+        """Requests the files of records that will be read soon; see `ByteFiles.announce`."""
+        if self._objects is None or "data" not in names:
+            return []
+        return self._objects.announce(*self._ranges(self._objects, indices), turns, freed)
 
     def name(self, index: int) -> str:
         """Returns the path or URL of a record."""

@@ -152,8 +152,9 @@ class RangeServer:
             f"<CommonPrefixes><Prefix>{html.escape(name)}/</Prefix></CommonPrefixes>"
             for name in folders
         )
-        token = f"<NextContinuationToken>{html.escape(page[-1])}</NextContinuationToken>"
-        body = f"<IsTruncated>{str(is_cut).lower()}</IsTruncated>{token if is_cut else ''}{entries}"
+        last = html.escape(page[-1]) if is_cut else ""
+        token = f"<NextContinuationToken>{last}</NextContinuationToken>" if is_cut else ""
+        body = f"<IsTruncated>{str(is_cut).lower()}</IsTruncated>{token}{entries}"
         return 200, f"<ListBucketResult>{body}</ListBucketResult>".encode()
 
     async def _respond(self, head, body, writer):
