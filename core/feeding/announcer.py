@@ -110,29 +110,25 @@ class Announcer:
 
     def _announce(self, num_bytes: int) -> None:
         """Announces a run, and the following runs within a number of bytes."""
-        records: list[Indices] = []
-        turns: list[Indices] = []
+        runs: list[Indices] = []
+        positions = [self._position]
         total = 0
-        while not records or (total < num_bytes and len(records) < _MOST_RUNS):
-            run_records = self._records_of(self._position)
-            run_bytes = range_bytes(self._source, run_records, self._names)
-            if records and total + run_bytes > num_bytes:
-                break
-            records.append(run_records)
-            turns.append(np.full(len(run_records), self._next))
-            total += run_bytes
-            self._position = self._after(self._position)
-            self._next += 1
-        leases = announce(
-            self._source,
-            np.concatenate(records),
-            self._names,
-            np.concatenate(turns),
-            self._freed,
-        )
+        while not runs or (total < num_bytes and len(runs) < _MOST_RUNS):
+            runs.append(self._records_of(positions[-1]))
+            positions.append(self._after(positions[-1]))
+            total += self._num_bytes(runs[-1:])
+        # Requests of several runs also read the bytes between their ranges.
+        while len(runs) > 1 and (total := self._num_bytes(runs)) > num_bytes:
+            del runs[max(1, min(len(runs) - 1, int(len(runs) * num_bytes / total))) :]
+        turns = self._next + np.repeat(np.arange(len(runs)), [*map(len, runs)])
+        self._position, self._next = positions[len(runs)], self._next + len(runs)
+        leases = announce(self._source, np.concatenate(runs), self._names, turns, self._freed)
         for lease, row_turns in leases:
             self._held += lease.num_bytes
-            for run, fetches in lease.parts(row_turns.tolist()).items():
+            for run, fetches in lease.parts(row_turns).items():
                 self._fetches.setdefault(run, set()).update(fetches)
         if self._workers.dropped:  # meanwhile
             self._fetches.clear()
+
+    def _num_bytes(self, runs: Sequence[Indices]) -> int:
+        return range_bytes(self._source, np.concatenate(runs), self._names)

@@ -280,6 +280,7 @@ class ByteFiles:
                 for stamp, place in zip(self._stamps, self._places, strict=True)
             ],
             self._storage.client,
+            self._opened_urls,
         )
         self._cache = self._new_cache() if stamps and self._are_remote.any() else None
         # No lock, because a fork could copy it locked. In a race, a file is opened twice.
@@ -347,12 +348,22 @@ class ByteFiles:
                 self._open.popitem(last=False)  # the file that was opened first
         self._open[number] = file
 
-    def _opened_url(self, number: int) -> FsspecFile:
-        """Returns one of the files that fsspec reads, open."""
-        file = self.file(number)
-        if isinstance(file, RemoteFile):
-            return file.file
-        raise TypeError(f"{file.shown} is not read by fsspec")
+    def _opened_urls(self, numbers: Sequence[int]) -> list[FsspecFile]:
+        """Returns files that fsspec reads, open."""
+        closed = [number for number in dict.fromkeys(numbers) if self._opened(number) is None]
+        if len(closed) > 1:
+            call_each(self.file, closed, WAITING_THREADS, "dalijax-open")
+        files = [self.file(number) for number in numbers]
+        return [file.file for file in files if isinstance(file, RemoteFile)]
+
+    def num_bytes(self, files: Indices, offsets: Indices, sizes: Indices) -> int:
+        """Returns the number of bytes that `announce` requests if none are cached."""
+        rows = self._announced(files, offsets, sizes)
+        return self._ranges.num_bytes(files[rows], offsets[rows], sizes[rows])
+
+    def _announced(self, files: Indices, offsets: Indices, sizes: Indices) -> NDArray[np.bool_]:
+        """Returns which ranges are remote and within their files."""
+        return self._are_remote[files] & within(offsets, sizes, self.limits[files])
 
     def announce(
         self,
@@ -375,14 +386,12 @@ class ByteFiles:
             A lease, which keeps the ranges while it exists, and the turn of each of its ranges; an
             empty list if all files are local.
         """
-        rows = self._are_remote[files] & within(offsets, sizes, self.limits[files])
+        rows = self._announced(files, offsets, sizes)
         if self._cache is not None:
             rows[self._cache.find(files, offsets, sizes)] = False
         if not rows.any():
             return []
-        lease = self._ranges.lease(
-            files[rows], offsets[rows], sizes[rows], self._opened_url, turns[rows].tolist(), freed
-        )
+        lease = self._ranges.lease(files[rows], offsets[rows], sizes[rows], turns[rows], freed)
         return [(lease, turns[rows])]
 
     def _is_same(self, number: int, file: ByteFile, stamp: Stamp) -> bool:
@@ -429,9 +438,7 @@ class ByteFiles:
 
         def request(rows: Indices) -> None:
             if len(rows):
-                lease = self._ranges.lease(
-                    files[rows], offsets[rows], sizes[rows], self._opened_url
-                )
+                lease = self._ranges.lease(files[rows], offsets[rows], sizes[rows])
                 leases.append((rows, lease))
 
         request(np.flatnonzero(are_requested))  # before local files are read

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import copy
-import functools
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -24,53 +23,117 @@ from . import fsspec_client
 from .fsspec_client import FsspecFile
 from .locations import Place
 from .object_client import AT_ONCE, ObjectClient
-from .ranges import Call, Limits, plan
+from .ranges import Limits, Plan, num_bytes, plan
 from .request_threads import Job, request_threads
 from .versions import Version
 
 _OBJECTS = Limits(most_requests=2 * AT_ONCE)
-ALIGNMENT = 8  # bytes, of each range in memory, so that it can be viewed as any dtype
 # fsspec sends the requests of all files of a call concurrently.
 _FSSPEC = Limits(most_requests=256, several_files=True)
-_Key = tuple[int, int, int]  # file, offset and size of a range
+ALIGNMENT = 8  # bytes, of each range in memory, so that it can be viewed as any dtype
+OpenFiles = Callable[[Sequence[int]], list[FsspecFile]]
 
 
 class Fetch:
     """A call of a client, and its received bytes.
 
     Args:
+        block: The ranges that this call and others read.
         num_bytes: Number of requested bytes.
         freed: Collects the number of bytes of each freed fetch, if given.
     """
 
-    def __init__(self, num_bytes: int, freed: collections.deque[int] | None):
+    def __init__(self, block: _Block, num_bytes: int, freed: collections.deque[int] | None):
         self.num_bytes = num_bytes
         self.result = Result[list[memoryview]]()
-        self._freed = freed
+        self._block, self._freed = block, freed  # the block exists while it has a fetch
 
     def __del__(self) -> None:
         if self._freed is not None:
             self._freed.append(self.num_bytes)
 
+    def pieces(self) -> list[memoryview]:
+        """Waits for the bytes of the requests, and returns them.
+
+        Raises:
+            OSError: If a range can't be read.
+        """
+        try:
+            return self.result.get()
+        except OSError as error:
+            raise copy.copy(error) from None  # several threads may raise it
+
+
+class _Block:
+    """Ranges that were requested together, sorted by their addresses.
+
+    An address is an offset in the concatenation of all files.
+
+    Args:
+        addresses: The address of each range.
+        offsets: Its offset in its file.
+        sizes: Its size.
+        planned: The requests of the ranges.
+
+    Attributes:
+        addresses: As above.
+        sizes: As above.
+        calls: The call of each range.
+        requests: Its request in this call.
+        starts: Its offset in the request.
+        fetches: The fetch of each call, while it exists.
+    """
+
+    def __init__(self, addresses: Indices, offsets: Indices, sizes: Indices, planned: Plan):
+        self.addresses, self.sizes = addresses, sizes
+        self.calls = np.searchsorted(planned.bounds, planned.request_of, side="right") - 1
+        self.requests = planned.request_of - planned.bounds[self.calls]
+        self.starts = offsets - planned.starts[planned.request_of]
+        self.fetches: list[weakref.ref[Fetch]] = []
+
 
 class Lease:
     """Ranges that are kept, or requested, until this object is freed.
 
+    Args:
+        addresses: The address of each range; see `_Block`.
+        sizes: Its size.
+
     Attributes:
-        fetches: The fetch of each range; None for an empty range.
         num_bytes: Number of bytes of the fetches that this lease has started.
+        missing: The ranges that are not kept yet.
     """
 
-    def __init__(
-        self,
-        fetches: list[Fetch | None],
-        requests: list[int],
-        starts: list[int],
-        sizes: list[int],
-        num_bytes: int,
-    ):
-        self.fetches, self.num_bytes = fetches, num_bytes
-        self._requests, self._starts, self._sizes = requests, starts, sizes
+    def __init__(self, addresses: Indices, sizes: Indices):
+        self.num_bytes = 0
+        self.missing = np.flatnonzero(sizes)
+        self._addresses, self._sizes = addresses, sizes
+        self._fetches: list[Fetch] = []
+        self._fetch_of, self._requests, self._starts = np.full((3, len(sizes)), -1)
+
+    def take(self, block: _Block, are_new: bool) -> None:
+        """Keeps the missing ranges that a block has.
+
+        Args:
+            block: The block.
+            are_new: Whether the block was made for this lease. Fetches of other blocks may have
+                failed, and are not used then.
+        """
+        addresses, sizes = self._addresses[self.missing], self._sizes[self.missing]
+        places = np.searchsorted(block.addresses, addresses)
+        places = np.minimum(places, len(block.addresses) - 1)
+        has = (block.addresses[places] == addresses) & (block.sizes[places] >= sizes)
+        numbers = np.full(len(block.fetches), -1)
+        for call in np.unique(block.calls[places[has]]).tolist():
+            fetch = block.fetches[call]()
+            if fetch is not None and (are_new or fetch.result.error is None):
+                numbers[call] = len(self._fetches)
+                self._fetches.append(fetch)
+        has &= numbers[block.calls[places]] >= 0
+        rows, places = self.missing[has], places[has]
+        self._fetch_of[rows] = numbers[block.calls[places]]
+        self._requests[rows], self._starts[rows] = block.requests[places], block.starts[places]
+        self.missing = self.missing[~has]
 
     def arrays(self) -> list[NDArray[np.uint8]]:
         """Waits for the ranges, and returns them, aligned, mostly without a copy.
@@ -80,31 +143,39 @@ class Lease:
         Raises:
             OSError: If a range can't be read.
         """
-        arrays = []
-        for fetch, request, start, size in zip(
-            self.fetches, self._requests, self._starts, self._sizes, strict=True
-        ):
-            if fetch is None:
-                arrays.append(np.empty(0, np.uint8))
-                continue
-            try:
-                data = fetch.result.get()[request]
-            except OSError as error:
-                raise copy.copy(error) from None  # several threads may raise it
-            array = np.frombuffer(data, np.uint8, size, start)
-            if array.__array_interface__["data"][0] % ALIGNMENT:
-                array = array.copy()
-                array.flags.writeable = False
-            arrays.append(array)
-        return arrays
+        pieces = [fetch.pieces() for fetch in self._fetches]
+        return [
+            _array(pieces[fetch][request], start, size) if size else np.empty(0, np.uint8)
+            for fetch, request, start, size in zip(
+                self._fetch_of.tolist(),
+                self._requests.tolist(),
+                self._starts.tolist(),
+                self._sizes.tolist(),
+                strict=True,
+            )
+        ]
 
-    def parts(self, turns: Sequence[int]) -> dict[int, set[Fetch]]:
+    def parts(self, turns: Indices) -> dict[int, set[Fetch]]:
         """Returns the fetches that the ranges of each turn need."""
+        count = len(self._fetches)
+        has = self._fetch_of >= 0
         parts: dict[int, set[Fetch]] = {}
-        for fetch, turn in zip(self.fetches, turns, strict=True):
-            if fetch is not None:
-                parts.setdefault(turn, set()).add(fetch)
+        for pair in np.unique(turns[has] * count + self._fetch_of[has]).tolist():
+            turn, fetch = divmod(pair, count)
+            parts.setdefault(turn, set()).add(self._fetches[fetch])
         return parts
+
+
+def _array(piece: memoryview, start: int, size: int) -> NDArray[np.uint8]:
+    """Returns bytes of a response as an aligned array."""
+    array = np.frombuffer(piece, np.uint8, size, start)
+    # Another array shows the alignment in half the time of asking for the address.
+    words = size // ALIGNMENT
+    if words and np.frombuffer(piece, np.int64, words, start).flags.aligned:
+        return array
+    array = array.copy()
+    array.flags.writeable = False
+    return array
 
 
 class RangeCache:
@@ -118,6 +189,7 @@ class RangeCache:
         places: The place of each object; None for a file of fsspec.
         versions: The version of each object that must be read.
         client: Reads objects.
+        open_files: Opens files of fsspec, given their numbers.
     """
 
     def __init__(
@@ -126,24 +198,29 @@ class RangeCache:
         places: Sequence[Place | None],
         versions: Sequence[Version],
         client: ObjectClient,
+        open_files: OpenFiles,
     ):
         self._urls, self._places, self._versions = urls, places, versions
-        self._client = client
+        self._client, self._open_files = client, open_files
         self._are_objects = np.array([place is not None for place in places], bool)
+        sizes = np.array([version.size for version in versions], np.int64)
+        self._addresses = np.cumsum(sizes) - sizes  # of the first byte of each file
         self._process = os.getpid()
-        # By range: a fetch, its request with the range, and the offset of the range in it.
-        self._ranges: dict[_Key, tuple[weakref.ref[Fetch], int, int]] = {}
+        self._blocks = set[weakref.ref[_Block]]()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ranges": {}}
+        return {**self.__dict__, "_blocks": set()}
+
+    def num_bytes(self, files: Indices, offsets: Indices, sizes: Indices) -> int:
+        """Returns the number of bytes that are requested to read ranges."""
+        return num_bytes(files, offsets, sizes, _OBJECTS)
 
     def lease(
         self,
         files: Indices,
         offsets: Indices,
         sizes: Indices,
-        open_file: Callable[[int], FsspecFile],
-        turns: Sequence[int] | None = None,
+        turns: Indices | None = None,
         freed: collections.deque[int] | None = None,
     ) -> Lease:
         """Requests ranges, except those that are in the cache.
@@ -152,86 +229,62 @@ class RangeCache:
             files: The file of each range.
             offsets: The first byte of each range.
             sizes: The size of each range.
-            open_file: Opens a file of fsspec, given its number.
             turns: When each range is needed, if it is only announced. None: now, so that the
                 requests are sent before those of announced ranges.
             freed: Collects the number of bytes of each freed fetch.
         """
         if self._process != os.getpid():  # the parent's requests never end in a forked child
-            self._ranges, self._process = {}, os.getpid()
-        keys = list(zip(files.tolist(), offsets.tolist(), sizes.tolist(), strict=True))
-        fetches: list[Fetch | None] = [None] * len(keys)
-        requests, starts = [0] * len(keys), [0] * len(keys)
-        missing = []
-        for row, key in enumerate(keys):
-            entry = self._ranges.get(key)
-            fetch = None if entry is None else entry[0]()
-            if entry is not None and fetch is not None and fetch.result.error is None:
-                fetches[row], requests[row], starts[row] = fetch, entry[1], entry[2]
-            elif key[2]:
-                missing.append(row)
-        num_bytes = 0
-        are_objects = self._are_objects[files]
-        for limits, rows in (
-            (_OBJECTS, [row for row in missing if are_objects[row]]),
-            (_FSSPEC, [row for row in missing if not are_objects[row]]),
-        ):
-            if not rows:
+            self._blocks, self._process = set(), os.getpid()
+        addresses = self._addresses[files] + offsets
+        lease = Lease(addresses, sizes)
+        for ref in list(self._blocks):
+            if (block := ref()) is not None and len(lease.missing):
+                lease.take(block, are_new=False)
+        for limits, are_objects in ((_OBJECTS, True), (_FSSPEC, False)):
+            rows = lease.missing[self._are_objects[files[lease.missing]] == are_objects]
+            if not len(rows):
                 continue
-            chosen = [keys[row] for row in rows]
-            row_turns = [0] * len(rows) if turns is None else [turns[row] for row in rows]
-            chosen_files, chosen_offsets, chosen_sizes = map(list, zip(*chosen))
-            planned = plan(chosen_files, chosen_offsets, chosen_sizes, row_turns, limits)
-            started = [Fetch(call.num_bytes, freed) for call in planned.calls]
-            keys_of: list[list[_Key]] = [[] for _ in started]
-            for key, (number, _, _) in zip(chosen, planned.places, strict=True):
-                keys_of[number].append(key)
-            refs = [
-                weakref.ref(fetch, functools.partial(_forget, self._ranges, fetch_keys))
-                for fetch, fetch_keys in zip(started, keys_of, strict=True)
-            ]
-            for row, key, (number, request, start) in zip(rows, chosen, planned.places):
-                fetches[row], requests[row], starts[row] = started[number], request, start
-                self._ranges[key] = (refs[number], request, start)
-            num_bytes += sum(fetch.num_bytes for fetch in started)
-            jobs = [
-                self._job(call, fetch, open_file)
-                for call, fetch in zip(planned.calls, started, strict=True)
-            ]
-            request_threads().add(jobs, urgent=turns is None)
-        return Lease(fetches, requests, starts, [key[2] for key in keys], num_bytes)
+            # One range for each address, the largest.
+            rows = rows[np.lexsort((-sizes[rows], addresses[rows]))]
+            unique, firsts = np.unique(addresses[rows], return_index=True)
+            first_turns = 0 * firsts if turns is None else np.minimum.reduceat(turns[rows], firsts)
+            rows = rows[firsts]
+            planned = plan(files[rows], offsets[rows], sizes[rows], first_turns, limits)
+            block = _Block(unique, offsets[rows], sizes[rows], planned)
+            counts = np.add.reduceat(planned.ends - planned.starts, planned.bounds[:-1])
+            fetches = [Fetch(block, count, freed) for count in counts.tolist()]
+            block.fetches.extend(map(weakref.ref, fetches))
+            self._blocks.add(weakref.ref(block, self._blocks.discard))
+            lease.take(block, are_new=True)
+            lease.num_bytes += int(counts.sum())
+            request_threads().add(self._jobs(planned, fetches), urgent=turns is None)
+        return lease
 
-    def _job(self, call: Call, fetch: Fetch, open_file: Callable[[int], FsspecFile]) -> Job:
-        """Returns the job of a call, which does not keep its fetch alive."""
+    def _jobs(self, planned: Plan, fetches: Sequence[Fetch]) -> list[Job]:
+        """Returns the jobs of calls, which do not keep their fetches alive."""
+        columns = [planned.files.tolist(), planned.starts.tolist(), planned.ends.tolist()]
+        jobs = []
+        for fetch, first, last in zip(
+            fetches, planned.bounds.tolist(), planned.bounds[1:].tolist()
+        ):
+            files, starts, ends = (column[first:last] for column in columns)
+            jobs.append(self._job(files, starts, ends, fetch))
+        return jobs
+
+    def _job(self, files: list[int], starts: list[int], ends: list[int], fetch: Fetch) -> Job:
         ref, result = weakref.ref(fetch), fetch.result
-        place = self._places[call.files[0]]
+        place = self._places[files[0]]
+        url, version = self._urls[files[0]], self._versions[files[0]]
 
         def is_wanted() -> bool:
             return ref() is not None
 
         def read(has_one: Callable[[], None]) -> list[memoryview]:
             if place is None:
-                files = [open_file(number) for number in call.files]
-                return fsspec_client.read(files, call.starts, call.ends, is_wanted)
-            url, version = self._urls[call.files[0]], self._versions[call.files[0]]
-            return self._client.read(
-                place, url, call.starts, call.ends, version, is_wanted, has_one
-            )
+                return fsspec_client.read(self._open_files(files), starts, ends, is_wanted)
+            return self._client.read(place, url, starts, ends, version, is_wanted, has_one)
 
+        most = len(files) if place is None else AT_ONCE
         return Job(
-            lambda has_one: set_result(result, read, has_one),
-            min(len(call.starts), AT_ONCE) if place is not None else len(call.starts),
-            is_wanted,
+            lambda has_one: set_result(result, read, has_one), min(len(files), most), is_wanted
         )
-
-
-def _forget(
-    ranges: dict[_Key, tuple[weakref.ref[Fetch], int, int]],
-    keys: Sequence[_Key],
-    ref: weakref.ref[Fetch],
-) -> None:
-    """Removes the ranges of a freed fetch from a cache, unless another fetch has replaced it."""
-    for key in keys:
-        entry = ranges.get(key)
-        if entry is not None and entry[0] is ref:
-            ranges.pop(key, None)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
 
 import numpy as np
+
+from ..order.shuffle import Indices
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]i?)?B?", re.IGNORECASE)
 
@@ -29,45 +30,25 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
-    """Requests that a client sends together.
+class Plan:
+    """Requests, grouped into calls in the order in which they are needed.
 
     Attributes:
         files: The file of each request.
         starts: The first byte of each request.
         ends: The byte after the last byte of each request.
+        bounds: The first request of each call, and the number of requests.
+        request_of: The request of each range.
     """
 
-    files: tuple[int, ...]
-    starts: tuple[int, ...]
-    ends: tuple[int, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        """Returns the number of requested bytes."""
-        return sum(self.ends) - sum(self.starts)
+    files: Indices
+    starts: Indices
+    ends: Indices
+    bounds: Indices
+    request_of: Indices
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Calls in the order in which they are needed, and the places of the ranges in them.
-
-    Attributes:
-        calls: The calls.
-        places: For each range: its call, its request in the call, and its offset in the request.
-    """
-
-    calls: list[Call]
-    places: list[tuple[int, int, int]]
-
-
-def plan(
-    files: Sequence[int],
-    offsets: Sequence[int],
-    sizes: Sequence[int],
-    turns: Sequence[int],
-    limits: Limits,
-) -> Plan:
+def plan(files: Indices, offsets: Indices, sizes: Indices, turns: Indices, limits: Limits) -> Plan:
     """Plans the requests of some ranges, which must not be empty.
 
     Args:
@@ -77,40 +58,58 @@ def plan(
         turns: When each range is needed; ranges with smaller numbers are needed earlier.
         limits: The limits.
     """
-    requests: list[list[int]] = []  # file, start, end, turn
-    request_of = [0] * len(files)
-    for row in np.lexsort((np.asarray(offsets), np.asarray(files))).tolist():
-        file, start, end, turn = files[row], offsets[row], offsets[row] + sizes[row], turns[row]
-        last = requests[-1] if requests else None
-        if (
-            last is not None
-            and last[0] == file
-            and start - last[2] <= limits.gap
-            and max(end, last[2]) - last[1] <= limits.most_bytes
-        ):
-            last[2], last[3] = max(end, last[2]), min(turn, last[3])
-        else:
-            requests.append([file, start, end, turn])
-        request_of[row] = len(requests) - 1
+    rows = np.lexsort((offsets, files))
+    firsts, starts, ends = _merged(files[rows], offsets[rows], sizes[rows], limits)
+    request_of = np.empty(len(rows), np.int64)
+    request_of[rows] = np.repeat(np.arange(len(firsts)), np.diff(firsts, append=len(rows)))
+    turns = np.minimum.reduceat(turns[rows], firsts)
+    files = files[rows][firsts]
     # Requests that are needed early share calls, so that these calls can be sent first.
-    order = sorted(range(len(requests)), key=lambda k: (requests[k][3], k))
-    groups: list[list[int]] = []
-    current: dict[int, list[int]] = {}  # the last group of each file
-    for k in order:
-        file = 0 if limits.several_files else requests[k][0]
-        group = current.get(file)
-        if group is None or len(group) >= limits.most_requests:
-            group = current[file] = []
-            groups.append(group)
-        group.append(k)
-    place_of = {k: (n, i) for n, group in enumerate(groups) for i, k in enumerate(group)}
-    calls = []
-    for group in groups:  # already in the order of their first requests
-        members = [requests[k] for k in group]
-        of, starts, ends, _ = zip(*members)
-        calls.append(Call(of, starts, ends))
-    places = [(*place_of[k], offsets[row] - requests[k][1]) for row, k in enumerate(request_of)]
-    return Plan(calls, places)
+    owners = np.zeros_like(files) if limits.several_files else files
+    order = np.lexsort((turns, owners))
+    first_of_owner = np.searchsorted(owners[order], owners[order])
+    begins = (np.arange(len(order)) - first_of_owner) % limits.most_requests == 0
+    calls = np.flatnonzero(begins)
+    turn_of_call = np.repeat(turns[order][calls], np.diff(calls, append=len(order)))
+    ranks = np.lexsort((np.cumsum(begins), turn_of_call))
+    order, begins = order[ranks], begins[ranks]
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    bounds = np.append(np.flatnonzero(begins), len(order))
+    return Plan(files[order], starts[order], ends[order], bounds, place[request_of])
+
+
+def num_bytes(files: Indices, offsets: Indices, sizes: Indices, limits: Limits) -> int:
+    """Returns the number of bytes that the requests of some ranges read."""
+    rows = np.lexsort((offsets, files))
+    rows = rows[sizes[rows] > 0]
+    _, starts, ends = _merged(files[rows], offsets[rows], sizes[rows], limits)
+    return int((ends - starts).sum())
+
+
+def _merged(
+    files: Indices, offsets: Indices, sizes: Indices, limits: Limits
+) -> tuple[Indices, Indices, Indices]:
+    """Merges sorted ranges; returns the first range, the start and the end of each request."""
+    ends = offsets + sizes
+    if not len(files):
+        return ends, ends, ends
+    # Files follow each other in one address space, farther apart than any gap.
+    step = int(np.max(ends)) + limits.gap + 1
+    shift = np.cumsum(np.diff(files, prepend=files[0]) != 0) * step
+    addresses, reached = offsets + shift, np.maximum.accumulate(ends + shift)
+    begins = np.r_[True, addresses[1:] - reached[:-1] > limits.gap]
+    firsts = np.flatnonzero(begins)
+    lasts = np.append(firsts[1:], len(files)) - 1
+    too_long = reached[lasts] - addresses[firsts] > limits.most_bytes
+    for first, last in zip(firsts[too_long].tolist(), lasts[too_long].tolist()):
+        while first <= last:
+            begins[first] = True
+            end = addresses[first] + limits.most_bytes
+            first = max(first + 1, int(np.searchsorted(reached[: last + 1], end, side="right")))
+    firsts = np.flatnonzero(begins)
+    request_ends = np.maximum.reduceat(ends, firsts)
+    return firsts, offsets[firsts], request_ends
 
 
 def byte_count(value: int | float | str, name: str) -> int:

@@ -7,7 +7,6 @@ event loop, which is woken several times for each call.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import os
 import queue
@@ -79,19 +78,12 @@ class RequestThreads:
     def _work(self) -> None:
         while True:
             self._wake.get()
-            while self._run_next():
-                pass
+            self._run_next()
 
-    def _run_next(self) -> bool:
-        """Runs a job; returns whether there was one."""
+    def _run_next(self) -> None:
         with self._turn:
             job = self._pop()
-            if job is None:
-                return False
-            if not job.is_wanted():
-                self._unfinished.pop()
-                return True
-            held = min(job.weight, MOST_REQUESTS)
+            held = min(job.weight, MOST_REQUESTS) if job.is_wanted() else 0
             for _ in range(held):
                 self._room.get()
 
@@ -102,18 +94,18 @@ class RequestThreads:
             held = min(held, count)
 
         try:
-            job.run(lambda: keep(1))
+            if held:
+                job.run(lambda: keep(1))
         finally:
             keep(0)
             self._unfinished.pop()
-        return True
 
-    def _pop(self) -> Job | None:
-        """Removes the next job and returns it; None if there is none."""
-        for jobs in (self._urgent, self._jobs):
-            with contextlib.suppress(IndexError):
-                return jobs.popleft()
-        return None
+    def _pop(self) -> Job:
+        """Removes the next job and returns it; there is a job for each item of ``_wake``."""
+        try:
+            return self._urgent.popleft()
+        except IndexError:
+            return self._jobs.popleft()
 
 
 _current: RequestThreads | None = None

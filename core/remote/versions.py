@@ -74,6 +74,8 @@ class Version(NamedTuple):  # created faster than a dataclass; a data set has th
 
     def difference(self, other: Version) -> str:
         """Describes how another version differs; "" if it does not."""
+        if self == other:
+            return ""
         if self.size != other.size:
             return f"{self.size:,} -> {other.size:,} bytes"
         before = {"ETag": self.etag, "Last-Modified": self.date}

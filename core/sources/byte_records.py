@@ -141,10 +141,8 @@ class ByteRecords(BaseSource):
         return {name: columns[name] for name in names}
 
     def _range_bytes(self, indices: Indices, names: Sequence[str]) -> int:
-        """Returns the number of bytes of some records in files."""
-        arrays = self._index.arrays
-        sizes = [arrays[f"{name}.size"][indices] for name in names if f"{name}.size" in arrays]
-        return int(sum(size.sum() for size in sizes))
+        """Returns the number of bytes that `_announce` requests."""
+        return self._files.num_bytes(*self._byte_ranges(indices, names))
 
     def _announce(
         self,
@@ -158,17 +156,22 @@ class ByteRecords(BaseSource):
         Returns:
             Leases, with the turn of each of their ranges.
         """
+        files, offsets, sizes = self._byte_ranges(indices, names)
+        turns = np.tile(turns, len(files) // max(1, len(indices)))
+        return self._files.announce(files, offsets, sizes, turns, freed)
+
+    def _byte_ranges(
+        self, indices: Indices, names: Sequence[str]
+    ) -> tuple[Indices, Indices, Indices]:
+        """Returns file, offset and size of the fields of records that are ranges of files."""
         arrays = self._index.arrays
-        ranges = [name for name in names if f"{name}.size" in arrays]
-        if not ranges:
-            return []
+        names = [name for name in names if f"{name}.size" in arrays]
         files = np.searchsorted(self._first, indices, side="right") - 1
-        return self._files.announce(
-            np.tile(files, len(ranges)),
-            np.concatenate([arrays[f"{name}.offset"][indices] for name in ranges]),
-            np.concatenate([arrays[f"{name}.size"][indices] for name in ranges]),
-            np.tile(turns, len(ranges)),
-            freed,
+        none = np.empty(0, np.int64)
+        return (
+            np.tile(files, len(names)),
+            np.concatenate([none, *(arrays[f"{name}.offset"][indices] for name in names)]),
+            np.concatenate([none, *(arrays[f"{name}.size"][indices] for name in names)]),
         )
 
     def _decoded(self, name: str, pieces: list[Any], indices: Indices) -> list[Any]:

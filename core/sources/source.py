@@ -121,7 +121,7 @@ def read_ahead_of(source: Any) -> int:
 
 
 def range_bytes(source: Any, indices: Indices, names: Sequence[str]) -> int:
-    """Returns the number of bytes of some records that `announce` requests."""
+    """Returns the number of bytes that `announce` requests for some records."""
     return int(source._range_bytes(indices, names)) if read_ahead_of(source) else 0
 
 

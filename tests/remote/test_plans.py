@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from dalijax.core.remote.ranges import Limits, byte_count, plan
+from dalijax.core.remote.ranges import Limits, byte_count, num_bytes, plan
 
 RANGES = st.lists(
     st.tuples(
@@ -22,44 +22,52 @@ LIMITS = (Limits(), Limits(0, 1000, 3), Limits(most_bytes=100_000, several_files
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
 @hypothesis.given(ranges=RANGES)
 def test_requests_contain_all_ranges_within_the_limits(limits, ranges):
-    planned = plan(*map(list, zip(*ranges)), limits)
-    for (file, offset, size, _), (call, request, start) in zip(ranges, planned.places, strict=True):
-        call = planned.calls[call]
-        assert call.files[request] == file
-        assert call.starts[request] + start == offset
-        assert offset + size <= call.ends[request]
+    columns = np.array(ranges).T
+    planned = plan(*columns, limits)
+    requests = planned.request_of
+    files, offsets, sizes, _ = columns
+    assert (planned.files[requests] == files).all()
+    assert (planned.starts[requests] <= offsets).all()
+    assert (planned.ends[requests] >= offsets + sizes).all()
+    assert set(requests) == set(range(len(planned.files)))
+    total = (planned.ends - planned.starts).sum()
+    assert num_bytes(files, offsets, sizes, limits) == total
     wanted = collections.defaultdict(lambda: np.zeros(300_000, bool))
     for file, offset, size, _ in ranges:
         wanted[file][offset : offset + size] = True
     longest = max(size for _, _, size, _ in ranges)
-    for call in planned.calls:
-        assert len(call.starts) <= limits.most_requests
-        assert limits.several_files or len(set(call.files)) == 1
-        for file, start, end in zip(call.files, call.starts, call.ends, strict=True):
-            assert end - start <= max(limits.most_bytes, longest)
-            read = wanted[file][start:end]
-            assert read[0] and read[-1]
-            ends = np.flatnonzero(np.diff(np.r_[True, read, True].astype(int)))
-            gaps = ends[1::2] - ends[::2]
-            assert not len(gaps) or gaps.max() <= limits.gap
+    for first, last in zip(planned.bounds, planned.bounds[1:]):
+        assert 0 < last - first <= limits.most_requests
+        assert limits.several_files or len(set(planned.files[first:last])) == 1
+    for file, start, end in zip(planned.files, planned.starts, planned.ends, strict=True):
+        assert end - start <= max(limits.most_bytes, longest)
+        read = wanted[file][start:end]
+        assert read[0] and read[-1]
+        ends = np.flatnonzero(np.diff(np.r_[True, read, True].astype(int)))
+        gaps = ends[1::2] - ends[::2]
+        assert not len(gaps) or gaps.max() <= limits.gap
 
 
+@pytest.mark.parametrize("most_requests", (1, 3))
 @hypothesis.given(ranges=RANGES)
-def test_calls_are_in_the_order_in_which_they_are_needed(ranges):
-    planned = plan(*map(list, zip(*ranges)), Limits(0, 1))
-    turns = collections.defaultdict(list)
-    for (*_, turn), (call, _, _) in zip(ranges, planned.places, strict=True):
-        turns[call].append(turn)
-    first = [min(turns[call]) for call in range(len(planned.calls))]
+def test_calls_are_in_the_order_in_which_they_are_needed(most_requests, ranges):
+    columns = np.array(ranges).T
+    planned = plan(*columns, Limits(0, most_requests=most_requests))
+    calls = np.searchsorted(planned.bounds, planned.request_of, side="right")
+    first = [columns[3][calls == call].min() for call in range(1, len(planned.bounds))]
     assert first == sorted(first)
+
+
+def planned_of(offsets, size):
+    turns = np.zeros(25, np.int64)
+    return plan(turns, np.array(offsets), np.full(25, size), turns, Limits())
 
 
 def test_neighbors_are_merged_and_calls_are_filled():
     offsets = [k * 100_000 for k in range(25)]
-    planned = plan([0] * 25, offsets, [50_000] * 25, [0] * 25, Limits())
-    assert [len(call.starts) for call in planned.calls] == [10, 10, 5]
-    planned = plan([0] * 25, offsets, [84_000] * 25, [0] * 25, Limits())
-    assert [call.num_bytes for call in planned.calls] == [24 * 100_000 + 84_000]
+    assert np.diff(planned_of(offsets, 50_000).bounds).tolist() == [10, 10, 5]
+    merged = planned_of(offsets, 84_000)
+    assert (merged.ends - merged.starts).tolist() == [24 * 100_000 + 84_000]
 
 
 @pytest.mark.parametrize(

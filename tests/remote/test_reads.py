@@ -15,6 +15,7 @@ from forks import Fork
 from nvidia.dali import fn
 
 from dalijax import data_iterator
+from dalijax.core.feeding.announcer import Announcer
 from dalijax.core.remote import storage
 from dalijax.core.workers import Workers
 from dalijax.sources import Files, Mixture, Named, Tar
@@ -281,7 +282,8 @@ def test_announced_bytes_stay_within_the_budget(server):
     def watched(*arguments, **options):
         result = lease(*arguments, **options)
         gc.collect(0)
-        refs = {ref for ref, _, _ in cache._ranges.values()}
+        blocks = [block for ref in list(cache._blocks) if (block := ref()) is not None]
+        refs = [ref for block in blocks for ref in block.fetches]
         held.append(sum(fetch.num_bytes for ref in refs if (fetch := ref()) is not None))
         return result
 
@@ -293,10 +295,27 @@ def test_announced_bytes_stay_within_the_budget(server):
     # The records that are read without an announcement, at the start, are not in the budget.
     assert max(held) <= 600_000 + 3 * 10 * (SIZE + 120)
     deadline = time.monotonic() + 20
-    while cache._ranges and time.monotonic() < deadline:  # threads end after their current tasks
+    while cache._blocks and time.monotonic() < deadline:  # threads end after their current tasks
         gc.collect()
         time.sleep(0.01)
-    assert not cache._ranges
+    assert not cache._blocks
+
+
+def test_the_bytes_between_ranges_are_in_the_budget(server, tmp_path):
+    server.folder = tmp_path
+    names = [f"{k:04d}.{name}" for k in range(60) for name in ("bin", "x")]
+    write_tar(tmp_path / "0.tar", [(name, bytes(9000)) for name in names])
+    source = Tar([f"{server.url}/0.tar"], {"bin": "data"}, read_ahead=200_000)
+    server.ranges.clear()
+    announcer = Announcer(
+        source, ["data"], lambda run: np.array([2 * run, 2 * run + 1]), lambda run: run + 1
+    )
+    announcer.restart(0, 0)
+    for run in range(10):
+        announcer.was_read(announcer.generation, run)
+        announcer._workers.call(int).get()  # after the announcement
+        assert 100_000 <= announcer._held <= 200_000
+    announcer.close()
 
 
 def test_a_restore_requests_no_earlier_records(server):
