@@ -79,13 +79,13 @@ class Result(Generic[T]):
 
         Raises:
             BaseException: The error of the task, if there is one.
-            WorkersEnded: If the threads were ended.
+            WorkersEnded: If these threads, or the threads to which the caller belongs, were ended.
             SystemExit, WorkersEnded: If Python exits; see `ending`.
         """
         while not self._is_set:
             if _at_exit.is_set():
                 raise ending()
-            if workers is not None and workers.dropped:
+            if (workers is not None and workers.dropped) or _thread.was_ended():
                 raise WorkersEnded
             # Ctrl-C between these lines keeps the lock; other threads notice at their next check.
             if self._pending.acquire(timeout=_RECHECK):
@@ -105,6 +105,17 @@ class _Tasks:
         self.dropped = False
 
 
+class _Thread(threading.local):
+    """The pool of the current thread."""
+
+    tasks: _Tasks | None = None
+
+    def was_ended(self) -> bool:
+        """Returns whether the thread belongs to a pool that was ended."""
+        return self.tasks is not None and self.tasks.dropped
+
+
+_thread = _Thread()
 _busy: dict[int, None] = {}  # identifiers of threads that run a task, or are within `busy`
 _at_exit = threading.Event()
 os.register_at_fork(after_in_child=_busy.clear)  # a forked child has no such threads
@@ -241,6 +252,7 @@ def _fulfil(future: concurrent.futures.Future[T], function: Callable[[], T]) -> 
 
 def _work(tasks: _Tasks) -> None:
     me = threading.get_ident()
+    _thread.tasks = tasks
     while (task := tasks.queue.get()) is not None and not tasks.dropped:
         _busy[me] = None
         try:

@@ -31,6 +31,9 @@ class Announcer:
         names: The fields that are read.
         records_of: Returns the records of the run at a position.
         after: Returns the position of the run after the run at a position.
+
+    Attributes:
+        generation: The number of restarts.
     """
 
     def __init__(
@@ -43,8 +46,9 @@ class Announcer:
         self._source, self._names = source, names
         self._records_of, self._after = records_of, after
         self._budget = read_ahead_of(source)
-        self.generation = 0  # the number of restarts, counted by the callers
+        self.generation = 0  # counted by the callers
         self._current = 0  # the generation of the state
+        self._failure: tuple[int, BaseException] | None = None  # of a generation
         self._workers = Workers(1, "dalijax-announce")
         self._done = 0  # the run after the last run that was read
         self._next = 0  # the first run that is not announced
@@ -53,6 +57,12 @@ class Announcer:
         self._fetches: dict[int, set[Any]] = {}  # which each announced run keeps
         self._held = 0  # bytes of the requests that the announcements have made
         self._freed = collections.deque[int]()  # bytes of the freed requests
+
+    @property
+    def error(self) -> BaseException | None:
+        """Returns the error that has ended the announcements since the last restart, if any."""
+        failure = self._failure
+        return failure[1] if failure is not None and failure[0] == self.generation else None
 
     def restart(self, run: int, position: SamplePosition) -> None:
         """Drops the announcements, and begins with a run at a position."""
@@ -76,7 +86,13 @@ class Announcer:
 
     def _submit(self, function: Callable[..., None], *arguments: Any) -> None:
         if not self._workers.dropped:
-            self._workers.submit(function, *arguments)
+            self._workers.submit(self._run, function, *arguments)
+
+    def _run(self, function: Callable[..., None], *arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except BaseException as error:
+            self._failure = (self._current, error)
 
     def _restart(self, generation: int, run: int, position: SamplePosition) -> None:
         self._fetches.clear()
@@ -86,7 +102,7 @@ class Announcer:
         self._fill()
 
     def _was_read(self, generation: int, run: int) -> None:
-        if generation != self._current:
+        if generation != self._current or self.error is not None:
             return
         self._fetches.pop(run, None)
         self._done = max(self._done, run + 1)
@@ -122,6 +138,8 @@ class Announcer:
             del runs[max(1, min(len(runs) - 1, int(len(runs) * num_bytes / total))) :]
         turns = self._next + np.repeat(np.arange(len(runs)), [*map(len, runs)])
         self._position, self._next = positions[len(runs)], self._next + len(runs)
+        if self._workers.dropped:
+            return
         leases = announce(self._source, np.concatenate(runs), self._names, turns, self._freed)
         for lease, row_turns in leases:
             self._held += lease.num_bytes

@@ -26,6 +26,7 @@ from ..remote.retries import RemoteError
 from ..sources.record_table import RecordTable
 from ..sources.source import Source, Values, image_sizes
 from ..sources.values import leaf
+from ..workers import WorkersEnded
 from .reuse import ReuseCheck
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, stand_ins
 
@@ -171,8 +172,9 @@ def is_of_record(error: Exception) -> bool:
     A remote file that is missing, changed or denied concerns all its records. Replacing them would
     train on other data.
     """
-    is_remote = any(isinstance(cause, RemoteError) for cause in chain_of(error))
-    return not is_remote and not is_environment(error)
+    if any(isinstance(cause, (RemoteError, WorkersEnded)) for cause in chain_of(error)):
+        return False
+    return not is_environment(error)
 
 
 def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:

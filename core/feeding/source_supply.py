@@ -71,11 +71,11 @@ class PendingRows:
         self._when_read = when_read or _nothing
         self._result = Result[ReadRows]()
         self._read: ReadRows | None = None
-        supply.submit(self._start)
 
-    def _start(self) -> None:
+    def start(self) -> None:
         """Starts reading, in a thread."""
         try:
+            self._supply.check_announcer()
             self._submit_chunks()
         except BaseException as error:
             self._result.fail(error)
@@ -186,6 +186,12 @@ class Rows:
     def name(self, row: int) -> str:
         """Returns the name of a row's own record."""
         return self._pending.read.name(self._rows.start + row)
+
+
+def _start(runs: Sequence[PendingRows]) -> None:
+    """Starts to read runs in their order; if each were a task, they could change places."""
+    for pending in runs:
+        pending.start()
 
 
 def _nothing() -> None:
@@ -303,6 +309,11 @@ class SourceSupply:
         """
         return result.get(self._workers)
 
+    def check_announcer(self) -> None:
+        """Raises the error that has ended the announcements, without which reads are slow."""
+        if self._announcer is not None and self._announcer.error is not None:
+            raise self._announcer.error
+
     def seek(self, position: SamplePosition) -> None:
         """Begins the next run at a position."""
         self._rows.clear()
@@ -336,6 +347,7 @@ class SourceSupply:
         if self._announcer is not None and not self._is_announced:
             self._is_announced = True
             self._announcer.restart(first, self.position(first))
+        started: list[PendingRows] = []
         for run in range(first, first + 1 + self._depth):
             if run not in self._rows:
                 position = self.position(run)
@@ -356,6 +368,9 @@ class SourceSupply:
                     batch,
                     self._when_read(run),
                 )
+                started.append(self._rows[run][0])
+        if started:
+            self.submit(_start, started)
 
     def _when_read(self, run: int) -> Callable[[], None]:
         """Returns a function that tells the announcer that a run was read."""
@@ -366,7 +381,7 @@ class SourceSupply:
     def _pending(
         self, samples: Indices, valid: Sequence[NDArray[np.bool_]], *where: Any
     ) -> tuple[PendingRows, list[Rows]]:
-        """Starts to read samples; returns the rows of each pipeline, given which are valid."""
+        """Returns samples to read, and the rows of each pipeline, given which are valid."""
         ends = list(itertools.accumulate(map(len, valid)))
         parts = [slice(end - len(part), end) for part, end in zip(valid, ends)]
         pending = PendingRows(self, samples, parts, *where)
@@ -387,7 +402,9 @@ class SourceSupply:
 
     def alone(self, samples: Indices) -> Rows:
         """Returns rows of some samples, for a pipeline of their own."""
-        return self._pending(samples, [np.ones(len(samples), bool)])[1][0]
+        pending, rows = self._pending(samples, [np.ones(len(samples), bool)])
+        self.submit(pending.start)
+        return rows[0]
 
     def remember(self, sample: int, reason: UnusableRecord, replace: bool) -> None:
         """Remembers a failing sample, and its record if the record fails in every epoch."""

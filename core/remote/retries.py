@@ -25,6 +25,7 @@ _PATIENCE = 300.0  # seconds after which no further attempt begins
 _OPENING = 30.0  # the same, when a source is opened: its URL may be wrong
 _FEW = 5  # attempts with wrong answers, which a repetition rarely changes
 _LONGEST = 5.0  # seconds between two attempts, so that a run goes on soon after an outage
+_RECHECK = 0.1  # seconds between checks whether a result is still needed
 _QUIET = 5.0  # seconds of waiting before a warning
 _REPEATED = 60.0  # seconds between warnings
 _STATUS = re.compile(r"status code: (\d{3})")  # in errors of obstore
@@ -119,7 +120,7 @@ def repeated(
         while (left := end - time.monotonic()) > 0:
             if not is_wanted():
                 raise Unneeded
-            time.sleep(min(left, 0.5))
+            time.sleep(min(left, _RECHECK))
 
 
 def each(read: Callable[[int], T], rows: Sequence[int]) -> list[T | Exception]:
@@ -184,7 +185,7 @@ def refusal(error: Exception, url: str) -> Exception | None:
     if isinstance(error, ImportError):
         return error
     if (
-        kinds & {"GenericError", "BaseError", "WrongAnswerError"}  # of obstore, and of this module
+        type(error).__name__ in ("GenericError", "WrongAnswerError")  # of obstore and this module
         or is_environment(error)
         or (isinstance(error, OSError) and error.errno in _SERVER_ERRNOS)
     ):

@@ -42,6 +42,11 @@ def error_of(name, text="", base=Exception):
     return type(name, (base,), {})(text)
 
 
+def obstore_error(name, text):
+    """Returns an error that has the base class of obstore's errors."""
+    return error_of(name, text, type("BaseError", (Exception,), {}))
+
+
 def with_status(number):
     """Returns an error like those of HTTP clients in Python."""
     error = RuntimeError("x")
@@ -69,6 +74,8 @@ def status(number):
         (with_status(403), PermissionError, "denied .403"),
         (with_status(404), FileNotFoundError, "does not exist"),
         (with_status(412), OSError, "was changed.*Reopen"),
+        (obstore_error("InvalidPathError", "a//b"), OSError, "can't be read.*a//b"),
+        (obstore_error("NotImplementedError", "none"), OSError, "can't be read.*none"),
         (ValueError("odd"), OSError, "can't be read: ValueError.'odd'"),
     ],
 )
@@ -86,6 +93,7 @@ def test_final_errors_have_the_url_and_a_remedy(error, kind, text):
         *(error_of("GenericError", status(n)) for n in (408, 429, 500, 502, 503, 504)),
         error_of("GenericError", "HTTP error: error sending request"),
         error_of("GenericError", "HTTP error: request or response body error"),
+        obstore_error("GenericError", "HTTP error: operation timed out"),
         error_of("GenericError", "Requested 5..9, got 6..10"),
         WrongAnswerError("requested bytes 1 to 2"),
         ConnectionResetError(),

@@ -318,6 +318,53 @@ def test_the_bytes_between_ranges_are_in_the_budget(server, tmp_path):
     announcer.close()
 
 
+def test_an_error_of_the_announcements_is_raised(server):
+    class Failing(Tar):
+        fails = False
+
+        def _announce(self, *arguments):
+            if self.fails:
+                raise ValueError("no more announcements")
+            return super()._announce(*arguments)
+
+    urls = [f"{server.url}/{k}.tar" for k in range(TARS)]
+    source = Failing(urls, FIELDS, read_ahead=600_000)
+    make = data_iterator(identity, ["data", "label"], source=source)
+    with make.stream(batch_size=10, num_threads=1, as_numpy=True, shuffle=False) as stream:
+        labels = next(stream)["label"].tolist()
+        source.fails = True
+        with pytest.raises(ValueError, match="no more announcements"):
+            for _ in range(12):
+                labels += next(stream)["label"].tolist()
+        source.fails = False
+        for _ in range(24):
+            if len(labels) < 120:
+                with contextlib.suppress(ValueError):  # of a batch that was read before
+                    labels += next(stream)["label"].tolist()
+    assert labels == list(range(120))
+
+
+@pytest.mark.parametrize("kind", ("503", "hang"))
+@pytest.mark.parametrize("read_ahead", (0, "1MB"))
+def test_reading_threads_end_when_an_iterator_is_closed(kind, read_ahead, server):
+    options = {"timeout": 60, "retry_timeout": 60}
+    source = opened(server, read_ahead=read_ahead, storage_options=options)
+    server.fault = lambda *_: kind
+    make = data_iterator(identity, ["data", "label"], source=source)
+    stream = make.stream(batch_size=10, num_threads=1, as_numpy=True)
+    workers, before = Workers(1, "test"), len(server.ranges)
+    future = workers.future(lambda: next(stream))
+    while len(server.ranges) == before:
+        time.sleep(0.001)
+    stream.close()
+    with pytest.raises((ValueError, RuntimeError), match="closed|ended"):
+        future.result(timeout=20)
+    deadline = time.monotonic() + 20
+    while any(thread.name.startswith("dalijax-read") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_restore_requests_no_earlier_records(server):
     source = opened(server, read_ahead="1kB")
     local = Tar([str(server.folder / f"{k}.tar") for k in range(TARS)], FIELDS)
@@ -349,7 +396,11 @@ def test_the_first_batch_waits_only_for_its_own_records(server):
         expected = next(stream)["label"].tolist()
     offsets = source._index.arrays["data.offset"]
     needed = {(f"{k // SAMPLES}.tar", int(offsets[k])) for k in expected}
+    source = opened(
+        server, storage_options={"timeout": 60, "retry_timeout": 60}
+    )  # requests nothing
     server.fault = lambda path, start, end, _: "" if (path, start) in needed else "hang"
+    make = data_iterator(identity, ["data", "label"], source=source)
     with make.stream(**arguments) as stream:
         stream.set_state(state)
         workers = Workers(1, "test")  # the threads end when it is freed

@@ -238,8 +238,12 @@ def serving(folder, latency=0.0):
         started.set()
         await server.stop.wait()
         listener.close()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for _ in range(3):  # which close the connections
+            await asyncio.sleep(0)
 
     thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
     thread.start()
@@ -249,7 +253,6 @@ def serving(folder, latency=0.0):
     finally:
         loop.call_soon_threadsafe(server.stop.set)
         thread.join()
-        loop.run_until_complete(asyncio.sleep(0))
         loop.close()
 
 
