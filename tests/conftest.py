@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 
 import fork_context
+import forks
 import hypothesis
 import jax
 import numpy as np
@@ -57,6 +58,11 @@ if reads_cache and not {"DALIJAX_TEST_GPU", "JAX_COMPILATION_CACHE_DIR"} & set(o
 hypothesis.settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")
+
+# xdist's workers share the processes of `forks`.
+FORKS = None
+if forks.FOLDER not in os.environ:
+    FORKS = os.environ[forks.FOLDER] = tempfile.mkdtemp(prefix="forks")
 
 NUM_FILES = 12
 
@@ -122,9 +128,10 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Removes the cache of compiled programs."""
-    if CACHE is not None:
-        shutil.rmtree(CACHE, ignore_errors=True)
+    """Removes the cache of compiled programs, and the sockets of forks."""
+    for folder in (CACHE, FORKS):
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

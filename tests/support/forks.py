@@ -1,21 +1,25 @@
 """Runs programs in forks of a process that has imported the libraries.
 
-A new process imports JAX and DALI for two seconds, and TensorFlow for five more. A fork begins
-before any device, thread or pipeline exists. It waits for its threads and calls the functions of
-`atexit` like a program. Then it exits without freeing its modules, which takes half a second.
+A new process imports JAX and DALI for two seconds, and TensorFlow for five more. The workers of
+xdist share one that forks. A fork begins before any device, thread or pipeline exists. It waits for
+its threads and calls the functions of `atexit` like a program. Then it exits without freeing its
+modules, which takes half a second.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import fcntl
 import functools
 import gc
 import importlib
 import json
 import os
 import pathlib
+import select
 import signal
-import subprocess
+import socket
 import sys
 import tempfile
 import threading
@@ -23,31 +27,49 @@ import time
 import types
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import IO, Any
 
 MODULES = ("jax.numpy", "numpy", "nvidia.dali.fn", "dalijax", "PIL.Image")
 # Options of JAX that tests set for their programs.
 OPTIONS = {"jax_platforms": str, "jax_num_cpu_devices": int}
+FOLDER = "DALIJAX_FORKS"  # variable: the folder of the sockets that xdist's workers share
 _HAS_ENDED = threading.Event()  # of the program of this fork, without an error
 
 
 @functools.cache
-def _server(number: int) -> subprocess.Popen[str]:
-    """Starts a process that imports the libraries."""
-    server = subprocess.Popen(
-        [sys.executable, "-W", "ignore", __file__],  # JAX and Python warn of forks
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    import multiprocessing.util  # not in the server: `_exit_quickly` is its last function
+def _server(number: int) -> IO[str]:
+    """Connects to a process that imports the libraries, and starts it before, if necessary."""
+    folder = pathlib.Path(os.environ.get(FOLDER) or tempfile.mkdtemp(prefix="forks"))
+    path = folder / str(number)
+    with open(f"{path}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        connection = _connect(path)
+        if connection is None:
+            path.unlink(missing_ok=True)
+            os.posix_spawn(
+                sys.executable,
+                # JAX and Python warn of forks.
+                [sys.executable, "-W", "ignore", __file__, str(path)],
+                os.environ,
+                file_actions=[(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1)],
+                setpgroup=0,  # Ctrl-C in a terminal ends only the tests
+            )
+        deadline = time.monotonic() + 120
+        while connection is None:
+            assert time.monotonic() < deadline, "the process of forks does not start"
+            time.sleep(0.02)
+            connection = _connect(path)
+    return connection.makefile("rw")
 
-    multiprocessing.util.Finalize(None, _end, args=(server,), exitpriority=100)
-    return server
 
-
-def _end(server: subprocess.Popen[str]) -> None:
-    server.communicate()  # closes its input
+def _connect(path: pathlib.Path) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(str(path))
+    except OSError:
+        connection.close()
+        return None
+    return connection
 
 
 class Fork:
@@ -128,10 +150,9 @@ class Fork:
 
     def _ask(self, **request: Any) -> Any:
         server = _server(self._number)
-        assert server.stdin is not None and server.stdout is not None
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
-        return json.loads(server.stdout.readline())
+        server.write(json.dumps(request) + "\n")
+        server.flush()
+        return json.loads(server.readline())
 
 
 def run_fork(
@@ -143,40 +164,80 @@ def run_fork(
     return types.SimpleNamespace(stdout=out, stderr=err)
 
 
-def _serve() -> dict[str, Any] | None:
-    """Answers requests; returns the request of a fork in the fork, and None at the end."""
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "pid" in request:
-            answer = _exit_code(request["pid"], request["timeout"])
-        else:
-            if not set(request["modules"]) <= sys.modules.keys():
-                gc.disable()
-                for name in request["modules"]:
-                    importlib.import_module(name)
-                gc.enable()
-                gc.collect()
-                gc.freeze()  # collections in forks would visit, and copy, a million objects
-            answer = os.fork()
-            if answer == 0:
-                return request
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+def _serve(path: str) -> dict[str, Any] | None:
+    """Answers requests; returns the request of a fork in the fork.
+
+    Returns None after all processes that send requests have ended.
+    """
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    listener.settimeout(120)  # ends if the process that started this one was killed
+    clients = {listener.accept()[0]: (0, 0.0)}  # the fork whose end it waits for, and a deadline
+    while clients:
+        waits = any(pid for pid, _ in clients.values())
+        ready, _, _ = select.select([listener, *clients], [], [], 0.02 if waits else None)
+        for client in ready:
+            if client is listener:
+                clients[listener.accept()[0]] = (0, 0.0)
+            elif not (line := _read_line(client)):
+                del clients[client]
+                client.close()
+            elif "pid" in (request := json.loads(line)):
+                clients[client] = request["pid"], time.monotonic() + request["timeout"]
+            else:
+                _import(request["modules"])
+                pid = os.fork()
+                if pid == 0:
+                    for own in (listener, *clients):
+                        own.close()
+                    return request
+                _answer(client, pid)
+        for client, (pid, deadline) in clients.items():
+            if pid:
+                has_ended, code = _exit_code(pid, deadline)
+                if has_ended:
+                    clients[client] = (0, 0.0)
+                    _answer(client, code)
     return None
 
 
-def _exit_code(pid: int, timeout: float) -> int | None:
-    """Waits for a fork and returns its exit code; None if it was killed after the timeout."""
-    end = time.monotonic() + timeout
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() >= end:
-            os.killpg(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return None
-        time.sleep(0.02)
+def _read_line(client: socket.socket) -> bytes:
+    """Returns a request, or nothing after the process that sends requests has ended."""
+    data = b""
+    while not data.endswith(b"\n"):
+        part = client.recv(1 << 16)
+        if not part:
+            return b""
+        data += part
+    return data
+
+
+def _answer(client: socket.socket, answer: int | None) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the process that asked was killed
+        client.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _import(modules: list[str]) -> None:
+    if not set(modules) <= sys.modules.keys():
+        gc.disable()
+        for name in modules:
+            importlib.import_module(name)
+        gc.enable()
+        gc.collect()
+        gc.freeze()  # collections in forks would visit, and copy, a million objects
+
+
+def _exit_code(pid: int, deadline: float) -> tuple[bool, int | None]:
+    """Returns whether a fork has ended, and its exit code; None if it is killed now."""
+    done, status = os.waitpid(pid, os.WNOHANG)
+    if done:
+        return True, os.waitstatus_to_exitcode(status)
+    if time.monotonic() < deadline:
+        return False, None
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return True, None
 
 
 def _become(request: dict[str, Any]) -> None:
@@ -227,5 +288,5 @@ def _read_options_of_jax() -> None:
 
 if __name__ == "__main__":
     atexit.register(_exit_quickly)  # before all other functions, so that it is called last
-    if (request := _serve()) is not None:
+    if (request := _serve(sys.argv[1])) is not None:
         _become(request)
