@@ -55,6 +55,7 @@ class Announcer:
         self._position = SamplePosition()  # of that run
         self._first = 0  # the run after the last restart
         self._fetches: dict[int, set[Any]] = {}  # which each announced run keeps
+        self._ahead: dict[int, int] = {}  # bytes of each announced run, also on a local disk
         self._held = 0  # bytes of the requests that the announcements have made
         self._freed = collections.deque[int]()  # bytes of the freed requests
 
@@ -96,6 +97,7 @@ class Announcer:
 
     def _restart(self, generation: int, run: int, position: SamplePosition) -> None:
         self._fetches.clear()
+        self._ahead.clear()
         self._current, self._done = generation, run
         self._next = self._first = run
         self._position = position
@@ -105,6 +107,7 @@ class Announcer:
         if generation != self._current or self.error is not None:
             return
         self._fetches.pop(run, None)
+        self._ahead.pop(run, None)
         self._done = max(self._done, run + 1)
         while self._next <= run:  # it was read before its announcement
             self._position = self._after(self._position)
@@ -119,7 +122,7 @@ class Announcer:
             if self._next == self._first:
                 self._announce(0)
                 return
-            is_full = self._budget - self._held < self._budget / 2
+            is_full = max(self._held, sum(self._ahead.values())) > self._budget / 2
             if self._done == self._first or is_full or self._next - self._done >= _MOST_RUNS:
                 return
             self._announce(self._budget // 2)
@@ -128,14 +131,15 @@ class Announcer:
         """Announces a run, and the following runs within a number of bytes."""
         runs: list[Indices] = []
         positions = [self._position]
-        total = 0
-        while not runs or (total < num_bytes and len(runs) < _MOST_RUNS):
+        sizes: list[int] = []
+        while not runs or (sum(sizes) < num_bytes and len(runs) < _MOST_RUNS):
             runs.append(self._records_of(positions[-1]))
             positions.append(self._after(positions[-1]))
-            total += self._num_bytes(runs[-1:])
+            sizes.append(self._num_bytes(runs[-1:]))
         # Requests of several runs also read the bytes between their ranges.
         while len(runs) > 1 and (total := self._num_bytes(runs)) > num_bytes:
             del runs[max(1, min(len(runs) - 1, int(len(runs) * num_bytes / total))) :]
+        self._ahead.update(zip(range(self._next, self._next + len(runs)), sizes))
         turns = self._next + np.repeat(np.arange(len(runs)), [*map(len, runs)])
         self._position, self._next = positions[len(runs)], self._next + len(runs)
         if self._workers.dropped:

@@ -357,13 +357,25 @@ class ByteFiles:
         return [file.file for file in files if isinstance(file, RemoteFile)]
 
     def num_bytes(self, files: Indices, offsets: Indices, sizes: Indices) -> int:
-        """Returns the number of bytes that `announce` requests if none are cached."""
+        """Returns the number of bytes that `announce` requests, and of ranges on the local disk.
+
+        Requests are counted as if no range was in memory.
+        """
         rows = self._announced(files, offsets, sizes)
-        return self._ranges.num_bytes(files[rows], offsets[rows], sizes[rows])
+        stored = int(sizes[self._stored(files, offsets, sizes)].sum())
+        return stored + self._ranges.num_bytes(files[rows], offsets[rows], sizes[rows])
 
     def _announced(self, files: Indices, offsets: Indices, sizes: Indices) -> NDArray[np.bool_]:
-        """Returns which ranges are remote and within their files."""
-        return self._are_remote[files] & within(offsets, sizes, self.limits[files])
+        """Returns which ranges are remote, within their files, and not on the local disk."""
+        rows = self._are_remote[files] & within(offsets, sizes, self.limits[files])
+        rows[self._stored(files, offsets, sizes)] = False
+        return rows
+
+    def _stored(self, files: Indices, offsets: Indices, sizes: Indices) -> Indices:
+        """Returns the rows of the remote ranges that the cache on the local disk has."""
+        if self._cache is None:
+            return np.empty(0, np.int64)
+        return self._cache.find(files, offsets, sizes)
 
     def announce(
         self,
@@ -387,8 +399,6 @@ class ByteFiles:
             empty list if all files are local.
         """
         rows = self._announced(files, offsets, sizes)
-        if self._cache is not None:
-            rows[self._cache.find(files, offsets, sizes)] = False
         if not rows.any():
             return []
         lease = self._ranges.lease(files[rows], offsets[rows], sizes[rows], turns[rows], freed)
@@ -430,10 +440,8 @@ class ByteFiles:
             )
         are_requested = self._are_remote[files]
         local = np.flatnonzero(~are_requested)
-        cached = np.empty(0, np.int64)
-        if self._cache is not None:
-            cached = self._cache.find(files, offsets, sizes)
-            are_requested[cached] = False
+        cached = self._stored(files, offsets, sizes)
+        are_requested[cached] = False
         leases: list[tuple[Indices, Lease]] = []
 
         def request(rows: Indices) -> None:

@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 from nvidia.dali import fn
 
 from dalijax import data_iterator
+from dalijax.core.feeding.announcer import Announcer
 from dalijax.core.formats.tfrecord_headers import masked_crc
+from dalijax.core.order.samples import SamplePosition
 from dalijax.core.remote import cache_folder, storage
 from dalijax.core.remote.cache_folder import MARK, object_name, open_cache, space_of
 from dalijax.core.remote.disk_cache import DiskCache
@@ -144,6 +146,18 @@ def test_each_range_is_requested_once(server, folder):
     check(source)
     check(pickle.loads(pickle.dumps(source)))
     assert not server.ranges
+
+
+def test_stored_records_are_announced_within_the_budget(server, folder):
+    source = filled(server, folder, read_ahead=20 * SIZE)
+    announcer = Announcer(source, ["data"], lambda _: np.arange(2), lambda position: position)
+    announcer.restart(0, SamplePosition())
+    for run in range(20):
+        announcer.was_read(announcer.generation, run)
+        announcer._workers.future(lambda: None).result()
+        assert 0 < announcer._next - run - 1 <= 10
+    announcer.close()
+    assert announcer.error is None and not server.ranges
 
 
 def test_parts_of_records(server, folder):
