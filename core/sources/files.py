@@ -255,7 +255,7 @@ class Files(BaseSource):
         """Returns the number of bytes of some records that `_announce` requests."""
         if self._objects is None or "data" not in names:
             return 0
-        return int(self._objects.limits[indices].sum())
+        return self._objects.num_bytes(*self._ranges(self._objects, indices))
 
     def _announce(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 from collections.abc import Collection, Sequence
@@ -13,7 +14,7 @@ from ..errors import StateError
 from ..formats.spread import spread
 from ..messages.printable import printable
 from ..state.envelope import digest
-from .source import Source
+from .source import Source, announce, range_bytes, read_ahead_of
 
 _MOST_RECORDS = 64
 _MOST_BYTES = 1 << 16  # of each file
@@ -40,8 +41,13 @@ def identity_of(
     names = sorted(source.fields.keys() - set(without))
     kinds = [(name, str(source.fields[name].dtype), source.fields[name].ndim) for name in names]
     values = [len(source), kinds, *parts]
-    for index in spread(len(source), _MOST_RECORDS).tolist() if reads else ():
+    indices = spread(len(source), _MOST_RECORDS if reads else 0)
+    leases = []
+    if 0 < range_bytes(source, indices, names) <= read_ahead_of(source):
+        leases = announce(source, indices, names, indices, collections.deque())
+    for index in indices.tolist():
         values += _values(source, index, names)
+    del leases  # kept the bytes of remote records, which were requested together
     return digest(*map(_piece, values), length=32)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -73,16 +74,20 @@ def test_batches_are_those_of_local_files_and_are_read_ahead(read_ahead, server)
             lambda data, label: (data, label), ["data", "label"], source=source, as_numpy=True
         )
         iterator = make(batch_size=1, num_threads=1, seed=3)
-        return [(next(iterator)["data"].tobytes(), next(iterator)["label"].item()) for _ in "12"]
+        return iterator, [next(iterator)["data"].tobytes() for _ in range(4)]
 
     data = {content(k) for k in range(COUNT)}
     source = opened(server, read_ahead=read_ahead)
     assert source._read_ahead == (128_000_000 if read_ahead else 0)
-    server.latency = 0.02
-    found = batches(source)
-    assert {value for value, _ in found} <= data
-    assert found == batches(opened(server, read_ahead=read_ahead))
-    assert server.most_in_flight > 8 or not read_ahead
+    server.ranges.clear()
+    iterator, found = batches(source)
+    assert set(found) <= data
+    end = time.monotonic() + 30
+    while read_ahead and len({*server.ranges}) < COUNT and time.monotonic() < end:
+        time.sleep(0.01)
+    assert (len({*server.ranges}) == COUNT) is bool(read_ahead)
+    iterator.close()
+    assert batches(opened(server, read_ahead=read_ahead))[1] == found
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -115,6 +120,16 @@ def test_files_without_versions_are_read_whole(reason, server, monkeypatch):
     data = source.read(np.arange(COUNT - 1), ["data"])["data"]
     assert [value.tobytes() for value in data] == [content(k) for k in range(COUNT - 1)]
     assert source._read_ahead == 0 and source.read_threads == 16
+
+
+def test_the_records_of_the_identity_are_requested_together(server):
+    source, whole = opened(server), opened(server, read_ahead=0)
+    server.latency = 0.02
+    server.ranges.clear()
+    identity = source.identity()
+    assert server.most_in_flight > 8 and len(server.ranges) == COUNT
+    server.latency = 0
+    assert whole.identity() == identity
 
 
 def test_empty_files(server):
