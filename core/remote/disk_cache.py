@@ -50,11 +50,8 @@ class DiskCache:
         self._begin()
         self._process = 0  # so that the first call registers the objects
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_folder": self._folder, "_names": self._names}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_folder"], state["_names"])  # type: ignore[misc]
+    def __reduce__(self) -> Any:
+        return DiskCache, (self._folder, self._names)
 
     def _begin(self) -> None:
         """Begins the use of the folder in this process."""

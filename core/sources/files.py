@@ -30,7 +30,9 @@ from ..formats.paths import (
 )
 from ..formats.spread import spread
 from ..messages.printable import printable
+from ..messages.user_warnings import warn_user
 from ..order.shuffle import Indices
+from ..remote.cache_folder import open_cache
 from ..remote.folders import MOST_KEPT, Folders
 from ..remote.range_cache import Lease
 from ..remote.ranges import byte_count
@@ -63,8 +65,8 @@ class Files(BaseSource):
 
     Local files are read by DALI's threads (`dalijax.fn.read_file`): `read` returns their paths.
     For URLs, `read` returns the contents, which are read-only. Files of a bucket are listed when
-    the source is opened: they are read ahead, and a file that has changed raises an error. Of more
-    than 200,000 files, and on HTTP servers, this is not done.
+    the source is opened: they are read ahead and cached, and a file that has changed raises an
+    error. Of more than 200,000 files, and on HTTP servers, this is not done.
 
     FIFOs, sockets, devices and links to themselves are skipped with a warning.
 
@@ -78,6 +80,10 @@ class Files(BaseSource):
         identity: A string that replaces the digest of names, sizes and contents in states.
         storage_options: Credentials and settings of remote files; see docs/sources.md.
         read_ahead: Number of bytes of files of a bucket that are requested before they are needed.
+        cache: A folder of a local disk that keeps what was read of a bucket, so that later epochs
+            and runs read it there; see docs/sources.md.
+        cache_bytes: Largest size of this folder, such as ``"200GB"``; None: all but a tenth of the
+            disk.
 
     Attributes:
         fields: ``data`` (uint8 [bytes]), and ``label`` (int32) if there are labels.
@@ -104,8 +110,11 @@ class Files(BaseSource):
         identity: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         read_ahead: int | str = "128MB",
+        cache: Path | None = None,
+        cache_bytes: int | float | str | None = None,
     ):
-        storage, ahead = Storage(storage_options), byte_count(read_ahead, "read_ahead")
+        storage = Storage(storage_options, open_cache(cache, cache_bytes))
+        ahead = byte_count(read_ahead, "read_ahead")
         if (folder is None) == (paths is None):
             raise TypeError("Files requires either a directory, or paths= (and labels=)")
         self.classes: tuple[str, ...] = ()
@@ -156,6 +165,12 @@ class Files(BaseSource):
             self._list(_suffixes(extensions))
         self._is_remote = self._storage is not None or self._folders is not None
         self._objects = self._with_versions(storage) if self._is_remote else None
+        if self._is_remote and self._objects is None and cache is not None:
+            warn_user(
+                "Files caches at most 200,000 files of a bucket, which it can list. These files "
+                "are not cached. Pack them into tars, and pass them to Tar",
+                UserWarning,
+            )
         self._read_ahead = 0 if self._objects is None else ahead
         if self._is_remote and not self._read_ahead:
             self.read_threads = WAITING_THREADS

@@ -29,7 +29,7 @@ from dalijax.core.remote.cache_folder import MARK, object_name, open_cache, spac
 from dalijax.core.remote.disk_cache import DiskCache
 from dalijax.core.remote.journals import ENTRY, Journals
 from dalijax.core.tools import cache_command
-from dalijax.sources import Mixture, Tar, TFRecord
+from dalijax.sources import Files, Mixture, Tar, TFRecord
 from range_server import serving
 from tars import write_tar
 
@@ -197,6 +197,25 @@ def test_mixtures_and_tfrecords(server, folder):
         values = mixture.read(np.arange(15), ["data"])["data"]
         assert [v.tobytes() for v in values] == [content(k) for k in (*range(5), *range(10))]
     assert not server.ranges
+
+
+def test_files_of_a_bucket(server, folder):
+    pytest.importorskip("obstore")
+    bucket = server.folder / "bucket"
+    for k in range(N):
+        (bucket / f"{k % 2}").mkdir(parents=True, exist_ok=True)
+        (bucket / f"{k % 2}" / f"{k:02d}.jpg").write_bytes(content(k) * (k > 0))
+    keys = {"endpoint_url": server.url, "key": "a", "secret": "b", "region": "us-east-1"}
+    files = sorted(bucket.rglob("*.jpg"))
+    for _ in range(2):
+        server.ranges.clear()
+        source = Files("s3://bucket", storage_options=keys, cache=folder)
+        values = source.read(np.arange(N), ["data"])["data"]
+        assert [v.tobytes() for v in values] == [file.read_bytes() for file in files]
+    assert not server.ranges and len(files_of(folder, "objects")) == N - 1
+    with pytest.warns(UserWarning, match="These files are not cached. Pack them into tars"):
+        source = Files(paths=[f"{server.url}/bucket/1/01.jpg"], cache=folder)
+    assert source.read(np.array([0]), ["data"])["data"][0].tobytes() == content(1)
 
 
 @pytest.mark.parametrize("tag", ("", None))
