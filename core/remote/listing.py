@@ -13,7 +13,7 @@ from .versions import Version
 
 PAGE = 1000  # objects
 KINDS = frozenset(("s3", "gs", "az"))  # stores that list their objects
-_SORTED = frozenset(("s3", "gs"))  # stores that list objects in the order of their keys
+SORTED = frozenset(("s3", "gs"))  # stores that list objects in the order of their keys
 _HAS_OFFSETS = frozenset(("s3",))  # stores whose listings begin after a key at no cost
 _SPARE_PAGES = 2
 
@@ -53,14 +53,14 @@ def listings_of(kind: str, keys: Collection[str]) -> list[Listing]:
     ordered = sorted(keys)
     start = _common_start(ordered[0], ordered[-1])
     prefix = start[: start.rfind("/") + 1] or None
-    offset = start if kind in _SORTED and start and start != prefix else None
+    offset = start if kind in SORTED and start and start != prefix else None
     size = PAGE if kind in _HAS_OFFSETS else len(ordered)
     return [
         Listing(
             keys=frozenset(part := ordered[first : first + size]),
             prefix=prefix,
             offset=ordered[first - 1] if first else offset,
-            last=part[-1] if kind in _SORTED else None,
+            last=part[-1] if kind in SORTED else None,
             most_pages=2 * -(-len(part) // PAGE) + _SPARE_PAGES,
         )
         for first in range(0, len(ordered), size)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..messages.printable import printable
-from .listing import PAGE, Listing, versions_of_page
+from .listing import PAGE, SORTED, Listing, versions_of_page
 from .locations import Place, needs_boto3, store_arguments
 from .native import obstore
 from .retries import changed, each, patience, refusal, repeated, wrong_length
@@ -103,13 +103,10 @@ class ObjectClient:
             RemoteError: If it can't be listed.
         """
 
-        def listed(module: Any, store: Any) -> dict[str, Version]:
-            versions: dict[str, Version] = {}
-            for page in module.list(store, place.key, chunk_size=PAGE):
-                versions |= versions_of_page(page)
-            return versions
-
-        return self._repeated(place, url, listed)
+        versions: dict[str, Version] = {}
+        for page in self._pages(place, url, place.key):
+            versions |= versions_of_page(page)
+        return versions
 
     def listed(self, place: Place, url: str, listing: Listing) -> dict[str, Version]:
         """Returns the versions of objects that a listing contains; objects may be missing.
@@ -123,18 +120,42 @@ class ObjectClient:
             RemoteError: If the store can't be listed.
         """
 
-        def versions_of(module: Any, store: Any) -> dict[str, Version]:
-            versions: dict[str, Version] = {}
-            arguments = {"offset": listing.offset, "chunk_size": PAGE}
-            pages = module.list(store, listing.prefix, **arguments)
-            for number, page in enumerate(pages, 1):
-                versions |= versions_of_page(page, listing.keys)
-                is_past = listing.last is not None and page and page[-1]["path"] >= listing.last
-                if is_past or len(versions) == len(listing.keys) or number >= listing.most_pages:
-                    break
-            return versions
+        versions: dict[str, Version] = {}
+        pages = self._pages(place, url, listing.prefix, listing.offset)
+        for number, page in enumerate(pages, 1):
+            versions |= versions_of_page(page, listing.keys)
+            is_past = listing.last is not None and page[-1]["path"] >= listing.last
+            if is_past or len(versions) == len(listing.keys) or number >= listing.most_pages:
+                break
+        return versions
 
-        return self._repeated(place, url, versions_of)
+    def _pages(
+        self, place: Place, url: str, prefix: str | None, after: str | None = None
+    ) -> Iterator[Sequence[Mapping[str, Any]]]:
+        """Yields the pages of a listing; if one fails, the listing continues after the last page.
+
+        Args:
+            place: A place with the root.
+            url: Its URL, for errors.
+            prefix: The folder; None: all.
+            after: Keys up to this key are not listed; None: none.
+        """
+        pages: Iterator[Any] | None = None
+
+        def next_page(module: Any, store: Any) -> Any:
+            nonlocal pages
+            if pages is None:
+                pages = iter(module.list(store, prefix, offset=after, chunk_size=PAGE))
+            try:
+                return next(pages, None)
+            except Exception:
+                pages = None
+                raise
+
+        while page := self._repeated(place, url, next_page):
+            if place.kind in SORTED:  # in others, a repetition begins at the start
+                after = page[-1]["path"]
+            yield page
 
     def write(self, place: Place, url: str, content: bytes) -> None:
         """Writes an object.

@@ -1,5 +1,6 @@
 """Requests that open tars in buckets and on HTTP servers: listings, shared indexes, scans."""
 
+import itertools
 import os
 import shutil
 
@@ -99,6 +100,16 @@ def test_objects_are_requested_if_the_bucket_can_not_be_listed(server):
     assert len(server.lists) == 1
     assert sorted(server.ranges) == [(f"bucket/train/{k:03d}.tar", 0, 1) for k in range(TARS)]
     check(source, server)
+
+
+def test_a_listing_continues_after_a_page_that_fails(server, monkeypatch):
+    monkeypatch.setattr(retries, "_delays", lambda: itertools.repeat(0.0))
+    for k in range(2500):
+        (server.train / f"{k:04d}.x").write_bytes(b"")
+    server.list_fault = lambda number: number % 2  # so that a listing from the start never ends
+    folders, pattern = Storage(server.options).folders("s3://bucket/train/**.x")
+    assert len(folders.glob(pattern)) == 2500
+    assert len(server.lists) == 6
 
 
 def test_a_large_folder_is_not_listed_to_its_end(server):

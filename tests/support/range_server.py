@@ -65,6 +65,7 @@ class RangeServer:
         ranges: The requested ranges: path, start and end.
         lists: Prefixes of requests for pages of lists.
         can_list: Whether lists are allowed.
+        list_fault: Returns whether a request for a page fails, given its number.
         page_size: The maximum number of objects on a page of a list.
         most_in_flight: The largest number of requests at once.
         num_faults: Number of responses with faults.
@@ -76,7 +77,7 @@ class RangeServer:
         self.tag = None
         self.untagged = set()
         self.ranges, self.lists = [], []
-        self.can_list = True
+        self.can_list, self.list_fault = True, lambda number: False
         self.page_size = 1000
         self.heads = 0
         self.in_flight = self.most_in_flight = self.num_faults = 0
@@ -125,6 +126,8 @@ class RangeServer:
         self.lists.append(prefix)
         if not self.can_list:
             return 403, b"<Error><Code>AccessDenied</Code></Error>"
+        if self.list_fault(len(self.lists)):
+            return 503, b""
         if bucket not in self._keys:
             root = self.folder / bucket
             files = (path for path in root.rglob("*") if path.is_file())
