@@ -176,6 +176,11 @@ def refusal(error: Exception, url: str) -> Exception | None:
         return changed(shown, "412, precondition failed")
     if "NotSupportedError" in kinds and "Range request" in text:
         return RemoteError(f"{shown}: {_RANGES}")
+    if "InvalidPathError" in kinds:
+        return RemoteError(
+            f"{shown} can't be listed: {text:.300}. Rename the object, or pass the URLs of the files "
+            "instead of a pattern or a folder"
+        )
     if "redirect without LOCATION" in text:
         return RemoteError(
             f"{shown}: the bucket is in another region. Pass storage_options={{'region': ...}}"

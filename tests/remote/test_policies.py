@@ -74,7 +74,7 @@ def status(number):
         (with_status(403), PermissionError, "denied .403"),
         (with_status(404), FileNotFoundError, "does not exist"),
         (with_status(412), OSError, "was changed.*Reopen"),
-        (obstore_error("InvalidPathError", "a//b"), OSError, "can't be read.*a//b"),
+        (obstore_error("InvalidPathError", "a//b"), OSError, "listed: a//b. Rename.*URLs"),
         (obstore_error("NotImplementedError", "none"), OSError, "can't be read.*none"),
         (ValueError("odd"), OSError, "can't be read: ValueError.'odd'"),
     ],

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from dalijax.core.formats.byte_files import open_files
 from dalijax.core.formats.paths import path_list
 from dalijax.core.remote.storage import Storage
 from dalijax.core.tools.index_command import write_indexes
@@ -175,3 +176,15 @@ def test_patterns(pattern, keys, endpoint):
     assert path_list(f"s3://bucket/{pattern}", storage) == [f"s3://bucket/{key}" for key in keys]
     with pytest.raises(FileNotFoundError, match="matches no file"):
         path_list("s3://bucket/*.none", storage)
+
+
+def test_keys_with_empty_parts(endpoint):
+    url, client, _ = endpoint
+    for key in ("odd/a//1.bin", "odd/2.bin", "odd/3.bin"):
+        client.put_object(Bucket="bucket", Key=key, Body=key.encode())
+    storage = Storage({**KEYS, "endpoint_url": url})
+    with pytest.raises(OSError, match=r"bucket/odd can't be listed: .*odd/a//1.bin.*Rename"):
+        path_list("s3://bucket/odd/**.bin", storage)
+    # The listing fails, so that each object is requested.
+    paths = [f"s3://bucket/odd/{k}.bin" for k in (2, 3)]
+    assert [file.size for file in open_files(paths, storage)] == [9, 9]
