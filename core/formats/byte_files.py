@@ -24,7 +24,7 @@ from ..remote.range_cache import ALIGNMENT, Lease, RangeCache
 from ..remote.request_threads import request_threads
 from ..remote.retries import RemoteError
 from ..remote.storage import Storage
-from ..remote.versions import Version
+from ..remote.versions import Version, has_version, plain
 from ..workers import Result, call_each
 from .buffers import new_buffer
 from .checksums import checksums, read_with_checksums
@@ -44,11 +44,6 @@ def is_remote(path: str) -> bool:
 # Size, mtime, ctime and inode of a local file; size and versions of a remote file. Only the size if
 # a server reports no version.
 Stamp = list[Any]
-
-
-def has_version(stamp: Stamp) -> bool:
-    """Returns whether every change of a file changes its stamp."""
-    return len(stamp) > 1
 
 
 def local_stamp(status: os.stat_result) -> Stamp:
@@ -115,7 +110,8 @@ class RemoteFile:
 
     def is_of(self, stamp: Stamp) -> bool:
         """Returns whether the file has the size and the versions of a stamp."""
-        return not has_version(self.stamp()) or self.stamp() == stamp
+        own = plain(self.stamp())
+        return len(own) == 1 or own == plain(stamp)
 
     def read(self, at: int, count: int) -> bytes:
         """Reads bytes from an offset; fewer at the end of the file."""
@@ -326,7 +322,7 @@ class ByteFiles:
                 f"{file.shown} has {file.size:,} bytes, but had {self.sizes[number]:,} when the "
                 "source was opened. Reopen the source"
             )
-        is_known = has_version(stamp)
+        is_known = len(stamp) > 1
         if is_known and not (file.is_of(stamp) and self._is_same(number, file, stamp)):
             raise error(f"{file.shown} was changed after the source was opened. Reopen the source")
         self._keep_open(number, file)
@@ -407,7 +403,7 @@ class ByteFiles:
     def _is_same(self, number: int, file: ByteFile, stamp: Stamp) -> bool:
         """Returns whether a file with the size and mtime of its stamp has the indexed content."""
         now = file.stamp()
-        if self._has_content is not None and has_version(now) and now != stamp:
+        if self._has_content is not None and has_version(now) and now != plain(stamp):
             if not self._has_content(number):
                 return False
             self._stamps[number] = now

@@ -11,7 +11,8 @@ import numpy as np
 
 from ..messages.printable import printable
 from ..remote.storage import Storage
-from .byte_files import ByteFiles, Stamp, has_version, is_remote
+from ..remote.versions import has_version
+from .byte_files import ByteFiles, Stamp, is_remote
 from .index import Index, load_or_build
 from .progress import report_remote
 from .spread import spread

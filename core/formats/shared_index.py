@@ -20,10 +20,10 @@ import numpy as np
 
 from ..messages.printable import printable
 from ..remote.storage import Storage
-from ..remote.versions import without_weakness
+from ..remote.versions import has_version, without_weakness
 from ..workers import call_each
 from .atomic_file import atomic_file
-from .byte_files import WAITING_THREADS, Stamp, has_version, is_remote
+from .byte_files import WAITING_THREADS, Stamp, is_remote
 from .file_columns import FileColumns, Layout, joined, of_files, packed, unpacked
 from .index import DamagedIndexError, Index, from_bytes, to_bytes
 from .stamps import check_unchanged, settled_stamps

@@ -10,7 +10,8 @@ from typing import Any
 
 from ..messages.printable import printable
 from ..remote.storage import Storage
-from .byte_files import Stamp, has_version, is_remote, local_stamp, stamps_of
+from ..remote.versions import plain
+from .byte_files import Stamp, is_remote, local_stamp, stamps_of
 
 _TICK = 20_000_000  # nanoseconds; file timestamps of a kernel have a resolution of up to 10 ms
 
@@ -39,7 +40,7 @@ def check_unchanged(paths: Sequence[str], stamps: Sequence[Stamp], storage: Stor
         storage: Access to remote files.
     """
     for path, before, after in zip(paths, stamps, settled_stamps(paths, storage), strict=True):
-        if before != (after if has_version(before) else after[:1]):
+        if plain(before) != plain(after)[: len(before)]:
             raise OSError(
                 f"{printable(path)} changed while it was indexed. Create the source when the file "
                 "is complete"

@@ -11,7 +11,7 @@ from ..messages.printable import printable
 from .http_ranges import http_options, of_version
 from .locations import fsspec_options, stall_seconds
 from .retries import RemoteError, each, patience, repeated, wrong_length
-from .versions import is_settled
+from .versions import date_pair
 
 # Names of a file's versions in the info of fsspec's file systems, e.g. from HTTP headers.
 _VERSION = re.compile(
@@ -77,8 +77,8 @@ class FsspecFile:
             if value is not None and _VERSION.fullmatch(key.replace("_", "-"))
         }
         date = versions.get("Last-Modified")
-        if date is not None and len(versions) == 1 and not is_settled(date, time.time()):
-            return [self.size]
+        if date is not None and len(versions) == 1:
+            return [self.size, date_pair(date, time.time())]
         return [self.size, *map(list, sorted(versions.items()))]
 
 

@@ -178,8 +178,8 @@ def refusal(error: Exception, url: str) -> Exception | None:
         return RemoteError(f"{shown}: {_RANGES}")
     if "InvalidPathError" in kinds:
         return RemoteError(
-            f"{shown} can't be listed: {text:.300}. Rename the object, or pass the URLs of the files "
-            "instead of a pattern or a folder"
+            f"{shown} can't be listed: {text:.300}. Rename the object, or pass the URLs of the "
+            "files instead of a pattern or a folder"
         )
     if "redirect without LOCATION" in text:
         return RemoteError(

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 _RECENT = 5.0  # seconds; Last-Modified has a resolution of 1 s
+# The name of a date in a stamp that a later change of the file may keep.
+_RECENT_DATE = "Last-Modified just now"
 
 
 def is_settled(date: str, now: float) -> bool:
@@ -25,6 +27,22 @@ def is_settled(date: str, now: float) -> bool:
     except ValueError:
         return False
     return abs(now - moment.timestamp()) >= _RECENT
+
+
+def date_pair(date: str, now: float) -> list[str]:
+    """Returns the name and the value of a date in a stamp; see `is_settled`."""
+    return ["Last-Modified" if is_settled(date, now) else _RECENT_DATE, date]
+
+
+def has_version(stamp: list[Any]) -> bool:
+    """Returns whether every change of a file changes its stamp."""
+    return len(stamp) > 1 and plain(stamp) == stamp
+
+
+def plain(stamp: list[Any]) -> list[Any]:
+    """Returns a stamp that does not tell whether its date was recent, to compare it with others."""
+    is_recent = len(stamp) > 1 and isinstance(stamp[1], list) and stamp[1][0] == _RECENT_DATE
+    return [stamp[0], ["Last-Modified", stamp[1][1]]] if is_recent else stamp
 
 
 class Version(NamedTuple):  # created faster than a dataclass; a data set has thousands
@@ -52,20 +70,18 @@ class Version(NamedTuple):  # created faster than a dataclass; a data set has th
     @classmethod
     def from_stamp(cls, stamp: list[Any]) -> Version:
         """Returns the version of a file with a stamp; see `stamp`."""
-        names = dict(stamp[1:])
+        names = dict(plain(stamp)[1:])
         return cls(stamp[0], names.get("ETag"), names.get("Last-Modified"))
 
     def stamp(self, now: float) -> list[Any]:
-        """Returns the size and the name of the version; only the size if a change may keep both.
+        """Returns the size and the name of the version; see `has_version`.
 
         Args:
             now: The time in seconds.
         """
         if self.etag is not None:
             return [self.size, ["ETag", self.etag]]
-        if self.date is None or not is_settled(self.date, now):
-            return [self.size]
-        return [self.size, ["Last-Modified", self.date]]
+        return [self.size] if self.date is None else [self.size, date_pair(self.date, now)]
 
     @property
     def match(self) -> str | None:

@@ -31,7 +31,7 @@ from dalijax.core.remote.retries import (
     refusal,
     repeated,
 )
-from dalijax.core.remote.versions import Version, is_settled
+from dalijax.core.remote.versions import Version, has_version, is_settled, plain
 from dalijax.core.workers import Result
 
 URL = "s3://bucket/a.tar"
@@ -255,7 +255,10 @@ def test_versions():
     for version in (tagged, dated, nameless):
         stamp = version.stamp(0.0)
         assert Version.from_stamp(stamp) == version and version.difference(version) == ""
-    assert dated.stamp(DAY.timestamp() + 1) == nameless.stamp(0.0) == [5]
+    recent = dated.stamp(DAY.timestamp() + 1)
+    assert Version.from_stamp(recent) == dated and plain(recent) == dated.stamp(0.0)
+    assert not has_version(recent) and has_version(dated.stamp(0.0)) and has_version([5, 1, 2, 3])
+    assert nameless.stamp(0.0) == [5] and not has_version([5])
     for seconds, expected in ((1, False), (4.9, False), (5.1, True), (-4.9, False), (-6, True)):
         now = DAY.timestamp() + seconds
         assert is_settled(DAY.isoformat(), now) is expected

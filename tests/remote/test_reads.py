@@ -1,6 +1,7 @@
 """Reads of tars over HTTP through obstore, with latency, faults, changes, forks and exits."""
 
 import contextlib
+import email.utils
 import gc
 import os
 import pickle
@@ -251,6 +252,18 @@ def test_a_changed_object_is_refused(tag, server, client, tmp_path):
         source.read(np.array([3]), ["data"])
     values = opened(server).read(np.array([3]), ["data"])["data"]
     assert values[0].tobytes() == content(1003)
+
+
+def test_a_date_that_a_change_may_keep_is_compared(server, client, tmp_path):
+    server.folder, server.tag = tmp_path, ""
+    server.date = email.utils.formatdate(usegmt=True)
+    write_tar(tmp_path / "0.tar", [("0.bin", b"a" * 5000)])
+    source = Tar([f"{server.url}/0.tar"], {"bin": "data"}, storage_options=QUICK)
+    assert source.read(np.array([0]), ["data"])["data"][0].tobytes() == b"a" * 5000
+    write_tar(tmp_path / "0.tar", [("0.bin", b"b" * 5000)])
+    server.date = email.utils.formatdate(time.time() + 2, usegmt=True)
+    with pytest.raises(OSError, match="0.tar was changed after the source was opened"):
+        pickle.loads(pickle.dumps(source)).read(np.array([0]), ["data"])
 
 
 def test_an_object_that_changes_during_a_call_is_refused(server, tmp_path):

@@ -61,6 +61,7 @@ class RangeServer:
         fault: Returns the fault of a request; None for no faults.
         tag: Replaces the ETags of all files, if it is not None; "" for no ETags.
         untagged: Paths of files without ETags.
+        date: The Last-Modified of all files, if there is one.
         latency: As above.
         ranges: The requested ranges: path, start and end.
         lists: Prefixes of requests for pages of lists.
@@ -74,7 +75,7 @@ class RangeServer:
     def __init__(self, folder, latency=0.0):
         self.folder, self.latency = pathlib.Path(folder), latency
         self.fault = None
-        self.tag = None
+        self.tag = self.date = None
         self.untagged = set()
         self.ranges, self.lists = [], []
         self.can_list, self.list_fault = True, lambda number: False
@@ -197,6 +198,7 @@ class RangeServer:
         if tag and headers.get("if-match", tag.lower()) != tag.lower():
             return self._send(writer, 412, b"")
         lines = f"ETag: {tag}\r\n" if tag else ""
+        lines += f"Last-Modified: {self.date}\r\n" if self.date else ""
         if not wanted or kind == "norange":
             status, body = 200, data
         else:
