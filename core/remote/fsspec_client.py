@@ -8,11 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..messages.printable import printable
+from ..workers import call_each
 from .http_ranges import http_options, of_version
 from .locations import fsspec_options, stall_seconds
-from .retries import RemoteError, each, patience, repeated, wrong_length
+from .retries import RemoteError, changed, each, patience, repeated, wrong_length
 from .versions import date_pair
 
+_CHECK_SECONDS = 60.0  # between requests of the version of a file
+_CHECKS = 16  # at once
 # Names of a file's versions in the info of fsspec's file systems, e.g. from HTTP headers.
 _VERSION = re.compile(
     r"e-?tag|digest|content-md5|md5-?hash|md5|crc32c|sha\d*|checksum|(xet-)?hash|blob-id|generation|"
@@ -68,18 +71,46 @@ class FsspecFile:
                 f"{self.shown}: the server does not report its size, so ranges can't be read"
             )
         self.size = int(size)
+        self._checked = time.monotonic()
+
+    @property
+    def is_http(self) -> bool:
+        """Returns whether each response has the version of the file; see `http_ranges`."""
+        return self.url.startswith(("http://", "https://"))
+
+    def is_due(self) -> bool:
+        """Returns whether to `check` the version of the file again."""
+        return not self.is_http and time.monotonic() - self._checked >= _CHECK_SECONDS
+
+    def check(self) -> Exception | None:
+        """Requests the version of the file; returns an error if it is another one."""
+        try:
+            self.system.invalidate_cache(self.path)  # of listings
+            info = self.system.info(self.path)
+        except Exception as error:
+            return error
+        self._checked = time.monotonic()
+        before, now = (_versions(values) for values in (self.info, info))
+        if before == now and self.info["size"] == info.get("size"):
+            return None
+        return changed(self.shown, f"{before or self.size} -> {now or info.get('size')}")
 
     def stamp(self) -> list[Any]:
         """Returns size and versions of the file; only the size if there are no versions."""
-        versions = {
-            key: str(value)
-            for key, value in self.info.items()
-            if value is not None and _VERSION.fullmatch(key.replace("_", "-"))
-        }
+        versions = _versions(self.info)
         date = versions.get("Last-Modified")
         if date is not None and len(versions) == 1:
             return [self.size, date_pair(date, time.time())]
         return [self.size, *map(list, sorted(versions.items()))]
+
+
+def _versions(info: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the versions in fsspec's info of a file."""
+    return {
+        key: str(value)
+        for key, value in info.items()
+        if value is not None and _VERSION.fullmatch(key.replace("_", "-"))
+    }
 
 
 def read(
@@ -91,7 +122,7 @@ def read(
     """Reads ranges, with one call for all files of a file system.
 
     fsspec's HTTP file system is called for each file, because its responses are compared with the
-    version of one file.
+    version of one file. The versions of other files are requested afterwards, once a minute.
 
     Args:
         files: The file of each range.
@@ -108,10 +139,9 @@ def read(
         groups: dict[tuple[Any, ...], list[int]] = {}
         for row in rows:
             file = files[row]
-            is_http = file.url.startswith(("http://", "https://"))
             # fsspec has an instance of a file system for each thread.
             arguments = repr((file.system.storage_args, file.system.storage_options))
-            key = type(file.system), arguments, file.path if is_http else ""
+            key = type(file.system), arguments, file.path if file.is_http else ""
             groups.setdefault(key, []).append(row)
         pieces: dict[int, memoryview | Exception] = {}
         for group in groups.values():
@@ -125,7 +155,9 @@ def read(
                 )
             for row, content in zip(group, contents, strict=True):
                 pieces[row] = _checked(content, starts[row], ends[row])
-        return [pieces[row] for row in rows]
+        due = [file for file in {files[row] for row in rows} if file.is_due()]
+        errors = dict(zip(due, call_each(FsspecFile.check, due, _CHECKS, "dalijax-check")))
+        return [errors.get(files[row]) or pieces[row] for row in rows]
 
     urls = [file.url for file in files]
     return repeated(attempt, urls, max(file.patience for file in files), is_wanted)

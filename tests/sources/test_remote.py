@@ -13,6 +13,7 @@ import threading
 import numpy as np
 import pytest
 
+from dalijax.core.remote import fsspec_client
 from dalijax.core.remote.http_ranges import range_problem, version_change
 from dalijax.sources import Files, Tar, TFRecord
 from tars import FIELDS, samples, write_tar
@@ -103,6 +104,19 @@ def test_tars_in_memory(tmp_path, memory, caplog):
     with pytest.raises(OSError, match="when the source was opened. Reopen"):
         pickle.loads(pickle.dumps(source)).read(np.array([9]), ["data"])
     assert len(Tar(urls, FIELDS)) == 25
+
+
+def test_a_file_that_changes_later_is_refused(memory, tmp_path, monkeypatch):
+    for k, letter in enumerate("ab"):
+        path = write_tar(tmp_path / f"{k}.tar", [("0.bin", letter.encode() * 100)])
+        memory.pipe(f"/data/{k}.tar", pathlib.Path(path).read_bytes())
+    source = Tar([f"memory://data/{k}.tar" for k in range(2)], {"bin": "data"})
+    indices = np.array([0, 1])
+    assert [v.tobytes() for v in source.read(indices, ["data"])["data"]] == [b"a" * 100, b"b" * 100]
+    memory.pipe("/data/0.tar", pathlib.Path(path).read_bytes())
+    monkeypatch.setattr(fsspec_client, "_CHECK_SECONDS", 0.0)  # instead of a minute
+    with pytest.raises(OSError, match="0.tar was changed after the source was opened: {'created'"):
+        source.read(indices, ["data"])
 
 
 def test_one_call_reads_the_ranges_of_all_files(tmp_path, memory, monkeypatch):
