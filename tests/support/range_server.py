@@ -243,10 +243,11 @@ def serving(folder, latency=0.0):
         started.set()
         await server.stop.wait()
         listener.close()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks:
+                if task.get_coro().__name__ == "respond":  # others accept connections
+                    task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         for _ in range(3):  # which close the connections
             await asyncio.sleep(0)
 
