@@ -119,7 +119,9 @@ class RangeServer:
                     self.in_flight -= 1
                 if not is_open:
                     break
-        writer.close()
+            writer.close()
+            return
+        writer.transport.abort()  # without sending what remains
 
     def _page(self, bucket, query):
         """Returns a page of S3's ListObjectsV2: the objects of a bucket, sorted by their keys."""
@@ -245,9 +247,11 @@ def serving(folder, latency=0.0):
         listener.close()
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in tasks:
-                if task.get_coro().__name__ == "respond":  # others accept connections
+                coroutine = task.get_coro()
+                # Other tasks accept connections, which would stay open.
+                if coroutine.__name__ == "respond" and coroutine.cr_await is not None:
                     task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0)
         for _ in range(3):  # which close the connections
             await asyncio.sleep(0)
 
