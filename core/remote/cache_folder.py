@@ -81,8 +81,8 @@ def open_cache(folder: Any, most_bytes: int | float | str | None) -> CacheFolder
             raise ValueError("cache_bytes= requires the folder of a cache: cache='/nvme/cache'")
         return None
     text = os.fsdecode(folder)
-    if "://" in text:
-        raise ValueError(f"cache must be a folder of a local disk, not {printable(text)}")
+    if "://" in text or not text:
+        raise ValueError(f"cache must be a folder of a local disk, not {printable(text)!r}")
     most = None if most_bytes is None else byte_count(most_bytes, "cache_bytes")
     cache = CacheFolder(os.path.abspath(os.path.expanduser(text)), most)
     try:

@@ -395,8 +395,9 @@ def test_folders_that_are_not_caches_are_refused(server, folder, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="requires a folder that can be written"):
         opened(server, tmp_path / "file")
-    with pytest.raises(ValueError, match="a folder of a local disk, not s3://bucket/cache"):
-        opened(server, "s3://bucket/cache")
+    for text in ("s3://bucket/cache", ""):
+        with pytest.raises(ValueError, match=f"a folder of a local disk, not '{text}'"):
+            opened(server, text)
     for text, arguments in (
         ("cache_bytes must be a number of bytes", {"cache": folder, "cache_bytes": "many"}),
         ("cache_bytes must be a number of bytes", {"cache": folder, "cache_bytes": 1.5}),
