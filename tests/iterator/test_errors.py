@@ -14,6 +14,7 @@ import pytest
 from forks import run_fork
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import fn, pipeline_def, types
+from shared import shared
 
 from conftest import NUM_FILES
 from dalijax import DALIGenericIterator, data_iterator
@@ -500,10 +501,14 @@ print(json.dumps(errors))
 
 
 @pytest.fixture(scope="module")
-def errors_of_extras():
+def errors_of_extras(tmp_path_factory):
     """Returns the errors of all adapters, each without its package."""
     packages = json.dumps([(adapter, package) for adapter, package, _ in EXTRAS])
-    return json.loads(run_python("-c", IMPORT_ADAPTERS, packages).stdout)
+
+    def run():
+        return json.loads(run_python("-c", IMPORT_ADAPTERS, packages).stdout)
+
+    return shared(tmp_path_factory, "extras", run)
 
 
 @pytest.mark.parametrize("adapter,package,extra", EXTRAS)

@@ -59,7 +59,8 @@ def _server(number: int) -> IO[str]:
             assert time.monotonic() < deadline, "the process of forks does not start"
             time.sleep(0.02)
             connection = _connect(path)
-    return connection.makefile("rw")
+    with connection:  # closed with the file
+        return connection.makefile("rw")
 
 
 def _connect(path: pathlib.Path) -> socket.socket | None:

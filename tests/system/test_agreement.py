@@ -5,6 +5,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from shared import shared
 
 from processes import forked, started
 
@@ -64,12 +65,14 @@ def run(folder, processes, scenarios):
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("two"), PROCESSES, [*DIFFERENT, *OTHERS])
+    folder, scenarios = tmp_path_factory.mktemp("two"), [*DIFFERENT, *OTHERS]
+    return shared(tmp_path_factory, "agreement", lambda: run(folder, PROCESSES, scenarios))
 
 
 @pytest.fixture(scope="module")
 def seen_by_three(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("three"), 3, THREE)
+    folder = tmp_path_factory.mktemp("three")
+    return shared(tmp_path_factory, "agreement_of_three", lambda: run(folder, 3, THREE))
 
 
 def merge_processes(pieces):

@@ -15,6 +15,7 @@ import zipfile
 
 import pytest
 import tomllib
+from shared import shared
 
 from programs import run_python
 
@@ -63,6 +64,10 @@ def copied_sources(tmp_path_factory):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """A wheel of the sources."""
+    return pathlib.Path(shared(tmp_path_factory, "wheel", lambda: build_wheel(tmp_path_factory)))
+
+
+def build_wheel(tmp_path_factory):
     source, out = copied_sources(tmp_path_factory), tmp_path_factory.mktemp("wheel")
     try:
         here = int(importlib.metadata.version("setuptools").split(".")[0]) >= 77
@@ -71,7 +76,7 @@ def wheel(tmp_path_factory):
     offline = ["--no-build-isolation"] if here else []
     run("-m", "pip", "wheel", "-q", "--no-deps", *offline, "-w", out, source, cwd=out)
     (built,) = out.glob("*.whl")
-    return built
+    return str(built)
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +237,10 @@ WHEELS = ("none", "120", "130", "120 130")
 @pytest.fixture(scope="module")
 def results(python, tmp_path_factory):
     """The result of each step."""
+    return shared(tmp_path_factory, "imports", lambda: run_steps(python, tmp_path_factory))
+
+
+def run_steps(python, tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheels")
     for wheels in WHEELS:
         for version in re.findall(r"\d+", wheels):  # like pip

@@ -5,6 +5,7 @@ import math
 import pathlib
 
 import pytest
+from shared import shared
 
 from processes import started
 
@@ -36,13 +37,15 @@ def run(folder, processes, scenarios):
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("two"), 2, SCENARIOS)
+    folder = tmp_path_factory.mktemp("two")
+    return shared(tmp_path_factory, "parts", lambda: run(folder, 2, SCENARIOS))
 
 
 @pytest.fixture(scope="module")
 def seen_by_three(tmp_path_factory):
     scenarios = ["slices", "slices_dropped", "lacks_a_record", "failing", *UNKNOWN]
-    return run(tmp_path_factory.mktemp("three"), 3, scenarios)
+    folder = tmp_path_factory.mktemp("three")
+    return shared(tmp_path_factory, "parts_of_three", lambda: run(folder, 3, scenarios))
 
 
 def counted(batches):

@@ -5,6 +5,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from shared import shared
 
 from full import FULL, in_full
 from oracle import Case
@@ -94,7 +95,11 @@ def holders(config):
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory, jpegs_many):
     folder = tmp_path_factory.mktemp("processes")
-    return run(folder, jpegs_many, False), run(folder, jpegs_many, True)
+    return shared(
+        tmp_path_factory,
+        "processes",
+        lambda: [run(folder, jpegs_many, resumes) for resumes in (False, True)],
+    )
 
 
 @pytest.mark.parametrize("index", range(24 if FULL else 12))
