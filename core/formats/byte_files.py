@@ -276,7 +276,6 @@ class ByteFiles:
                 for stamp, place in zip(self._stamps, self._places, strict=True)
             ],
             self._storage.client,
-            self._opened_urls,
         )
         self._cache = self._new_cache() if stamps and self._are_remote.any() else None
         # No lock, because a fork could copy it locked. In a race, a file is opened twice.
@@ -397,7 +396,9 @@ class ByteFiles:
         rows = self._announced(files, offsets, sizes)
         if not rows.any():
             return []
-        lease = self._ranges.lease(files[rows], offsets[rows], sizes[rows], turns[rows], freed)
+        lease = self._ranges.lease(
+            files[rows], offsets[rows], sizes[rows], self._opened_urls, turns[rows], freed
+        )
         return [(lease, turns[rows])]
 
     def _is_same(self, number: int, file: ByteFile, stamp: Stamp) -> bool:
@@ -442,7 +443,9 @@ class ByteFiles:
 
         def request(rows: Indices) -> None:
             if len(rows):
-                lease = self._ranges.lease(files[rows], offsets[rows], sizes[rows])
+                lease = self._ranges.lease(
+                    files[rows], offsets[rows], sizes[rows], self._opened_urls
+                )
                 leases.append((rows, lease))
 
         request(np.flatnonzero(are_requested))  # before local files are read

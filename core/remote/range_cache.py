@@ -189,7 +189,6 @@ class RangeCache:
         places: The place of each object; None for a file of fsspec.
         versions: The version of each object that must be read.
         client: Reads objects.
-        open_files: Opens files of fsspec, given their numbers.
     """
 
     def __init__(
@@ -198,10 +197,9 @@ class RangeCache:
         places: Sequence[Place | None],
         versions: Sequence[Version],
         client: ObjectClient,
-        open_files: OpenFiles,
     ):
         self._urls, self._places, self._versions = urls, places, versions
-        self._client, self._open_files = client, open_files
+        self._client = client
         self._are_objects = np.array([place is not None for place in places], bool)
         sizes = np.array([version.size for version in versions], np.int64)
         self._addresses = np.cumsum(sizes) - sizes  # of the first byte of each file
@@ -220,6 +218,7 @@ class RangeCache:
         files: Indices,
         offsets: Indices,
         sizes: Indices,
+        open_files: OpenFiles,
         turns: Indices | None = None,
         freed: collections.deque[int] | None = None,
     ) -> Lease:
@@ -229,6 +228,7 @@ class RangeCache:
             files: The file of each range.
             offsets: The first byte of each range.
             sizes: The size of each range.
+            open_files: Opens files of fsspec, given their numbers.
             turns: When each range is needed, if it is only announced. None: now, so that the
                 requests are sent before those of announced ranges.
             freed: Collects the number of bytes of each freed fetch.
@@ -257,10 +257,11 @@ class RangeCache:
             self._blocks.add(weakref.ref(block, self._blocks.discard))
             lease.take(block, are_new=True)
             lease.num_bytes += int(counts.sum())
-            request_threads().add(self._jobs(planned, fetches), urgent=turns is None)
+            jobs = self._jobs(planned, fetches, open_files)
+            request_threads().add(jobs, urgent=turns is None)
         return lease
 
-    def _jobs(self, planned: Plan, fetches: Sequence[Fetch]) -> list[Job]:
+    def _jobs(self, planned: Plan, fetches: Sequence[Fetch], open_files: OpenFiles) -> list[Job]:
         """Returns the jobs of calls, which do not keep their fetches alive."""
         columns = [planned.files.tolist(), planned.starts.tolist(), planned.ends.tolist()]
         jobs = []
@@ -268,10 +269,17 @@ class RangeCache:
             fetches, planned.bounds.tolist(), planned.bounds[1:].tolist()
         ):
             files, starts, ends = (column[first:last] for column in columns)
-            jobs.append(self._job(files, starts, ends, fetch))
+            jobs.append(self._job(files, starts, ends, fetch, open_files))
         return jobs
 
-    def _job(self, files: list[int], starts: list[int], ends: list[int], fetch: Fetch) -> Job:
+    def _job(
+        self,
+        files: list[int],
+        starts: list[int],
+        ends: list[int],
+        fetch: Fetch,
+        open_files: OpenFiles,
+    ) -> Job:
         ref, result = weakref.ref(fetch), fetch.result
         place = self._places[files[0]]
         url, version = self._urls[files[0]], self._versions[files[0]]
@@ -281,7 +289,7 @@ class RangeCache:
 
         def read(has_one: Callable[[], None]) -> list[memoryview]:
             if place is None:
-                return fsspec_client.read(self._open_files(files), starts, ends, is_wanted)
+                return fsspec_client.read(open_files(files), starts, ends, is_wanted)
             return self._client.read(place, url, starts, ends, version, is_wanted, has_one)
 
         most = len(files) if place is None else AT_ONCE
