@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
 from collections.abc import Sequence
 from typing import Any
 
+from ...core.messages.log_once import warn_once
 from .packed_records import PackedRecords, packed
 
 __all__ = ["PackedRecords", "pack_records"]
@@ -30,7 +29,10 @@ def pack_records(records: Sequence[Any]) -> PackedRecords | list[Any]:
     batch = packed(records)
     if isinstance(batch.data, bytes) or has_room(batch.data.nbytes, _free()):
         return batch
-    _warn_once()
+    warn_once(
+        f"{_FOLDER} is too small to transfer batches, so they are pickled, which is slower. Give "
+        "the container more shared memory, e.g. by docker run --shm-size=8g"
+    )
     return list(records)
 
 
@@ -50,12 +52,3 @@ def _free() -> int:
     except OSError:
         return 0
     return memory.f_bavail * memory.f_frsize
-
-
-@functools.cache
-def _warn_once() -> None:
-    logging.getLogger("dalijax").warning(
-        "%s is too small to transfer batches, so they are pickled, which is slower. Give the "
-        "container more shared memory, e.g. by docker run --shm-size=8g",
-        _FOLDER,
-    )

@@ -53,7 +53,12 @@ class BufferedReader:
             return self.file.read(at, count)
         else:
             before = self._start, self._data
-            self._data = self._read_ahead(self.file, at, count)
+            try:
+                self._data = self._read_ahead(self.file, at, count)
+            except BaseException:  # some windows are lost; the next call requests them again
+                self._pending.clear()
+                self._requested = self._start + len(self._data)
+                raise
             self._before = before
         self._start = at
         return self._data[:count]

@@ -13,22 +13,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..messages.log_once import warn_once
 from ..messages.printable import printable
 from ..order.shuffle import Indices
-from ..remote.cache_folder import object_name, warn_once
+from ..remote.cache_folder import object_name
 from ..remote.disk_cache import DiskCache
-from ..remote.fsspec_client import FsspecFile
+from ..remote.fsspec_client import FsspecFile, is_http
 from ..remote.fsspec_client import read as read_fsspec
 from ..remote.locations import Place
+from ..remote.owned_files import OpenFile
 from ..remote.range_cache import ALIGNMENT, Lease, RangeCache
 from ..remote.request_threads import request_threads
 from ..remote.retries import RemoteError
 from ..remote.storage import Storage
-from ..remote.versions import Version, has_version, plain
+from ..remote.versions import Version, has_version, is_certain, plain
 from ..workers import Result, call_each
 from .buffers import new_buffer
-from .checksums import checksums, read_with_checksums
-from .read_ranges import read_ranges
+from .read_ranges import checksums, read_ranges
 
 _LOCAL_WINDOW = 2048  # holds the header and content of a small tar member, and the next header
 _REMOTE_WINDOW = 1 << 22
@@ -51,7 +52,7 @@ def local_stamp(status: os.stat_result) -> Stamp:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-class LocalFile:
+class LocalFile(OpenFile):
     """A local file that stays open until the object is freed.
 
     Args:
@@ -65,10 +66,9 @@ class LocalFile:
     window = _LOCAL_WINDOW
 
     def __init__(self, path: str):
-        self.fd = -1
+        super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         self.shown = printable(path)
         self.path = path
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._stamp = local_stamp(os.fstat(self.fd))
         self.size: int = self._stamp[0]
 
@@ -79,10 +79,6 @@ class LocalFile:
     def is_of(self, stamp: Stamp) -> bool:
         """Returns whether the file has the size and mtime of a stamp, whatever its inode."""
         return self._stamp[:2] == stamp[:2]
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if self.fd >= 0:  # `close` is a default argument, because `os` may be gone at exit
-            close(self.fd)
 
     def read(self, at: int, count: int) -> bytes:
         """Reads bytes from an offset; fewer at the end of the file."""
@@ -276,6 +272,7 @@ class ByteFiles:
                 for stamp, place in zip(self._stamps, self._places, strict=True)
             ],
             self._storage.client,
+            checks_all=self._storage.cache is not None,
         )
         self._cache = self._new_cache() if stamps and self._are_remote.any() else None
         # No lock, because a fork could copy it locked. In a race, a file is opened twice.
@@ -291,14 +288,19 @@ class ByteFiles:
             return None
         options = self._storage.options
         names = [
-            object_name(path, stamp, options) if is_remote and has_version(stamp) else None
-            for path, stamp, is_remote in zip(self.paths, self._stamps, self._are_remote.tolist())
+            object_name(path, stamp, options)
+            if (place is not None or (is_remote(path) and is_http(path)))
+            and has_version(stamp)
+            and is_certain(stamp)
+            else None
+            for path, stamp, place in zip(self.paths, self._stamps, self._places, strict=True)
         ]
         unnamed = self._are_remote & [name is None for name in names]
         if unnamed.any():
             warn_once(
-                f"{unnamed.sum():,} files that have neither an ETag nor an older date are not "
-                f"cached, such as {printable(self.paths[int(np.argmax(unnamed))])}"
+                f"{unnamed.sum():,} files that have neither an ETag nor an older date, or that "
+                "fsspec reads from other servers than HTTP servers, are not cached, such as "
+                f"{printable(self.paths[int(np.argmax(unnamed))])}"
             )
         return DiskCache(self._storage.cache, names)
 
@@ -356,15 +358,19 @@ class ByteFiles:
 
         Requests are counted as if no range was in memory.
         """
-        rows = self._announced(files, offsets, sizes)
-        stored = int(sizes[self._stored(files, offsets, sizes)].sum())
-        return stored + self._ranges.num_bytes(files[rows], offsets[rows], sizes[rows])
+        rows, stored = self._announced(files, offsets, sizes)
+        return int(sizes[stored].sum()) + self._ranges.num_bytes(
+            files[rows], offsets[rows], sizes[rows]
+        )
 
-    def _announced(self, files: Indices, offsets: Indices, sizes: Indices) -> NDArray[np.bool_]:
-        """Returns which ranges are remote, within their files, and not on the local disk."""
-        rows = self._are_remote[files] & within(offsets, sizes, self.limits[files])
-        rows[self._stored(files, offsets, sizes)] = False
-        return rows
+    def _announced(
+        self, files: Indices, offsets: Indices, sizes: Indices
+    ) -> tuple[NDArray[np.bool_], Indices]:
+        """Returns which remote ranges to request, and the rows of those on the local disk."""
+        stored = self._stored(files, offsets, sizes)
+        are_requested = self._are_remote[files] & within(offsets, sizes, self.limits[files])
+        are_requested[stored] = False
+        return are_requested, stored
 
     def _stored(self, files: Indices, offsets: Indices, sizes: Indices) -> Indices:
         """Returns the rows of the remote ranges that the cache on the local disk has."""
@@ -393,7 +399,7 @@ class ByteFiles:
             A lease, which keeps the ranges while it exists, and the turn of each of its ranges; an
             empty list if all files are local.
         """
-        rows = self._announced(files, offsets, sizes)
+        rows, _ = self._announced(files, offsets, sizes)
         if not rows.any():
             return []
         lease = self._ranges.lease(
@@ -511,11 +517,9 @@ class ByteFiles:
             opened = {number: self._copy(cache, number) for number in dict.fromkeys(numbers)}
             fds = {number: -1 if file is None else file.fd for number, file in opened.items()}
             row_fds = np.array([fds[number] for number in numbers])
-            counts, sums = read_with_checksums(
-                row_fds, offsets[part], sizes[part], starts[part], buffer
-            )
-            sums[counts != sizes[part]] = 0
-            are_right = cache.are_right(files[part], offsets[part], sizes[part], sums)
+            sums = np.zeros(len(part), np.uint64)
+            counts = read_ranges(row_fds, offsets[part], sizes[part], starts[part], buffer, sums)
+            are_right = cache.are_right(files[part], offsets[part], sizes[part], counts, sums)
             damaged.append(part[~are_right])
             for number in set(files[part[~are_right]].tolist()):
                 self._open.pop(~number, None)  # it may have been replaced

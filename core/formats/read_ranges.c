@@ -1,9 +1,9 @@
 /* Reads many byte ranges of local files in one call, which ctypes makes without the GIL, and
  * computes checksums.
  *
- * It uses no Python API, so one build serves all versions of Python. `read_ranges.py` and
- * `checksums.py` call it.
- * If the arguments change, rename the function: an older build may remain in the source folder.
+ * It uses no Python API, so one build serves all versions of Python. `read_ranges.py` calls it.
+ * If the arguments or the checksums change, rename the function: an older build may remain in the
+ * source folder.
  */
 
 #define _GNU_SOURCE
@@ -41,27 +41,40 @@ enum { WINDOW = 64 }; /* ranges that the disk may fetch at the same time */
 
 enum { WORDS = 512, BLOCK = 8 * WORDS }; /* words of 64 bits, in little-endian order */
 
+/* The last step of splitmix64, as `mix` of hashing.py. */
+static uint64_t mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return x ^ x >> 31;
+}
+
+/* Like XXH3, it adds products of the halves of words, after an XOR with keys, and the words to
+ * another sum, which changes with every bit. A product does not change with a half if the other
+ * half is 0. */
 static uint64_t block_checksum(const uint8_t *block, const uint64_t *keys) {
 #ifdef __SSE2__ /* of which compilers do not find the multiplication, twice as fast */
-  __m128i sums = _mm_setzero_si128();
+  __m128i products = _mm_setzero_si128(), words = _mm_setzero_si128();
   for (int i = 0; i < WORDS; i += 2) {
-    __m128i words = _mm_loadu_si128((const __m128i *)(block + 8 * i));
-    __m128i mixed = _mm_xor_si128(words, _mm_loadu_si128((const __m128i *)(keys + i)));
-    __m128i product = _mm_mul_epu32(mixed, _mm_srli_epi64(mixed, 32));
-    sums = _mm_add_epi64(sums, _mm_add_epi64(words, product));
+    __m128i pair = _mm_loadu_si128((const __m128i *)(block + 8 * i));
+    __m128i mixed = _mm_xor_si128(pair, _mm_loadu_si128((const __m128i *)(keys + i)));
+    products = _mm_add_epi64(products, _mm_mul_epu32(mixed, _mm_srli_epi64(mixed, 32)));
+    words = _mm_add_epi64(words, pair);
   }
-  uint64_t parts[2];
-  _mm_storeu_si128((__m128i *)parts, sums);
-  return parts[0] + parts[1];
+  uint64_t of_products[2], of_words[2];
+  _mm_storeu_si128((__m128i *)of_products, products);
+  _mm_storeu_si128((__m128i *)of_words, words);
+  return mix((of_products[0] + of_products[1]) ^ mix(of_words[0] + of_words[1]));
 #else
-  uint64_t sum = 0;
+  uint64_t products = 0, words = 0;
   for (int i = 0; i < WORDS; i++) {
     uint64_t word, mixed;
     memcpy(&word, block + 8 * i, 8);
     mixed = word ^ keys[i];
-    sum += word + (mixed & 0xffffffff) * (mixed >> 32);
+    products += (mixed & 0xffffffff) * (mixed >> 32);
+    words += word;
   }
-  return sum;
+  return mix(products ^ mix(words));
 #endif
 }
 
@@ -85,8 +98,8 @@ static uint64_t checksum(const uint8_t *data, int64_t size, const uint64_t *keys
  * It computes the checksum of each range when its bytes are in the processor's cache, if `sums` is
  * not NULL.
  */
-static int read_all(struct range *ranges, int64_t num_ranges, uint8_t *buffer,
-                    const uint64_t *keys, uint64_t *sums) {
+int dalijax_read(struct range *ranges, int64_t num_ranges, uint8_t *buffer, const uint64_t *keys,
+                 uint64_t *sums) {
   int flags = RWF_NOWAIT; /* from the page cache only */
   for (int64_t ahead = 0; ahead < num_ranges + WINDOW; ahead++) {
     struct range *range = ranges + ahead;
@@ -120,16 +133,7 @@ static int read_all(struct range *ranges, int64_t num_ranges, uint8_t *buffer,
   return 0;
 }
 
-int dalijax_read_ranges(struct range *ranges, int64_t num_ranges, uint8_t *buffer) {
-  return read_all(ranges, num_ranges, buffer, NULL, NULL);
-}
-
-int dalijax_read_with_checksums(struct range *ranges, int64_t num_ranges, uint8_t *buffer,
-                                const uint64_t *keys, uint64_t *sums) {
-  return read_all(ranges, num_ranges, buffer, keys, sums);
-}
-
-void dalijax_checksums_of(int64_t num_arrays, const uint8_t *const *arrays, const int64_t *sizes,
-                          const uint64_t *keys, uint64_t *sums) {
+void dalijax_sum(int64_t num_arrays, const uint8_t *const *arrays, const int64_t *sizes,
+                 const uint64_t *keys, uint64_t *sums) {
   for (int64_t k = 0; k < num_arrays; k++) sums[k] = checksum(arrays[k], sizes[k], keys);
 }

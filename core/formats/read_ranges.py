@@ -1,4 +1,7 @@
-"""Reads many byte ranges of local files at once, by the helper in C if it was built."""
+"""Reads many byte ranges of local files at once, and computes checksums.
+
+The helper in C does both, if it was built.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,17 @@ import ctypes
 import errno
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..order.shuffle import Indices
+from .checksums import KEYS, checksums_in_python
+
+Data = NDArray[np.uint8]
+Sums = NDArray[np.uint64]
 
 LIBRARY = pathlib.Path(__file__).with_name("_read_ranges.abi3.so")  # in pyproject.toml, too
 
@@ -20,12 +28,78 @@ LIBRARY = pathlib.Path(__file__).with_name("_read_ranges.abi3.so")  # in pyproje
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 COUNT = 4  # column
 
-# Reads ranges into a buffer. Each row is the `struct range` of read_ranges.c.
-_Read = Callable[[NDArray[np.int64], NDArray[np.uint8]], None]
+
+class _Helper(Protocol):
+    """Reads ranges, and computes checksums."""
+
+    def read(self, ranges: NDArray[np.int64], buffer: Data, sums: Sums | None) -> None:
+        """Reads ranges into a buffer, and computes their checksums if `sums` is given.
+
+        Args:
+            ranges: Rows that are the `struct range` of read_ranges.c.
+            buffer: The buffer.
+            sums: Receives the checksum of each range that was read completely.
+        """
+
+    def checksums(self, arrays: Sequence[Data]) -> Sums:
+        """Computes the checksum of each of some arrays."""
 
 
-def read_in_python(ranges: NDArray[np.int64], buffer: NDArray[np.uint8]) -> None:
-    """Reads ranges into a buffer; see `_Read`."""
+class InPython:
+    """Reads ranges and computes checksums in Python."""
+
+    def read(self, ranges: NDArray[np.int64], buffer: Data, sums: Sums | None) -> None:
+        """Reads ranges into a buffer, and computes their checksums; see `_Helper`."""
+        _read_in_python(ranges, buffer)
+        if sums is not None:
+            sums[:] = self.checksums(
+                [buffer[start : start + size] for _, _, size, start, _ in ranges.tolist()]
+            )
+
+    def checksums(self, arrays: Sequence[Data]) -> Sums:
+        """Computes the checksum of each of some arrays."""
+        return checksums_in_python(arrays)
+
+
+class InC:
+    """Reads ranges and computes checksums by the helper in C, whose calls run without the GIL.
+
+    Args:
+        library: The path of the helper.
+
+    Raises:
+        OSError, AttributeError: If it can't be loaded, or is of another version.
+    """
+
+    def __init__(self, library: str):
+        functions, pointer = ctypes.CDLL(library), ctypes.c_void_p
+        self._read = functions.dalijax_read
+        self._read.argtypes = pointer, ctypes.c_int64, pointer, pointer, pointer
+        self._sum = functions.dalijax_sum
+        self._sum.argtypes = ctypes.c_int64, pointer, pointer, pointer, pointer
+        self._sum.restype = None
+
+    def read(self, ranges: NDArray[np.int64], buffer: Data, sums: Sums | None) -> None:
+        """Reads ranges into a buffer, and computes their checksums; see `_Helper`."""
+        to = None if sums is None else sums.ctypes.data
+        # After a signal, Python calls the signal's handler before the next call.
+        while self._read(ranges.ctypes.data, len(ranges), buffer.ctypes.data, _KEYS, to):
+            pass
+
+    def checksums(self, arrays: Sequence[Data]) -> Sums:
+        """Computes the checksum of each of some arrays."""
+        addresses = [array.__array_interface__["data"][0] for array in arrays]
+        columns = np.array([addresses, [array.size for array in arrays]], np.int64)
+        sums = np.empty(len(arrays), np.uint64)
+        self._sum(len(arrays), *(array.ctypes.data for array in columns), _KEYS, sums.ctypes.data)
+        return sums
+
+
+_KEYS = KEYS.ctypes.data  # the address
+
+
+def _read_in_python(ranges: NDArray[np.int64], buffer: Data) -> None:
+    """Reads ranges into a buffer; see `_Helper`."""
     view = memoryview(buffer)
     rows = [(fd, at, view[start : start + size]) for fd, at, size, start, _ in ranges.tolist()]
     # One call for each range in the page cache: each call releases the GIL, and reacquiring it
@@ -57,36 +131,29 @@ def read_in_python(ranges: NDArray[np.int64], buffer: NDArray[np.uint8]) -> None
     ranges[:, COUNT] = counts
 
 
-def reader_in_c(library: str) -> _Read:
-    """Loads the helper in C, whose calls run without the GIL.
-
-    Raises:
-        OSError, AttributeError: If it can't be loaded, or is of another version.
-    """
-    function = ctypes.CDLL(library).dalijax_read_ranges
-    function.argtypes = ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p
-
-    def read(ranges: NDArray[np.int64], buffer: NDArray[np.uint8]) -> None:
-        # After a signal, Python calls the signal's handler before the next call.
-        while function(ranges.ctypes.data, len(ranges), buffer.ctypes.data):
-            pass
-
-    return read
-
-
-def _best_reader() -> _Read:
+def _best_helper() -> _Helper:
     try:
-        return reader_in_c(str(LIBRARY))
+        return InC(str(LIBRARY))
     except (OSError, AttributeError):  # there was no C compiler when the package was installed
-        return read_in_python
+        return InPython()
 
 
-_read = _best_reader()
+_helper = _best_helper()
+
+
+def checksums(arrays: Sequence[Data]) -> Sums:
+    """Computes the checksum of each of some arrays, uint8 [bytes], contiguous."""
+    return _helper.checksums(arrays)
 
 
 def read_ranges(
-    files: Indices, offsets: Indices, sizes: Indices, starts: Indices, buffer: NDArray[np.uint8]
-) -> NDArray[np.int64]:
+    files: Indices,
+    offsets: Indices,
+    sizes: Indices,
+    starts: Indices,
+    buffer: Data,
+    sums: Sums | None = None,
+) -> Indices:
     """Reads byte ranges of files into a buffer, those in the page cache first.
 
     Args:
@@ -95,23 +162,12 @@ def read_ranges(
         sizes: The size of each range in bytes.
         starts: The offset of each range in the buffer.
         buffer: The buffer, uint8 [bytes], contiguous.
+        sums: Receives the checksum of each range that is read completely, uint64 [ranges],
+            contiguous; not defined for the others. None: they are not computed.
 
     Returns:
         The number of bytes read of each range, int64 [ranges]: fewer than its size at the end of
         the file; a negative errno if reading failed.
-
-    Raises:
-        ValueError: If a range is outside the buffer.
-    """
-    ranges = range_table(files, offsets, sizes, starts, buffer)
-    _read(ranges, buffer)
-    return ranges[:, COUNT]
-
-
-def range_table(
-    files: Indices, offsets: Indices, sizes: Indices, starts: Indices, buffer: NDArray[np.uint8]
-) -> NDArray[np.int64]:
-    """Returns a table for the helper in C: a `struct range` for each range; see `read_ranges`.
 
     Raises:
         ValueError: If a range is outside the buffer.
@@ -122,4 +178,5 @@ def range_table(
     ranges = np.zeros((len(starts), COUNT + 1), np.int64)
     for column, values in enumerate((files, offsets, sizes, starts)):
         ranges[:, column] = values
-    return ranges
+    _helper.read(ranges, buffer, sums)
+    return ranges[:, COUNT]

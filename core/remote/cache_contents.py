@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .cache_folder import CacheFolder, file_of, version_of
+from .cache_folder import CacheFolder, file_of, is_object_name, version_of
 from .cache_users import names_in_use
 from .journals import compact
 
@@ -43,9 +43,9 @@ def cached_objects(folder: CacheFolder) -> list[CachedObject]:
     statuses: dict[str, os.stat_result] = {}
     with os.scandir(folder.objects) as entries:
         for entry in entries:
-            with contextlib.suppress(OSError, ValueError):  # removed meanwhile, or a foreign file
-                version_of(entry.name)
-                statuses[entry.name] = entry.stat(follow_symlinks=False)
+            with contextlib.suppress(OSError):  # removed meanwhile
+                if is_object_name(entry.name):  # files of the user are left alone
+                    statuses[entry.name] = entry.stat(follow_symlinks=False)
     times: dict[str, float] = collections.defaultdict(float)
     for name, status in statuses.items():
         times[file_of(name)] = max(times[file_of(name)], status.st_mtime)
@@ -69,6 +69,7 @@ def remove_objects(folder: CacheFolder, objects: Iterable[CachedObject]) -> None
         OSError: If they can't be removed.
     """
     for item in objects:
-        os.unlink(folder.object(item.name))
+        with contextlib.suppress(FileNotFoundError):  # removed by another process
+            os.unlink(folder.object(item.name))
     left = [version_of(item.name) for item in cached_objects(folder)]
     compact(folder.journals, np.array(left, np.uint64))

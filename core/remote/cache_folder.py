@@ -5,29 +5,34 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import functools
 import hashlib
-import logging
 import os
+import re
+import stat
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..messages.log_once import warn_once
 from ..messages.printable import printable
+from .owned_files import owned_names
 from .ranges import byte_count
-
-_log = logging.getLogger("dalijax")
 
 _MARK = "dalijax-cache-"  # begins the name of an empty file, which ends with the version
 MARK = f"{_MARK}1"
 _RESERVE = 1 << 30  # bytes of the disk, or a fiftieth of it, that stay free with a limit
-_STEP = 1 << 20  # bytes that are stored before the space is measured again
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-@functools.lru_cache(maxsize=256)
-def warn_once(message: str) -> None:
-    """Logs a warning, once for each process."""
-    _log.warning("%s", message)
+_SHARE = 8  # all processes may take an eighth of the free space before it is measured again
+_STEP = 1 << 20  # bytes that a process may always store before
+_RECENT = 60.0  # seconds for which a measurement is used
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_OBJECT = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}")
+# Storage options, and headers, that do not change which object a URL names. A secret may differ in
+# each run, and must not be recognizable in a name.
+_INSIGNIFICANT = re.compile(
+    r"timeout|retry_timeout|anon|requester_pays|(client|tenant)_id|"
+    r".*(auth|cookie|credential|key|password|sas|secret|signature|token).*",
+    re.IGNORECASE,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +78,8 @@ def open_cache(folder: Any, most_bytes: int | float | str | None) -> CacheFolder
         most_bytes: The user's ``cache_bytes=``.
 
     Raises:
-        ValueError: If the folder has other files, or a cache of another version.
+        ValueError: If the folder has other files, a cache of another version, links instead of
+            folders, or another owner.
         OSError: If it can't be created.
     """
     if folder is None:
@@ -84,7 +90,7 @@ def open_cache(folder: Any, most_bytes: int | float | str | None) -> CacheFolder
     if "://" in text or not text:
         raise ValueError(f"cache must be a folder of a local disk, not {printable(text)!r}")
     most = None if most_bytes is None else byte_count(most_bytes, "cache_bytes")
-    cache = CacheFolder(os.path.abspath(os.path.expanduser(text)), most)
+    cache = CacheFolder(_absolute(text), most)
     try:
         _create(cache)
     except OSError as error:
@@ -100,6 +106,7 @@ def open_cache(folder: Any, most_bytes: int | float | str | None) -> CacheFolder
 
 def _create(cache: CacheFolder) -> None:
     os.makedirs(cache.path, 0o700, exist_ok=True)
+    _check_owners(cache)
     names = os.listdir(cache.path)
     mark = os.path.join(cache.path, MARK)
     if MARK not in names and names and not os.path.exists(mark):  # made meanwhile
@@ -120,17 +127,45 @@ def _create(cache: CacheFolder) -> None:
             os.makedirs(folder, exist_ok=True)
 
 
+def _absolute(path: str) -> str:
+    return os.path.realpath(os.path.expanduser(path))
+
+
+def _check_owners(cache: CacheFolder) -> None:
+    """Checks that a cache has no links to other folders, and that no other user owns it.
+
+    Root may use the folders of all users, as in a container with a mounted folder.
+
+    Raises:
+        ValueError: If there is a link, or another user owns a folder.
+    """
+    for folder in (cache.path, cache.objects, cache.journals, cache.users):
+        with contextlib.suppress(FileNotFoundError):
+            status = os.lstat(folder)
+            if not stat.S_ISDIR(status.st_mode):
+                raise ValueError(
+                    f"{printable(folder)} is not a folder, but a link or a file. Remove it, or "
+                    "pass another cache="
+                )
+            if os.geteuid() and status.st_uid not in (os.geteuid(), 0):
+                raise ValueError(
+                    f"{printable(folder)} belongs to user {status.st_uid}, who could change your "
+                    "data. Pass your own folder as cache="
+                )
+
+
 def existing_cache(folder: str) -> CacheFolder:
     """Returns the cache of a folder.
 
     Raises:
-        ValueError: If the folder is not a cache of this version.
+        ValueError: If the folder is not a cache of this version; see also `open_cache`.
     """
-    cache = CacheFolder(os.path.abspath(os.path.expanduser(folder)))
+    cache = CacheFolder(_absolute(folder))
     if not os.path.exists(os.path.join(cache.path, MARK)):
         raise ValueError(
             f"{printable(cache.path)} is not a cache. Pass the folder of a source's cache="
         )
+    _check_owners(cache)
     return cache
 
 
@@ -144,9 +179,28 @@ def object_name(url: str, stamp: Sequence[Any], options: Mapping[str, Any]) -> s
         stamp: The size and the names of the version.
         options: The user's storage options, which may name the server of the URL.
     """
-    servers = [str(options.get(name)) for name in ("endpoint_url", "account_name")]
-    parts = [url, *servers]
+    parts = [url, repr(_significant(options))]
     return f"{_digest(parts)}-{_digest([*parts, repr(stamp)])}"
+
+
+def _significant(options: Any) -> Any:
+    """Returns storage options without those that don't change which object a URL names."""
+    if isinstance(options, Mapping):
+        return sorted(
+            (str(name), significant)
+            for name, value in options.items()
+            if not _INSIGNIFICANT.fullmatch(str(name))
+            and (significant := _significant(value)) not in ([], "None")
+        )
+    if isinstance(options, (list, tuple)):
+        return [_significant(value) for value in options]
+    is_plain = options is None or isinstance(options, (bool, int, float, str, bytes))
+    return repr(options) if is_plain else type(options).__qualname__
+
+
+def is_object_name(name: str) -> bool:
+    """Returns whether a name is that of an object; see `object_name`."""
+    return _OBJECT.fullmatch(name) is not None
 
 
 def file_of(name: str) -> str:
@@ -181,8 +235,8 @@ def space_of(folder: str) -> int:
 class Space:
     """The disk space that a cache may still take.
 
-    It is measured now and then, because other processes store ranges, too: after an eighth of the
-    free space was used. So the limit holds almost exactly for any number of processes.
+    It is measured now and then, because other processes store ranges, too: once the processes that
+    use the folder may have used an eighth of the free space together, or after a minute.
 
     Args:
         cache: The folder.
@@ -191,8 +245,9 @@ class Space:
     def __init__(self, cache: CacheFolder):
         self._cache = cache
         self._room = 0  # when it was measured
+        self._most = 0  # bytes that are stored until it is measured again
         self._taken = 0  # since then
-        self._is_measured = False
+        self._end = 0.0  # of the use of the measurement
 
     def room(self, size: int) -> int:
         """Returns the number of bytes that may be stored now, given how many are wanted.
@@ -200,8 +255,11 @@ class Space:
         Raises:
             OSError: If the disk can't be examined.
         """
-        if not self._is_measured or self._taken + size > max(self._room // 8, _STEP):
-            self._room, self._taken, self._is_measured = self._measured(), 0, True
+        now = time.monotonic()
+        if now >= self._end or self._taken + size > self._most:
+            self._room, self._taken, self._end = self._measured(), 0, now + _RECENT
+            num_users = max(1, len(owned_names(self._cache.users)))
+            self._most = max(self._room // (_SHARE * num_users), _STEP)
         return self._room - self._taken
 
     def take(self, size: int) -> None:
@@ -218,5 +276,5 @@ class Space:
 
 
 def is_full(error: OSError) -> bool:
-    """Returns whether an error means that a disk, a quota or a file has no more space."""
+    """Returns whether an error means that a disk or a quota has no more space."""
     return error.errno in _FULL

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from .cache_folder import CacheFolder
-from .owned_files import OwnedFile, locked, new_file
+from .owned_files import OwnedFile, locked, new_file, owned_names
 
 
 def register(folder: CacheFolder, names: Sequence[str]) -> OwnedFile | None:
@@ -24,11 +24,11 @@ def register(folder: CacheFolder, names: Sequence[str]) -> OwnedFile | None:
         _remove_ended(folder)
         file = new_file(folder.users)
         file.append("".join(f"{name}\n" for name in names).encode())
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):  # no range of it was stored
-                os.utime(folder.object(name))
     except OSError:
         return None
+    for name in names:
+        with contextlib.suppress(OSError):  # no range was stored, or another user owns the object
+            os.utime(folder.object(name))
     return file
 
 
@@ -40,7 +40,7 @@ def names_in_use(folder: CacheFolder) -> set[str]:
     """
     _remove_ended(folder)
     names: set[str] = set()
-    for user in os.listdir(folder.users):
+    for user in owned_names(folder.users):
         with contextlib.suppress(OSError), open(os.path.join(folder.users, user), "rb") as file:
             names.update(map(os.fsdecode, file.read().split()))
     return names
@@ -48,8 +48,9 @@ def names_in_use(folder: CacheFolder) -> set[str]:
 
 def _remove_ended(folder: CacheFolder) -> None:
     """Removes the files of processes that have ended."""
-    for user in os.listdir(folder.users):
+    for user in owned_names(folder.users):
         path = os.path.join(folder.users, user)
         with contextlib.suppress(OSError):
-            if locked(path) is not None:
+            file = locked(path)  # locked until it is removed
+            if file is not None:
                 os.unlink(path)

@@ -14,20 +14,24 @@ next to be used. So an LRU cache that is too small would have no hits.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..messages.log_once import warn_once
 from ..messages.printable import printable
 from ..order.shuffle import Indices
-from .cache_folder import CacheFolder, Space, is_full, version_of, warn_once
+from ..random.hashing import fold
+from .cache_folder import CacheFolder, Space, is_full, version_of
 from .cache_users import register
 from .journals import Bits, Journals
-from .owned_files import OwnedFile
+from .owned_files import OpenFile, OwnedFile
 
 _PAGE = 4096  # bytes; a range of a sparse file takes whole pages
+_PAUSE = 300.0  # seconds without storing after a failure, which may pass
 
 
 class DiskCache:
@@ -36,9 +40,6 @@ class DiskCache:
     Args:
         folder: The folder.
         names: The name of each file's object; None if it is not cached. See `object_name`.
-
-    Attributes:
-        stores: Whether ranges are stored; False after the first failure.
     """
 
     def __init__(self, folder: CacheFolder, names: Sequence[str | None]):
@@ -59,7 +60,9 @@ class DiskCache:
         self._journals = Journals(self._folder.journals, np.unique(self._objects[self._is_named]))
         self._space = Space(self._folder)
         self._user: OwnedFile | None = None
-        self.stores = True
+        self._have_objects = np.zeros(len(self._names), bool)  # whose files were seen
+        self._refuted = np.empty(0, np.uint64)  # hashes of damaged ranges
+        self._resumes = 0.0  # when ranges are stored again
 
     def _check_process(self) -> None:
         """Begins the use of the folder in each process."""
@@ -67,12 +70,17 @@ class DiskCache:
             self._begin()
             self._user = register(self._folder, [name for name in self._names if name])
 
+    @property
+    def stores(self) -> bool:
+        """Returns whether ranges are stored; False for some minutes after a failure."""
+        return time.monotonic() >= self._resumes
+
     def path(self, number: int) -> str:
         """Returns the path of the object of a file."""
         return f"{self._objects_folder}/{self._names[number]}"
 
     def find(self, files: Indices, offsets: Indices, sizes: Indices) -> Indices:
-        """Returns the rows of the ranges that were stored.
+        """Returns the rows of the ranges that were stored, except those that were damaged.
 
         Args:
             files: The file of each range.
@@ -82,21 +90,39 @@ class DiskCache:
         self._check_process()
         rows = np.flatnonzero(self._is_named[files] & (sizes > 0))
         found = self._journals.have(self._objects[files[rows]], offsets[rows], sizes[rows])
-        return rows[found]
+        rows = rows[found]
+        unseen = ~self._have_objects[files[rows]]
+        if unseen.any():  # the journals may have entries of objects that were removed
+            for number in np.unique(files[rows[unseen]]).tolist():
+                self._have_objects[number] = os.path.exists(self.path(number))
+            rows = rows[self._have_objects[files[rows]]]
+        if len(self._refuted):
+            hashes = self._hashes(files[rows], offsets[rows], sizes[rows])
+            rows = rows[~np.isin(hashes, self._refuted)]
+        return rows
+
+    def _hashes(self, files: Indices, offsets: Indices, sizes: Indices) -> Bits:
+        return fold(self._objects[files], offsets, sizes)
 
     def are_right(
-        self, files: Indices, offsets: Indices, sizes: Indices, checksums: Bits
+        self, files: Indices, offsets: Indices, sizes: Indices, counts: Indices, checksums: Bits
     ) -> NDArray[np.bool_]:
-        """Returns which ranges had the given checksums when they were stored. Warns of others.
+        """Returns which ranges had the given checksums when they were stored.
+
+        Warns of the other ranges, and does not find them again until they are stored again.
 
         Args:
             files: The file of each range.
             offsets: The first byte of each range.
             sizes: The size of each range.
+            counts: The number of bytes that were read of each range.
             checksums: The checksums of the bytes that were read.
         """
         are_right = self._journals.agree(self._objects[files], offsets, sizes, checksums)
+        are_right &= counts == sizes
         if not are_right.all():
+            hashes = self._hashes(files[~are_right], offsets[~are_right], sizes[~are_right])
+            self._refuted = np.union1d(self._refuted, hashes)
             warn_once(
                 f"ranges of the cache {printable(self._folder.path)} are damaged or missing. They "
                 "are read remotely, and stored again"
@@ -110,7 +136,9 @@ class DiskCache:
         arrays: Sequence[NDArray[np.uint8]],
         checksums: Bits,
     ) -> None:
-        """Stores ranges, while there is space. Failures are reported once, by a warning.
+        """Stores ranges, while there is space.
+
+        A failure is reported by a warning, and ranges are stored again after some minutes.
 
         Args:
             files: The file of each range.
@@ -139,6 +167,9 @@ class DiskCache:
                 self._journals.append(
                     self._objects[files[rows]], offsets[rows], sizes[rows], checksums[rows]
                 )
+                if len(self._refuted):
+                    stored = self._hashes(files[rows], offsets[rows], sizes[rows])
+                    self._refuted = np.setdiff1d(self._refuted, stored)
         except OSError as error:
             path = printable(self._folder.path)
             if is_full(error):
@@ -148,12 +179,12 @@ class DiskCache:
                 )
             else:
                 self._stop(
-                    f"nothing is added to the cache {path}: {error.strerror or error}. Other "
-                    "ranges are read remotely in each epoch"
+                    f"nothing is added to the cache {path} for some minutes: "
+                    f"{error.strerror or error}. Other ranges are read remotely"
                 )
 
     def _stop(self, message: str) -> None:
-        self.stores = False
+        self._resumes = time.monotonic() + _PAUSE
         warn_once(message)
 
     def _write(
@@ -170,7 +201,7 @@ class DiskCache:
             if files[row] != number or file is None:
                 number = int(files[row])
                 flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-                file = OwnedFile(os.open(self.path(number), flags, 0o666))
+                file = OpenFile(os.open(self.path(number), flags, 0o666))
             data, offset = memoryview(arrays[row]), int(offsets[row])
             while data:
                 count = os.pwrite(file.fd, data, offset)

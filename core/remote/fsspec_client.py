@@ -12,7 +12,7 @@ from ..workers import call_each
 from .http_ranges import http_options, of_version
 from .locations import fsspec_options, stall_seconds
 from .retries import RemoteError, changed, each, patience, repeated, wrong_length
-from .versions import date_pair
+from .versions import date_pair, unsettled_pair
 
 _CHECK_SECONDS = 60.0  # between requests of the version of a file
 _CHECKS = 16  # at once
@@ -22,6 +22,12 @@ _VERSION = re.compile(
     r"version-?id|last-?modified|m-?time|modified|modify|modification-?time|updated|created|ino",
     re.IGNORECASE,
 )
+# Those that are times or inodes. Those of a file in an archive may stay equal when the archive is
+# replaced.
+_TIME = re.compile(
+    r"last-?modified|m-?time|modified|modify|modification-?time|updated|created|ino", re.IGNORECASE
+)
+_ARCHIVES = ("tar://", "zip://", "libarchive://")  # whose path may be a storage option
 
 
 def filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
@@ -46,6 +52,11 @@ def filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         arguments = {**http_options(stall_seconds(options)), **arguments}
     system, path = url_to_fs(url, **arguments)
     return system, str(path)
+
+
+def is_http(url: str) -> bool:
+    """Returns whether fsspec reads a URL from an HTTP server, which sends a version with ranges."""
+    return url.startswith(("http://", "https://")) and "::" not in url
 
 
 class FsspecFile:
@@ -76,7 +87,7 @@ class FsspecFile:
     @property
     def is_http(self) -> bool:
         """Returns whether each response has the version of the file; see `http_ranges`."""
-        return self.url.startswith(("http://", "https://"))
+        return is_http(self.url)
 
     def is_due(self) -> bool:
         """Returns whether to `check` the version of the file again."""
@@ -98,6 +109,10 @@ class FsspecFile:
     def stamp(self) -> list[Any]:
         """Returns size and versions of the file; only the size if there are no versions."""
         versions = _versions(self.info)
+        are_times = all(_TIME.fullmatch(name.replace("_", "-")) for name in versions)
+        is_nested = "::" in self.url or self.url.startswith(_ARCHIVES)
+        if is_nested and versions and are_times:
+            return [self.size, unsettled_pair(repr(sorted(versions.items())))]
         date = versions.get("Last-Modified")
         if date is not None and len(versions) == 1:
             return [self.size, date_pair(date, time.time())]

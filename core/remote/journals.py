@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..order.shuffle import Indices
 from ..random.hashing import fold
-from .owned_files import OwnedFile, locked, new_file
+from .owned_files import OwnedFile, locked, new_file, owned_names
 
 Bits = NDArray[np.uint64]
 
@@ -126,7 +126,7 @@ class Journals:
         """Returns the contents with all further entries of the journals."""
         parts, ends = [], dict(contents.ends)
         with contextlib.suppress(OSError):  # of a folder that was removed
-            for name in sorted(os.listdir(self._folder)):
+            for name in sorted(owned_names(self._folder)):
                 path, end = os.path.join(self._folder, name), ends.get(name, 0)
                 with contextlib.suppress(OSError):  # of a file that was removed, or is damaged
                     if os.stat(path).st_size >= end + ENTRY.itemsize:
@@ -150,27 +150,24 @@ class Journals:
         entries = np.empty(len(objects), ENTRY)
         for name, column in zip(ENTRY.names or (), (objects, offsets, sizes, checksums)):
             entries[name] = column
-        if self._own is None:
-            self._own = self._unused() or new_file(self._folder)
+        own = self._own  # another thread may reset the attribute
+        if own is None:
+            own = self._own = self._unused() or new_file(self._folder)
         try:
-            self._own.append(entries.tobytes())
+            own.append(entries.tobytes())
         except OSError:
             self._own = None  # its last entry may be incomplete
             raise
 
     def _unused(self) -> OwnedFile | None:
         """Returns a journal of a process that has ended; None if there is none."""
-        for name in os.listdir(self._folder):
+        for name in owned_names(self._folder):
             with contextlib.suppress(OSError):
                 if (file := locked(os.path.join(self._folder, name))) is not None:
                     size = os.fstat(file.fd).st_size
                     os.ftruncate(file.fd, size - size % ENTRY.itemsize)  # an incomplete entry
                     return file
         return None
-
-    def forget_process(self) -> None:
-        """Leaves the journal of the parent process after a fork."""
-        self._own = None
 
 
 def _entries(path: str, start: int) -> NDArray[np.void]:
@@ -196,12 +193,12 @@ def compact(folder: str, objects: Bits) -> None:
         OSError: If a journal can't be read or written.
     """
     replaced, parts = [], [np.empty(0, ENTRY)]
-    for name in os.listdir(folder):
+    for name in owned_names(folder):
         path = os.path.join(folder, name)
         with contextlib.suppress(OSError):
             if (file := locked(path)) is not None:  # locked until it is removed
-                replaced.append((path, file))
                 parts.append(_entries(path, 0))
+                replaced.append((path, file))
     entries = np.unique(np.concatenate(parts))
     entries = entries[np.isin(entries["object"], objects)]
     if len(entries):

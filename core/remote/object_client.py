@@ -246,7 +246,9 @@ class ObjectClient:
         """Reads ranges together.
 
         The last range is requested after the others were received, on the condition that the
-        object has the version. So all ranges are of this version, without further requests.
+        object has the version. So all ranges are of this version, without further requests, if
+        the server never returns an older version after a newer one: object stores do not, but the
+        edges of a site may.
         """
         module, store = self._store(place)
         pieces: list[Any] = []

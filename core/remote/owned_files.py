@@ -5,24 +5,33 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import secrets
 from collections.abc import Callable
 
 _ATTEMPTS = 100
+_NAME = re.compile(r"[0-9a-f]{16}")  # of `new_file`
 
 
-class OwnedFile:
-    """An open file, which is locked until the object is freed.
+class OpenFile:
+    """A file that is closed when the object is freed.
 
     Args:
         fd: The file descriptor.
     """
 
+    fd = -1
+
     def __init__(self, fd: int):
         self.fd = fd
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self.fd)  # `close` is a default argument, because `os` may be gone at exit
+        if self.fd >= 0:  # a subclass may have failed to open it
+            close(self.fd)  # `close` is a default argument, because `os` may be gone at exit
+
+
+class OwnedFile(OpenFile):
+    """An open file, which is locked until the object is freed."""
 
     def append(self, data: bytes) -> None:
         """Appends data by one call, so that other processes see all of it, or part of it.
@@ -54,6 +63,15 @@ def locked(path: str, create: bool = False) -> OwnedFile | None:
         if not create:
             raise
     return file if os.fstat(file.fd).st_nlink else None
+
+
+def owned_names(folder: str) -> list[str]:
+    """Returns the names of the files in a folder that `new_file` may have created.
+
+    Raises:
+        OSError: If the folder can't be listed.
+    """
+    return [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
 
 
 def new_file(folder: str) -> OwnedFile:

@@ -30,6 +30,9 @@ from .versions import Version
 _OBJECTS = Limits(most_requests=2 * AT_ONCE)
 # fsspec sends the requests of all files of a call concurrently.
 _FSSPEC = Limits(most_requests=256, several_files=True)
+# obstore compares the version of the last response of a call.
+_CHECKED = Limits(most_requests=1)
+_LIMITS = (_OBJECTS, _CHECKED, _FSSPEC)
 ALIGNMENT = 8  # bytes, of each range in memory, so that it can be viewed as any dtype
 OpenFiles = Callable[[Sequence[int]], list[FsspecFile]]
 
@@ -189,6 +192,8 @@ class RangeCache:
         places: The place of each object; None for a file of fsspec.
         versions: The version of each object that must be read.
         client: Reads objects.
+        checks_all: Whether the version of each response is compared, not only that of the last
+            response of a call. The edges of a site may have different versions of a file.
     """
 
     def __init__(
@@ -197,10 +202,14 @@ class RangeCache:
         places: Sequence[Place | None],
         versions: Sequence[Version],
         client: ObjectClient,
+        checks_all: bool = False,
     ):
         self._urls, self._places, self._versions = urls, places, versions
         self._client = client
-        self._are_objects = np.array([place is not None for place in places], bool)
+        checked = int(checks_all)
+        self._limits = np.array(  # of each file, in `_LIMITS`
+            [2 if place is None else checked * (place.kind == "http") for place in places], int
+        )
         sizes = np.array([version.size for version in versions], np.int64)
         self._addresses = np.cumsum(sizes) - sizes  # of the first byte of each file
         self._process = os.getpid()
@@ -240,8 +249,8 @@ class RangeCache:
         for ref in list(self._blocks):
             if (block := ref()) is not None and len(lease.missing):
                 lease.take(block, are_new=False)
-        for limits, are_objects in ((_OBJECTS, True), (_FSSPEC, False)):
-            rows = lease.missing[self._are_objects[files[lease.missing]] == are_objects]
+        for number, limits in enumerate(_LIMITS):
+            rows = lease.missing[self._limits[files[lease.missing]] == number]
             if not len(rows):
                 continue
             # One range for each address, the largest.

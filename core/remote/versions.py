@@ -31,12 +31,26 @@ def is_settled(date: str, now: float) -> bool:
 
 def date_pair(date: str, now: float) -> list[str]:
     """Returns the name and the value of a date in a stamp; see `is_settled`."""
-    return ["Last-Modified" if is_settled(date, now) else _RECENT_DATE, date]
+    return ["Last-Modified", date] if is_settled(date, now) else unsettled_pair(date)
+
+
+def unsettled_pair(date: str) -> list[str]:
+    """Returns the name and the value of a date in a stamp that a later change may keep."""
+    return [_RECENT_DATE, date]
 
 
 def has_version(stamp: list[Any]) -> bool:
     """Returns whether every change of a file changes its stamp."""
     return len(stamp) > 1 and plain(stamp) == stamp
+
+
+def is_certain(stamp: list[Any]) -> bool:
+    """Returns whether a stamp of an HTTP server or object store identifies the bytes of a file.
+
+    Other values of fsspec's files, such as their times, may stay equal when the bytes change.
+    """
+    names = [pair[0] for pair in stamp[1:]]
+    return "ETag" in names or names == ["Last-Modified"]
 
 
 def plain(stamp: list[Any]) -> list[Any]:

@@ -13,9 +13,11 @@ import signal
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import numpy as np
 import pytest
+from fsspec.implementations.tar import TarFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nvidia.dali import fn
@@ -23,11 +25,22 @@ from nvidia.dali import fn
 from dalijax import data_iterator
 from dalijax.core.feeding.announcer import Announcer
 from dalijax.core.formats.tfrecord_headers import masked_crc
+from dalijax.core.messages.log_once import warn_once
 from dalijax.core.order.samples import SamplePosition
-from dalijax.core.remote import cache_folder, storage
-from dalijax.core.remote.cache_folder import MARK, object_name, open_cache, space_of
+from dalijax.core.remote import cache_folder, disk_cache, journals, storage
+from dalijax.core.remote.cache_contents import cached_objects, remove_objects
+from dalijax.core.remote.cache_folder import (
+    MARK,
+    Space,
+    existing_cache,
+    object_name,
+    open_cache,
+    space_of,
+)
+from dalijax.core.remote.cache_users import names_in_use, register
 from dalijax.core.remote.disk_cache import DiskCache
 from dalijax.core.remote.journals import ENTRY, Journals
+from dalijax.core.remote.owned_files import locked, new_file
 from dalijax.core.tools import cache_command
 from dalijax.sources import Files, Mixture, Tar, TFRecord
 from range_server import serving
@@ -55,7 +68,7 @@ def write(folder, shift=0):
 @pytest.fixture(autouse=True)
 def index_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "indexes"))
-    cache_folder.warn_once.cache_clear()
+    warn_once.cache_clear()
 
 
 @pytest.fixture
@@ -244,9 +257,47 @@ def test_another_version_uses_another_file(server, folder):
         object_name(url, [9, ["ETag", tag]], options)
         for url in ("s3://a/b", "s3://a/c")
         for tag in ("x", "y")
-        for options in ({}, {"endpoint_url": "http://minio"}, {"account_name": "me"})
+        for options in ({}, {"endpoint_url": "http://minio"}, {"headers": {"Host": "b"}})
     }
     assert len(names) == 12 and len({name[:16] for name in names}) == 6
+    assert names == {
+        object_name(url, [9, ["ETag", tag]], {**options, "timeout": 3, "secret": "x"})
+        for url in ("s3://a/b", "s3://a/c")
+        for tag in ("x", "y")
+        for options in (
+            *(
+                {"key": "a", "headers": {"X-Token": "b"}},
+                {"endpoint_url": "http://minio", "sas_token": "t"},
+            ),
+            {"headers": {"Host": "b", "Authorization": "Bearer x"}, "anon": True},
+        )
+    }
+
+
+def test_an_older_version_is_not_stored(server, folder):
+    pytest.importorskip("obstore")
+    source = opened(server, folder)
+    server.fault = lambda *_: "older"
+    for _ in range(2):
+        check(source, range(0, N, 5))  # so far apart that each is a request
+    assert len(server.ranges) == len(range(0, N, 5))
+
+
+@pytest.mark.parametrize("how", ("chain", "options"))
+def test_files_of_archives_are_not_cached(how, tmp_path, folder, caplog):
+    """An archive may be replaced by one with other contents, and with equal sizes and times."""
+    for shift in (0, 1000):
+        entries = [(f"{k:04d}.bin", content(k + shift)[:SIZE]) for k in range(3)]
+        inner = pathlib.Path(write_tar(tmp_path / "inner.tar", entries)).read_bytes()
+        path = str(tmp_path / ("outer.tar" if how == "chain" else f"{shift}.tar"))
+        write_tar(path, [("inner.tar", inner)])
+        TarFileSystem.clear_instance_cache()
+        url = "tar://inner.tar" + (f"::file://{path}" if how == "chain" else "")
+        options = {} if how == "chain" else {"fo": path}
+        source = Tar(url, {"bin": "data"}, storage_options=options, cache=folder)
+        values = source.read(np.arange(3), ["data"])["data"]
+        assert [v.tobytes() for v in values] == [content(k + shift)[:SIZE] for k in range(3)]
+    assert not files_of(folder, "objects") and "are not cached" in caplog.text
 
 
 # Damage
@@ -323,6 +374,30 @@ def test_a_folder_that_is_removed_during_a_run(server, folder, caplog):
     assert not folder.exists()
 
 
+def test_entries_of_objects_that_were_removed(server, folder, caplog):
+    check(opened(server, folder))
+    for path in files_of(folder, "objects"):
+        path.unlink()
+    source = opened(server, folder)
+    check(source)
+    assert server.ranges and "damaged or missing" not in caplog.text
+
+
+def test_damaged_ranges_are_not_found_until_they_are_stored_again(folder):
+    cache = DiskCache(open_cache(folder, None), NAMES)
+    store(cache, range(5))
+    files, offsets, _, checksums = parts_of(range(5))
+    sizes = SIZES[:5]
+    assert len(cache.find(files, offsets, sizes)) == 5
+    # The checksum of the first range is 0, like that of memory into which nothing was read.
+    checksums[1] += np.uint64(9)
+    right = cache.are_right(files, offsets, sizes, sizes - [1, 0, 0, 0, 0], checksums)
+    assert right.tolist() == [False, False, True, True, True]
+    assert cache.find(files, offsets, sizes).tolist() == [2, 3, 4]
+    store(cache, [1])
+    assert cache.find(files, offsets, sizes).tolist() == [1, 2, 3, 4]
+
+
 # Space
 
 
@@ -348,13 +423,13 @@ def test_a_cache_that_is_too_small_keeps_a_part(server, folder, caplog):
 def test_a_disk_without_space(server, folder, limit, caplog):
     source = opened(server, folder)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))  # as a full disk: EFBIG
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))  # EFBIG
     try:
         for record in range(N):
             check(source, [record])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert caplog.text.count("is full") == 1
+    assert caplog.text.count("nothing is added") == 1
     server.ranges.clear()
     source = opened(server, folder)
     check(source)
@@ -378,6 +453,41 @@ def test_a_partial_entry_of_a_journal(server, folder):
     server.ranges.clear()
     check(opened(server, folder))
     assert not server.ranges
+
+
+def test_ranges_are_stored_again_after_a_failure(folder, monkeypatch, caplog):
+    cache = DiskCache(open_cache(folder, None), NAMES)
+    (folder / "objects").rename(folder / "moved")
+    store(cache, range(5))
+    (folder / "moved").rename(folder / "objects")
+    store(cache, range(5))
+    assert not cache.stores and stored(cache) == []
+    monkeypatch.setattr(disk_cache, "_PAUSE", 0.0)
+    cache = DiskCache(open_cache(folder, None), NAMES)
+    (folder / "objects").rename(folder / "moved")
+    store(cache, range(5))
+    (folder / "moved").rename(folder / "objects")
+    store(cache, range(5))
+    assert stored(cache) == [*range(5)]
+    assert caplog.text.count("nothing is added to the cache") == 1
+
+
+def test_processes_that_start_together_keep_the_limit(folder):
+    limit, count, size = 64 << 20, 16, 1 << 18
+    cache = open_cache(folder, limit)
+    users = [register(cache, []) for _ in range(count)]
+    spaces = {number: Space(cache) for number in range(count)}
+    with open(folder / "objects" / NAMES[0], "wb") as file:
+        total = 0
+        while spaces:
+            for number, space in [*spaces.items()]:
+                if space.room(size) < size:
+                    del spaces[number]
+                    continue
+                space.take(size)
+                os.posix_fallocate(file.fileno(), total, size)
+                total += size
+    assert all(users) and 0.9 * limit < total <= limit + (count << 20)
 
 
 # Folders
@@ -415,6 +525,53 @@ def test_forms_of_the_folder(folder, monkeypatch):
     assert sorted(os.listdir(folder)) == [MARK, "journals", "objects", "users"]
     assert folder.stat().st_mode & 0o777 == 0o700
     assert open_cache(None, None) is None
+
+
+@pytest.mark.parametrize("name", ("objects", "journals", "users"))
+def test_links_are_refused(name, folder, tmp_path):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "0123456789abcdef").write_text("mine")
+    folder.mkdir()
+    (folder / MARK).touch()
+    (folder / name).symlink_to("../victim")
+    for function in (lambda: open_cache(folder, None), lambda: existing_cache(str(folder))):
+        with pytest.raises(ValueError, match=f"{name} is not a folder, but a link"):
+            function()
+    (victim / "0123456789abcdef").unlink()
+    victim.rmdir()  # nothing was added
+    (tmp_path / "link").symlink_to("other")
+    (tmp_path / "other").mkdir()
+    assert open_cache(tmp_path / "link", None).path == str(tmp_path / "other")
+
+
+def test_foreign_files_are_not_removed(folder):
+    cache = open_cache(folder, None)
+    names = ("backup-2024", "x-" + "f" * 20, "0" * 16 + "-" + "f" * 16 + ".bak", "thesis.tex")
+    for kind in ("objects", "journals", "users"):
+        for name in names:
+            (folder / kind / name).write_text("mine" * 20)
+    store(DiskCache(cache, NAMES), range(5))
+    cache_command.clean(str(folder), old=True, days=-1)
+    for kind in ("objects", "journals", "users"):
+        assert {*names} <= {*os.listdir(folder / kind)}
+        assert all((folder / kind / name).read_text() == "mine" * 20 for name in names)
+
+
+def test_files_are_locked_until_they_are_removed(folder, monkeypatch):
+    cache = open_cache(folder, None)
+    users = [os.path.join(cache.users, "0" * 16), os.path.join(cache.users, "1" * 16)]
+    for user in users:
+        pathlib.Path(user).touch()
+    unlink, removed = os.unlink, []
+
+    def checked(path):
+        assert locked(path) is None
+        removed.append(path)
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", checked)
+    assert names_in_use(cache) == set() and sorted(removed) == users
 
 
 def in_child(function):
@@ -456,8 +613,8 @@ def stored(cache):
     """Returns the records that are found, after comparing their bytes."""
     files, offsets, arrays, checksums = parts_of(range(N))
     rows = cache.find(files, offsets, SIZES)
-    assert cache.are_right(files[rows], offsets[rows], SIZES[rows], checksums[rows]).all()
-    assert not cache.are_right(files[rows], offsets[rows], SIZES[rows], checksums[rows] + 99).any()
+    ranges = files[rows], offsets[rows], SIZES[rows]
+    assert cache.are_right(*ranges, SIZES[rows], checksums[rows]).all()
     for row in rows.tolist():
         with open(cache.path(files[row]), "rb") as file:
             assert os.pread(file.fileno(), SIZES[row], offsets[row]) == arrays[row].tobytes()
@@ -486,6 +643,32 @@ def test_a_folder_that_can_only_be_read(caplog):
     finally:
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o755)
+        shutil.rmtree(folder)
+
+
+def test_a_folder_of_another_user():
+    if os.getuid():
+        pytest.skip("only root can have files of several users")
+    folder = pathlib.Path("/tmp") / f"dalijax-test-{os.getpid()}-other"
+    try:
+        store(DiskCache(open_cache(folder, None), NAMES), range(5))
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o777 if path.is_dir() else 0o666)
+
+        def child():
+            os.seteuid(65534)
+            cache = open_cache(folder, None)
+            users = register(cache, NAMES)  # although root owns the objects
+            assert users is not None and names_in_use(cache) == {*NAMES}
+            os.seteuid(0)
+            os.chown(folder / "users", 12345, -1)
+            assert open_cache(folder, None) == cache  # by root
+            os.seteuid(65534)
+            with pytest.raises(ValueError, match="users belongs to user 12345"):
+                open_cache(folder, None)
+
+        assert code_of(in_child(child)) == 0
+    finally:
         shutil.rmtree(folder)
 
 
@@ -533,6 +716,34 @@ def test_the_command_refuses_other_folders(tmp_path):
     options.run(options)
 
 
+def test_commands_that_run_together(folder, monkeypatch):
+    cache = open_cache(folder, None)
+    store(DiskCache(cache, NAMES), range(9))
+    objects = cached_objects(cache)
+    assert len(objects) == 2
+    (journal,) = files_of(folder, "journals")
+    with monkeypatch.context() as patch:
+        patch.setattr(journals, "_entries", lambda path, start: os.stat("/nothing"))
+        remove_objects(cache, [])
+    assert files_of(folder, "journals") == [journal]  # which could not be read
+    for _ in range(2):
+        remove_objects(cache, objects)
+    assert not files_of(folder, "objects") and not files_of(folder, "journals")
+
+
+def test_a_journal_that_another_thread_leaves(folder):
+    class Raced(Journals):
+        values: ClassVar = []
+        _own = property(lambda self: self.values.pop(0), lambda self, value: None)
+
+    cache = open_cache(folder, None)
+    one = np.ones(1, np.int64)
+    raced = Raced(cache.journals, one.astype(np.uint64))
+    Raced.values[:] = [new_file(cache.journals), None]
+    raced.append(one.astype(np.uint64), one, one, one.astype(np.uint64))
+    assert raced.have(one.astype(np.uint64), one, one).all()
+
+
 # Processes
 
 
@@ -566,7 +777,7 @@ def test_threads_find_what_they_have_stored(folder):
             size = np.array([arrays[0].size])
             cache.store(files, offsets, arrays, checksums)
             assert len(cache.find(files, offsets, size))
-            assert cache.are_right(files, offsets, size, checksums).all()
+            assert cache.are_right(files, offsets, size, size, checksums).all()
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
@@ -610,7 +821,7 @@ STEP = st.tuples(
 def test_journals_are_like_a_dict(tmp_path_factory, steps):
     """Compares three journals with a dict from ranges to checksums."""
     folder = str(tmp_path_factory.mktemp("journals"))
-    journals = [Journals(folder, np.arange(3, dtype=np.uint64)) for _ in range(3)]
+    readers = [Journals(folder, np.arange(3, dtype=np.uint64)) for _ in range(3)]
     expected = {}
     every = [(number, offset) for number in range(3) for offset in range(31)]
     objects, offsets = np.array(every).T
@@ -618,11 +829,11 @@ def test_journals_are_like_a_dict(tmp_path_factory, steps):
     for checksum, (number, ranges) in enumerate(steps):
         added = np.array(ranges, np.int64).reshape(-1, 2).T
         sums = np.full(len(ranges), checksum, np.uint64)
-        journals[number].append(added[0].astype(np.uint64), added[1], added[1] + 1, sums)
+        readers[number].append(added[0].astype(np.uint64), added[1], added[1] + 1, sums)
         for key in ranges:
             expected.setdefault(key, set()).add(checksum)
-        found = journals[0].have(*columns).tolist()
+        found = readers[0].have(*columns).tolist()
         assert found == [key in expected for key in every]
     for checksum in range(len(steps) + 1):
-        right = journals[1].agree(*columns, np.full(len(every), checksum, np.uint64))
+        right = readers[1].agree(*columns, np.full(len(every), checksum, np.uint64))
         assert right.tolist() == [checksum in expected.get(key, ()) for key in every]

@@ -62,6 +62,24 @@ def test_random_reads_return_the_bytes_of_the_file(seed, ahead, server):
         at += rng.choice((0, 1, 512, count, count, 999, 1001, 2500, 9000, -at // 2))
 
 
+@pytest.mark.parametrize("ahead", (1, 5))
+def test_reads_continue_after_errors(ahead, server):
+    content = random.Random(0).randbytes(SIZE)
+    (server.folder / "file").write_bytes(content)
+    (file,) = open_files([f"{server.url}/file"], Storage())
+    server.fault = share_of_requests(0.3, ("404",), most=1)
+    take, at, num_errors = BufferedReader(file, 1000, ahead), 0, 0
+    while at < SIZE:
+        try:
+            data = take(at, 1500)
+        except FileNotFoundError:
+            num_errors += 1
+            continue
+        assert data == content[at : at + 1500]
+        at += 1700
+    assert num_errors
+
+
 def test_one_tar_is_read_by_requests_in_parallel(server, caplog):
     path = make(server, 300)
     server.latency = 0.01

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dalijax.core.formats import checksums, read_ranges
+from dalijax.core.formats import read_ranges
 from local_reads import helper
 
 
@@ -15,10 +15,8 @@ def library(tmp_path_factory):
 @pytest.fixture(params=("C", "Python"))
 def language(request, monkeypatch):
     """The language of the code that reads local files."""
-    read, helper = read_ranges.read_in_python, checksums.InPython()
+    helper = read_ranges.InPython()
     if request.param == "C":
-        library = request.getfixturevalue("library")
-        read, helper = read_ranges.reader_in_c(library), checksums.InC(library)
-    monkeypatch.setattr(read_ranges, "_read", read)
-    monkeypatch.setattr(checksums, "_helper", helper)
+        helper = read_ranges.InC(request.getfixturevalue("library"))
+    monkeypatch.setattr(read_ranges, "_helper", helper)
     return request.param

@@ -9,12 +9,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dalijax.core.formats import checksums as module
-from dalijax.core.formats.checksums import checksums, read_with_checksums
+from dalijax.core.formats.checksums import KEYS
+from dalijax.core.formats.read_ranges import checksums, read_ranges
 from local_reads import Kernel
 
 pytestmark = pytest.mark.usefixtures("language")
-WORD = 1 << 64
+MASK = (1 << 64) - 1
+
+
+def mix(x):
+    """Computes the last step of splitmix64."""
+    x = (x + 0x9E3779B97F4A7C15) & MASK
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
+    return x ^ x >> 31
 
 
 def expected(data):
@@ -23,9 +31,10 @@ def expected(data):
     for start in range(0, len(data), 4096):
         block = data[start : start + 4096].ljust(4096, b"\0")
         words = [int.from_bytes(block[k : k + 8], "little") for k in range(0, 4096, 8)]
-        mixed = [word ^ int(key) for word, key in zip(words, module._KEYS)]
-        products = [(word % (1 << 32)) * (word >> 32) for word in mixed]
-        total = (total * 0x9E3779B97F4A7C15 + sum(words) + sum(products)) % WORD
+        mixed = [word ^ int(key) for word, key in zip(words, KEYS)]
+        products = sum((word % (1 << 32)) * (word >> 32) for word in mixed) & MASK
+        block = mix(products ^ mix(sum(words) & MASK))
+        total = (total * 0x9E3779B97F4A7C15 + block) & MASK
     return total
 
 
@@ -44,8 +53,8 @@ def test_checksums_of_ranges(size, start, draw):
 
 
 def test_values_are_part_of_the_format_of_caches():
-    assert checksum(b"abc") == 0x6E5C6FD1090D2D9E
-    assert checksum(bytes(range(256)) * 40) == 0xF14D10EB5847B19
+    assert checksum(b"abc") == 0x60DAB1D8045121B1
+    assert checksum(bytes(range(256)) * 40) == 0xD16FDE52FB556FF0
 
 
 def test_damage_has_another_checksum():
@@ -70,6 +79,20 @@ def test_damage_has_another_checksum():
         assert len(sums) == len(different) + 1
 
 
+def test_each_bit_counts_whatever_the_words_and_keys_are():
+    """Flips each bit of words for which a product of halves, or a sum with it, stays equal."""
+    masks = [0, 1, 1 << 32, MASK, (1 << 32) - 1, MASK ^ (1 << 32) - 1, 1 ^ MASK, 1 << 32 ^ MASK]
+    draw = random.Random(0)
+    words = [int(KEYS[0]) ^ mask for mask in masks]
+    words += [int(KEYS[0]) ^ high << 32 ^ draw.getrandbits(32) for high in (0, 1, 2, (1 << 32) - 1)]
+    words += [int(KEYS[0]) ^ draw.getrandbits(32) << 32 ^ low for low in (0, 1, 2, (1 << 32) - 1)]
+    words += [draw.getrandbits(64) for _ in range(32)] + [0, MASK]
+    flipped = [[word ^ 1 << bit for bit in range(64)] for word in words]
+    numbers = np.array([[word, *others] for word, others in zip(words, flipped)], np.uint64)
+    sums = checksums(list(numbers.reshape(-1, 1).view(np.uint8))).reshape(numbers.shape)
+    assert (sums[:, 1:] != sums[:, :1]).all()
+
+
 @pytest.mark.parametrize("cached", (lambda size: size, lambda size: size // 2, lambda size: 0))
 def test_ranges_are_read_with_checksums(cached, monkeypatch, language, tmp_path):
     Kernel(cached, most=3000).use(monkeypatch, language, tmp_path)
@@ -82,7 +105,8 @@ def test_ranges_are_read_with_checksums(cached, monkeypatch, language, tmp_path)
     file = os.open(tmp_path / "file", os.O_RDONLY)
     try:
         files = np.where(np.arange(100) == 7, -1, file)
-        counts, sums = read_with_checksums(files, offsets, sizes, starts, buffer)
+        sums = np.zeros(len(files), np.uint64)
+        counts = read_ranges(files, offsets, sizes, starts, buffer, sums)
     finally:
         os.close(file)
     assert counts[7] == -errno.EBADF

@@ -1,4 +1,4 @@
-"""The two implementations of `read_ranges`, and a kernel that a test simulates for both."""
+"""The two helpers of `read_ranges`, and a kernel that a test simulates for both."""
 
 import ctypes
 import os
@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from dalijax.core.formats import checksums, read_ranges
+from dalijax.core.formats import read_ranges
 
 SOURCE = pathlib.Path(read_ranges.__file__).with_name("read_ranges.c")
 HEADER = pathlib.Path(__file__).with_name("kernel.h")
@@ -67,7 +67,7 @@ class Kernel:
     def use(self, monkeypatch, language, folder):
         """Makes `read_ranges` use this kernel."""
         if language == "Python":
-            monkeypatch.setattr(checksums, "_helper", checksums.InPython())
+            monkeypatch.setattr(read_ranges, "_helper", read_ranges.InPython())
             monkeypatch.setattr(
                 *(os, "preadv"), lambda fd, parts, at, flags=0: self.read(fd, *parts, at, flags)
             )
@@ -92,5 +92,4 @@ class Kernel:
             ctypes.c_void_p.in_dll(functions, name).value = ctypes.cast(
                 callback, ctypes.c_void_p
             ).value
-        monkeypatch.setattr(read_ranges, "_read", read_ranges.reader_in_c(str(library)))
-        monkeypatch.setattr(checksums, "_helper", checksums.InC(str(library)))
+        monkeypatch.setattr(read_ranges, "_helper", read_ranges.InC(str(library)))
