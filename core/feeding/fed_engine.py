@@ -49,6 +49,14 @@ def sample_numbers(parts: Sequence[RowBatch]) -> Indices:
     return np.unique(np.concatenate([rows.samples for rows in parts]))
 
 
+def _joined(columns: Sequence[Any]) -> Any:
+    """Joins the values of the rows of all pipelines; arrays of equal shapes stay an array."""
+    are_arrays = all(isinstance(c, np.ndarray) and c.dtype != object for c in columns)
+    if are_arrays and len({column.shape[1:] for column in columns}) == 1:
+        return columns[0] if len(columns) == 1 else np.concatenate(columns)
+    return [value for column in columns for value in column]
+
+
 class _BadRecords(Exception):
     """Raised for a batch with records that can't be read or processed."""
 
@@ -304,8 +312,7 @@ class FedEngine(Engine[P]):
         graph = self._graph
         if graph is not None and graph.passed:
             columns = {
-                name: [value for rows in parts for value in rows.column(name)]
-                for name in graph.passed
+                name: _joined([rows.column(name) for rows in parts]) for name in graph.passed
             }
             counts = [len(rows.valid) for rows in parts]
             self.make_batch.add_columns(batch, columns, counts, graph.stacked)

@@ -164,7 +164,7 @@ def field_graph(
             f"{name}() takes no field of the source. Name its parameters after the fields, "
             f"{sorted(fields)}"
         )
-    passed = [k for k, field in fields.items() if field.dtype is None]
+    passed = [k for k, f in fields.items() if k not in inputs and (f.dtype is None or f.bypass)]
     settings = dict(settings)
 
     def call(nodes: dict[str, Any], draw: Draw | None) -> Any:

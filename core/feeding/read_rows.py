@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,7 @@ class ReadSettings:
         sized: The fields of images whose sizes the graph has asked for.
         draws: The functions of the graph's draws, by name.
         chunk_size: The number of records that a task reads.
+        passed: The fields that bypass the graph.
     """
 
     source: Source
@@ -63,11 +64,12 @@ class ReadSettings:
     sized: set[str] = dataclasses.field(default_factory=set)
     draws: dict[str, DrawFunction] = dataclasses.field(default_factory=dict)
     chunk_size: int = FEWEST
+    passed: Collection[str] = ()
 
     @property
     def graph_fields(self) -> list[str]:
         """Returns the fields that DALI takes."""
-        return [name for name in self.names if self.source.fields[name].dtype is not None]
+        return [name for name in self.names if name not in self.passed]
 
 
 @dataclasses.dataclass
@@ -207,9 +209,10 @@ def _read_checked(settings: ReadSettings, records: Indices) -> Chunk:
     chunk = _read(settings.source, records, settings.names)
     chunk.errors.update(_not_images(settings, records, chunk))
     if settings.bad_samples.knows_records():
+        columns = {name: chunk.columns[name] for name in settings.graph_fields}
         for place, record in enumerate(records.tolist()):
             if place not in chunk.errors:
-                digest = functools.partial(digest_of, settings.source.fields, chunk.columns, place)
+                digest = functools.partial(digest_of, settings.source.fields, columns, place)
                 error = settings.bad_samples.record_error(record, digest)
                 if error is not None:
                     chunk.errors[place] = error

@@ -260,6 +260,8 @@ def batched_field(values: Sequence[Any], name: str) -> Any:
     Raises:
         ValueError: If arrays have several shapes.
     """
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return values
     if all(
         isinstance(value, (np.ndarray, np.generic)) and value.dtype != object for value in values
     ):

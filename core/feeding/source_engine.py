@@ -402,6 +402,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             _READ_AHEAD,
             graph.image_inputs,
             self._bad_samples,
+            graph.passed,
         )
 
     def _is_end(self, position: SamplePosition) -> bool:

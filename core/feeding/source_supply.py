@@ -229,12 +229,13 @@ class SourceSupply:
         source: The record source.
         plan: The batches of its stream.
         parts: The rows of each pipeline.
-        names: The fields that the graph takes.
+        names: The fields that the graph takes, and those that bypass it.
         seed: The seed.
         shuffle: Whether each epoch has its own order.
         depth: Number of runs that are read before DALI asks for them.
         image_inputs: The fields that the graph's decoders decode, once it is built.
         bad_samples: The samples and records that DALI could not process before.
+        passed: The fields that bypass the graph.
 
     Attributes:
         next_run: The run that DALI asks for next.
@@ -253,6 +254,7 @@ class SourceSupply:
         depth: int,
         image_inputs: Mapping[str, ImageInput] = MappingProxyType({}),
         bad_samples: BadSamples | None = None,
+        passed: Sequence[str] = (),
     ):
         reuse = None if getattr(source, "_gives_new_arrays", False) else ReuseCheck(source)
         order = order_of(source, seed, shuffle)
@@ -271,6 +273,7 @@ class SourceSupply:
             reuse,
             image_inputs,
             chunk_size=chunk_size,
+            passed=frozenset(passed),
         )
         # The only reference, so that the threads end with the supply.
         self._workers = Workers(source.read_threads, "dalijax-read")

@@ -17,11 +17,14 @@ class Field:
             graph.
         ndim: Number of dimensions: 1 for encoded bytes, 0 for a label.
         is_path: Whether it is the path of a file that DALI reads in the graph.
+        bypass: Whether the batch contains the field, in its dtype, if the graph does not take it.
+            With a sharding, it is placed like an output. Otherwise such a field is not read.
     """
 
     dtype: np.dtype[Any] | None
     ndim: int = 0
     is_path: bool = False
+    bypass: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype is not None:  # users pass np.int32, which is a type
