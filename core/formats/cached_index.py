@@ -31,7 +31,7 @@ def cached_index(
     build: Callable[[], Index],
     is_valid: Callable[[Index], bool],
     storage: Storage,
-    shared: Callable[[Sequence[Stamp]], Index | None] = lambda stamps: None,
+    shared: Callable[[Sequence[Stamp]], Index | None] | None = None,
 ) -> Index:
     """Loads the stored index of files, or builds and stores it.
 
@@ -47,7 +47,7 @@ def cached_index(
         is_valid: Checks the content of a loaded index.
         storage: Access to remote files.
         shared: Returns the index from other indexes, given the stamps of the files; None if there
-            are none.
+            are none. None for files of a kind without shared indexes.
 
     Raises:
         OSError: If a file can't be read, or changes while it is indexed.
@@ -64,13 +64,14 @@ def cached_index(
     key = None if unnamed else digest.hexdigest()[:32]
 
     def stamped() -> Index:
-        index = shared(stamps)
+        index = shared(stamps) if shared else None
         if index is not None:
             if is_valid(Index({**index.about, "stamps": stamps, "samples": ""}, index.arrays)):
                 return _stamped(paths, stamps, index, storage)
             _log.warning("the shared index is damaged, so that the files are indexed again")
         if any(map(is_remote, paths)):
-            report_remote(paths, sum(int(stamp[0]) for stamp in stamps))
+            num_bytes = sum(int(stamp[0]) for stamp in stamps)
+            report_remote(paths, num_bytes, shared is not None)
         index = _stamped(paths, stamps, build(), storage)
         check_unchanged(paths, stamps, storage)
         return index
@@ -97,7 +98,7 @@ def _samples_digest(paths: Sequence[str], index: Index, storage: Storage) -> str
     files = ByteFiles(paths, index.about["sizes"], storage=storage)
     for name in sorted(arrays):
         if name.endswith(".offset"):
-            sizes = arrays[name.removesuffix("offset") + "size"][records]
+            sizes = arrays[name.removesuffix("offset") + "size"][records].astype(np.int64)
             pieces = files.read(
                 numbers, arrays[name][records], sizes, lambda row: f"record {records[row]}"
             )

@@ -20,7 +20,11 @@ _AHEAD = 32  # windows of all remote files that are requested ahead
 
 
 def each_file(
-    paths: Sequence[str], kind: str, storage: Storage, read: Callable[[BufferedReader, Any], T]
+    paths: Sequence[str],
+    kind: str,
+    storage: Storage,
+    read: Callable[[BufferedReader, Any], T],
+    collect: Callable[[int, T], object] | None = None,
 ) -> tuple[list[int], list[T]]:
     """Reads files in several threads.
 
@@ -29,10 +33,21 @@ def each_file(
         kind: The kind of files, for the progress bar.
         storage: Access to remote files.
         read: Reads a file; its second argument is to be called with numbers of bytes.
+        collect: Takes the number of a file and its result, in the thread that has read it. Results
+            are then not returned, so that they need not stay in memory until all files are read.
 
     Returns:
         The sizes of the files, and the results.
     """
+
+    def read_file(number: int, advance: Any) -> list[T]:
+        file = files[number] or open_files([paths[number]], storage)[0]
+        result = read(BufferedReader(file, ahead=ahead), advance)
+        if collect is None:
+            return [result]
+        collect(number, result)
+        return []
+
     are_remote = any(map(is_remote, paths))
     ahead = max(1, _AHEAD // len(paths))
     if are_remote:
@@ -43,14 +58,9 @@ def each_file(
         sizes = [os.stat(path).st_size for path in paths]
     with progress(f"Indexing {len(paths)} {kind}", sum(sizes)) as advance:
         results = call_each(
-            lambda number: read(
-                BufferedReader(
-                    files[number] or open_files([paths[number]], storage)[0], ahead=ahead
-                ),
-                advance,
-            ),
+            lambda number: read_file(number, advance),
             range(len(paths)),
             _REMOTE_THREADS if are_remote else _THREADS,
             "dalijax-index",
         )
-    return sizes, results
+    return sizes, [result for found in results for result in found]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from . import protobuf
 
 _Take = Callable[[int, int], bytes]
+_ITEM, _ITEM_HEAD = b"\n", 11  # field 1 with a size; most bytes of both
 BYTES, FLOATS, INTS = 1, 2, 3  # kinds of a Feature; equal to the field numbers in its message
 
 
@@ -47,7 +48,16 @@ def features(
     Raises:
         ValueError: If the message is not an Example.
     """
-    by_name: dict[bytes, Feature] = {}
+    return dict(located_features(take, at, end, names))
+
+
+def located_features(
+    take: _Take, at: int, end: int, names: Collection[bytes] | None
+) -> Iterator[tuple[bytes, Feature]]:
+    """Yields the features of an Example in the order of the file; see `features`.
+
+    If a name is repeated, the last of its features counts.
+    """
     for number, kind, start, stop in protobuf.located_fields(take, at, end):
         if number != 1 or kind != 2:
             continue
@@ -61,14 +71,15 @@ def features(
                 elif part == 2:
                     value = a, b
             if names is None or name in names:
-                by_name[name] = _feature(take, *value) if value else Feature(0, [], [])
-    return by_name
+                yield name, _feature(take, *value) if value else Feature(0, [], [])
 
 
 def _feature(take: _Take, at: int, end: int) -> Feature:
     feature = Feature(0, [], [])
     for number, _, start, stop in protobuf.located_fields(take, at, end):
         feature.kind = number
+        if number == BYTES:
+            start = _add_items(feature.ranges, take, start, stop)
         for item, kind, a, b in protobuf.located_fields(take, start, stop):
             if item != 1:
                 continue
@@ -77,6 +88,33 @@ def _feature(take: _Take, at: int, end: int) -> Feature:
             else:
                 feature.loose.append(a)
     return feature
+
+
+def _add_items(ranges: list[tuple[int, int]], take: _Take, at: int, end: int) -> int:
+    """Locates the items of a BytesList, which may be thousands of images.
+
+    Does the same as `protobuf.located_fields` in half the time.
+
+    Args:
+        ranges: Is extended by offset and size of each item.
+        take: Returns a number of bytes of the file from an offset.
+        at: Offset of the message.
+        end: End offset of the message.
+
+    Returns:
+        The offset of the first field that is not an item, or the end.
+    """
+    while at < end:
+        head = take(at, _ITEM_HEAD)
+        if not head.startswith(_ITEM):
+            break
+        size, length = protobuf.varint(head, 1)
+        stop = at + length + size
+        if stop > end:
+            break
+        ranges.append((at + length, size))
+        at = stop
+    return at
 
 
 def numbers(take: _Take, feature: Feature) -> list[float]:

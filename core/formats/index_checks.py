@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .byte_files import within
 from .index import Index
 
-_MOST_ROWS = 1 << 22  # rows whose ranges are all checked; `ByteFiles.read` checks ranges it reads
+MOST_ROWS = 1 << 22  # rows whose ranges are all checked; `ByteFiles.read` checks ranges it reads
 _KINDS = {"offset": "i", "size": "i", "start": "i", "value": "iuf"}  # of dtypes
 
 
@@ -31,12 +31,13 @@ def is_valid(index: Index, columns: Collection[str], about: Mapping[str, type]) 
         about: Types of further entries in ``index.about``; a list contains strings.
     """
     try:
-        return _about_is_valid(index, about) and _arrays_are_valid(index, columns)
+        return about_is_valid(index, about) and _arrays_are_valid(index, columns)
     except (ValueError, TypeError, LookupError, OverflowError):
         return False
 
 
-def _about_is_valid(index: Index, types: Mapping[str, type]) -> bool:
+def about_is_valid(index: Index, types: Mapping[str, type]) -> bool:
+    """Returns whether ``index.about`` has the expected content; it may raise for other types."""
     about = index.about
     first, sizes, stamps = about["first"], about["sizes"], about["stamps"]
     numbers = [*first, *sizes]
@@ -61,7 +62,7 @@ def _arrays_are_valid(index: Index, columns: Collection[str]) -> bool:
     for name, array in arrays.items():
         if array.shape != (first[-1],) or array.dtype.kind not in _KINDS[name.rpartition(".")[2]]:
             return False
-    if first[-1] > _MOST_ROWS:
+    if first[-1] > MOST_ROWS:
         return True
     limits = np.repeat(np.array(index.about["sizes"], np.int64), np.diff(first))
     ranges = [(arrays["start"], np.zeros(1, np.int64))]

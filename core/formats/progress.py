@@ -37,13 +37,21 @@ def progress(task: str, total: int) -> Iterator[Callable[[int], object]]:
         yield bar.update
 
 
-def report_remote(paths: Sequence[str], num_bytes: int) -> None:
-    """Logs how much of remote files will be read to index them, and how to avoid it."""
+def report_remote(paths: Sequence[str], num_bytes: int, can_share: bool) -> None:
+    """Logs how much of remote files will be read to index them, and how to avoid it.
+
+    Args:
+        paths: The files.
+        num_bytes: Their size.
+        can_share: Whether there are shared indexes of such files.
+    """
     size = f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:,.1f} MB"
     _log.warning(
-        "up to %s of %s files such as %s are read to index them. Index them once for all users: "
-        "python -m dalijax.sources index, followed by the URLs",
+        "up to %s of %s files such as %s are read to index them%s",
         size,
         f"{len(paths):,}",
         printable(paths[0]),
+        ". Index them once for all users: python -m dalijax.sources index, followed by the URLs"
+        if can_share
+        else ", and the index is stored in cache_dir=",
     )

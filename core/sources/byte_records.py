@@ -52,10 +52,14 @@ def _has_content(
     return all(np.array_equal(array[rows], arrays[name]) for name, array in index.arrays.items())
 
 
+HasContent = Callable[[Index, Sequence[str], Callable[[Sequence[str]], Index], int], bool]
+
+
 class ByteRecords(BaseSource):
     """A source whose fields are values, or byte ranges of files, that an index contains.
 
-    `dalijax.core.formats.index_checks` describes the index.
+    `dalijax.core.formats.index_checks` describes the index. A subclass whose index has other names
+    than its fields, or other rows than its records, overrides `_column` and `_rows`.
 
     Args:
         index: The index.
@@ -67,6 +71,8 @@ class ByteRecords(BaseSource):
         index_again: Builds the index of some files; picklable.
         storage: Access to remote files.
         read_ahead: Number of bytes of remote files that are requested before they are needed.
+        has_content: Returns whether a numbered file still has the content of the index, given the
+            index, the files and ``index_again``.
     """
 
     _gives_new_arrays = True  # read() returns new arrays, so that ReuseCheck is not needed
@@ -83,6 +89,7 @@ class ByteRecords(BaseSource):
         index_again: Callable[[Sequence[str]], Index],
         storage: Storage | None = None,
         read_ahead: int = 0,
+        has_content: HasContent = _has_content,
     ):
         super().__init__(fields, identity)
         self._defaults = dict(defaults)
@@ -93,7 +100,7 @@ class ByteRecords(BaseSource):
             paths,
             index.about["sizes"],
             index.about.get("stamps", ()),
-            functools.partial(_has_content, index, tuple(paths), index_again),
+            functools.partial(has_content, index, tuple(paths), index_again),
             storage,
         )
         are_remote = any(map(is_remote, paths))
@@ -113,19 +120,16 @@ class ByteRecords(BaseSource):
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
         """See `dalijax.sources.Source`."""
         arrays = self._index.arrays
-        ranges = [name for name in names if f"{name}.value" not in arrays]
+        ranges = self._in_files(names)
         columns: dict[str, Values] = {
-            name: np.asarray(arrays[f"{name}.value"][indices])
+            name: np.asarray(arrays[f"{self._column(name)}.value"][self._rows(name, indices)])
             for name in names
             if name not in ranges
         }
         if ranges:
             rows = len(indices)
-            files = np.searchsorted(self._first, indices, side="right") - 1
             pieces = self._files.read(
-                np.tile(files, len(ranges)),
-                np.concatenate([arrays[f"{name}.offset"][indices] for name in ranges]),
-                np.concatenate([arrays[f"{name}.size"][indices] for name in ranges]),
+                *self._byte_ranges(indices, ranges),
                 lambda k: (
                     f"{ranges[k // rows]!r} of {printable(self.name(int(indices[k % rows])))}"
                 ),
@@ -164,15 +168,29 @@ class ByteRecords(BaseSource):
         self, indices: Indices, names: Sequence[str]
     ) -> tuple[Indices, Indices, Indices]:
         """Returns file, offset and size of the fields of records that are ranges of files."""
-        arrays = self._index.arrays
-        names = [name for name in names if f"{name}.size" in arrays]
-        files = np.searchsorted(self._first, indices, side="right") - 1
+        arrays, names = self._index.arrays, self._in_files(names)
+        columns = [(self._column(name), self._rows(name, indices)) for name in names]
         none = np.empty(0, np.int64)
+        # All ranges of a record are in the same file.
+        rows = columns[0][1] if columns else none
         return (
-            np.tile(files, len(names)),
-            np.concatenate([none, *(arrays[f"{name}.offset"][indices] for name in names)]),
-            np.concatenate([none, *(arrays[f"{name}.size"][indices] for name in names)]),
+            np.tile(np.searchsorted(self._first, rows, side="right") - 1, len(names)),
+            np.concatenate([none, *(arrays[f"{name}.offset"][k] for name, k in columns)]),
+            # Sizes have 32 or 64 bits.
+            np.concatenate([none, *(arrays[f"{name}.size"][k] for name, k in columns)]),
         )
+
+    def _column(self, name: str) -> str:
+        """Returns the name of a field in the index."""
+        return name
+
+    def _rows(self, name: str, indices: Indices) -> Indices:
+        """Returns the rows of the index that contain a field of some records."""
+        return indices
+
+    def _in_files(self, names: Sequence[str]) -> list[str]:
+        """Returns the fields whose values are byte ranges of files."""
+        return [name for name in names if f"{self._column(name)}.size" in self._index.arrays]
 
     def _decoded(self, name: str, pieces: list[Any], indices: Indices) -> list[Any]:
         decode = self._decoders.get(name)

@@ -406,7 +406,7 @@ def test_ranges_outside_of_a_file_are_never_read(tmp_path, cache, monkeypatch):
     path = make_tar(tmp_path / "a")
     open_tar(path)
     (file,) = cache.iterdir()
-    monkeypatch.setattr("dalijax.core.formats.index_checks._MOST_ROWS", 0)
+    monkeypatch.setattr("dalijax.core.formats.index_checks.MOST_ROWS", 0)
     for name in ("data.offset", "data.size"):
         for value in (-1, 1 << 40, (1 << 63) - 1, -(1 << 63)):
             rewritten(file, array(name, first_row(value)))
