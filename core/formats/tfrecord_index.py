@@ -333,7 +333,9 @@ def add_record(
                 "Field(dtype, ndim=1)}"
             ) from None
         except ValueError as error:
-            raise ValueError(f"{_text(feature)!r} of {label} {error}") from error
+            is_of_steps = feature.startswith(b"steps/")
+            cure = ". dalijax.sources.RLDS reads steps of episodes" * is_of_steps
+            raise ValueError(f"{_text(feature)!r} of {label} {error}{cure}") from error
 
 
 def _text(name: bytes) -> str:

@@ -63,6 +63,7 @@ _GLOBAL = (
 )
 _FLIP = "flip(images, draw=draw), with vertical=True for top and bottom"
 _FILES, _TAR, _TFRECORD = "Files(folder)", "Tar(paths, fields)", "TFRecord(paths, features)"
+_RLDS = "RLDS(paths, {'image': 'steps/observation/image'})"
 _RECORDS, _ARRAYS = "Records(dataset), of records by number", "Arrays({'x': array})"
 _MIXTURE = "Mixture([(source, weight), ...])"
 _GET, _SET = "json.dump(iterator.get_state(), file)", "iterator.set_state(state)"
@@ -90,6 +91,7 @@ SOURCES: Mapping[str, str] = {
     **dict.fromkeys(("imagefolder", "datasetfolder", "folder", "directory", "images"), _FILES),
     **dict.fromkeys(("webdataset", "tardataset", "wds"), _TAR),
     **dict.fromkeys(("tfrecorddataset", "tfrecords"), _TFRECORD),
+    **dict.fromkeys(("rldsdataset", "episodes", "trajectories", "droid", "oxe"), _RLDS),
     **dict.fromkeys(("huggingface", "hf", "arrayrecord", "arrayrecorddatasource"), _RECORDS),
     **dict.fromkeys(("tfds", "parquet", "lmdb", "hdf5", "csv", "json", "dataset"), _RECORDS),
     **dict.fromkeys(("grain", "torch", "loaddataset", "randomaccessdatasource"), _RECORDS),

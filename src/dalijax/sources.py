@@ -3,6 +3,7 @@
 - `Files`: files of class folders, of a flat folder, or of a list.
 - `Tar`: samples of tars, as WebDataset packs them.
 - `TFRecord`: records of tf.train.Example, without TensorFlow.
+- `RLDS`: steps of robot episodes, as TFDS, Open X-Embodiment and DROID store them.
 - `Records`: anything with a length and records by number (Grain's sources, TFDS, HuggingFace).
 - `Arrays`: rows of arrays.
 - `Mixture`: several sources in exact proportions.
@@ -19,11 +20,23 @@ from .core.sources.files import Files as Files
 from .core.sources.mixture import Mixture as Mixture
 from .core.sources.named import Named as Named
 from .core.sources.records import Records as Records
+from .core.sources.rlds import RLDS as RLDS
 from .core.sources.source import Source as Source
 from .core.sources.tar import Tar as Tar
 from .core.sources.tfrecord import TFRecord as TFRecord
 
-__all__ = ["Arrays", "Field", "Files", "Mixture", "Named", "Records", "Source", "TFRecord", "Tar"]
+__all__ = [
+    "RLDS",
+    "Arrays",
+    "Field",
+    "Files",
+    "Mixture",
+    "Named",
+    "Records",
+    "Source",
+    "TFRecord",
+    "Tar",
+]
 
 if not _typing.TYPE_CHECKING:  # it would hide misspelt names
 

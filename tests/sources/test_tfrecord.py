@@ -247,7 +247,7 @@ def test_a_kind_that_no_feature_has_is_named(first, tmp_path):
 
 
 def test_unsuitable_arguments_are_refused(tmp_path):
-    path = write(tmp_path / "a", [{"x": 1, "y": [b"1", b"2"]}])
+    path = write(tmp_path / "a", [{"x": 1, "y": [b"1", b"2"], "steps/z": [b"1", b"2"]}])
     with pytest.raises(
         TypeError, match=r"features\['b'\] must be the name of a field, .* not None"
     ):
@@ -258,8 +258,9 @@ def test_unsuitable_arguments_are_refused(tmp_path):
         ({"x": "a"}, {"b": Field(None)}, r"kinds has \['b'\]"),
         ({"x": "a"}, {"a": Field(None)}, "is integers, not"),
         ({"y": "a"}, {"a": Field(np.dtype(np.int32))}, "is bytes, not"),
-        ({"y": "a"}, None, "has 2 values instead of one"),
-        ({"z": "a"}, None, r"record 0 has no 'z'. It has \['x', 'y'\]"),
+        ({"y": "a"}, None, "has 2 values instead of one$"),
+        ({"steps/z": "a"}, None, "has 2 values instead of one. dalijax.sources.RLDS reads steps"),
+        ({"z": "a"}, None, r"record 0 has no 'z'. It has \['steps/z', 'x', 'y'\]"),
     ):
         with pytest.raises(ValueError, match=words):
             TFRecord(path, features, kinds=kinds)

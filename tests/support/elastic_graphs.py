@@ -1,6 +1,7 @@
 """Sources, graphs and layouts for tests/sources/test_processes.py and its workers."""
 
 import hashlib
+import itertools
 import pathlib
 
 import jax
@@ -9,6 +10,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import fn
 
 from dalijax import augment, data_iterator, sources
+from dalijax.core.formats.protobuf import message
+from dalijax.core.formats.tfrecord_headers import masked_crc
 from drawing import drawn_image, png
 from tars import FIELDS, write_tar
 
@@ -29,6 +32,27 @@ def write(folder):
             folder / f"{tar}.tar",
             [e for k, data in entries for e in ((f"{k}.jpg", data), (f"{k}.cls", k.encode()))],
         )
+    write_episodes(folder / "episodes.tfrecord", files[:IMAGES])
+
+
+def write_episodes(path, images):
+    """Writes an RLDS file of episodes of 1 to 6 steps, without TensorFlow."""
+    records, step = [], 0
+    for length in itertools.chain(range(1, 6), [len(images) - 15]):
+        steps = range(step, step + length)
+        features = {
+            b"steps/image": (1, [(1, images[k]) for k in steps]),
+            b"steps/label": (3, [(1, bytes(steps))]),  # packed
+            b"steps/is_first": (3, [(1, bytes([1] + [0] * (length - 1)))]),
+        }
+        entries = [
+            (1, message([(1, name), (2, message([(kind, message(values))]))]))
+            for name, (kind, values) in features.items()
+        ]
+        size = len(data := message([(1, message(entries))])).to_bytes(8, "little")
+        records += [size, masked_crc(size).to_bytes(4, "little"), data, bytes(4)]
+        step += length
+    path.write_bytes(b"".join(records))
 
 
 def paths(folder):
@@ -79,8 +103,18 @@ def by_policy(data, label, *, draw):
     return label, draw.uniform(shape=[2]), fn.resize(image, size=[24, 24])
 
 
+def episodes(folder):
+    """Returns steps of the episodes in an RLDS file, with numbers that bypass the graph."""
+    fields = {
+        "data": "steps/image",
+        "label": "steps/label",
+        "labels": ("steps/label", range(-1, 3)),
+    }
+    return sources.RLDS(f"{folder}/episodes.tfrecord", fields, cache_dir=f"{folder}/index")
+
+
 LOCAL = {"Files": files, "Tar": tar, "Records": records, "Mixture": mixture}
-SOURCES = {**LOCAL, "remote Mixture": remote}
+SOURCES = {**LOCAL, "remote Mixture": remote, "RLDS": episodes}
 GRAPHS = {"draw": drawn, "augment": augmented, "rand_augment": by_policy}
 
 

@@ -216,6 +216,7 @@ ATTRIBUTES = [
     ("sources", "TarDataset", "Tar"),
     ("sources", "TFRecordDataset", "TFRecord"),
     ("sources", "TFRecords", "TFRecord"),
+    ("sources", "RLDSDataset", "RLDS"),
     ("sources", "HuggingFace", "Records"),
     ("sources", "ArrayRecord", "Records"),
     ("sources", "TFDS", "Records"),

@@ -1,0 +1,391 @@
+"""The episodes of a TFRecord file: where the images are, and all other values."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dtypes import narrow, out_of_range
+from ..remote.storage import Storage
+from . import example
+from .buffered_reader import BufferedReader
+from .byte_files import LocalFile
+from .rlds_features import ENCODED, IMAGE, NUMBER, RAGGED, STEPS, TEXT, Spec
+from .tfrecord_headers import records
+from .tfrecord_index import KINDS, features_of
+
+STEP_PREFIX = f"{STEPS}/"
+# Features of a single value for each step.
+_COUNTERS = (b"steps/is_first", b"steps/is_last", b"steps/is_terminal")
+_RAGGED = ("/ragged_flat_values", "/ragged_row_lengths_")
+_MOST_BYTES = 1 << 32  # of a record; sizes in the index have 32 bits
+# Bytes of a read of a local file. Small reads between the images would need less CPU, but each may
+# wait for a network file system, and threads contend for the GIL after each.
+_WINDOW = 1 << 20
+_REPORTED = 16  # episodes between two updates of the progress bar
+_JPEG, _PNG = b"\xff\xd8", b"\x89PNG"
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeFeatures:
+    """The wanted features of episodes.
+
+    Attributes:
+        names: The features.
+        specs: Descriptions of features, if TFDS has written them.
+        storage: Access to remote files.
+    """
+
+    names: tuple[str, ...]
+    specs: Mapping[str, Spec]
+    storage: Storage
+
+
+def is_of_steps(feature: str) -> bool:
+    """Returns whether a feature has a value for each step, not for each episode."""
+    return feature.startswith(STEP_PREFIX)
+
+
+class _Column:
+    """The values of a feature in a file.
+
+    Args:
+        name: The feature.
+        spec: Its description by TFDS, if there is one.
+        texts: Numbers of the file's texts; is extended.
+    """
+
+    def __init__(self, name: str, spec: Spec | None, texts: dict[bytes, int]):
+        self.name = name
+        self.kind = spec.kind if spec else ""
+        self.is_png = False
+        self._is_first_image = True
+        self._spec, self._texts = spec, texts
+        self._shape = spec.shape if spec else None  # of a value; None: not known yet
+        self._wire = 0
+        self._parts: list[NDArray[Any]] = []
+
+    @property
+    def width(self) -> int:
+        """The number of values of a step; 0 if it is not known."""
+        if self.kind in (IMAGE, TEXT):
+            return 1
+        return 0 if self._shape is None else int(np.prod(self._shape, dtype=np.int64))
+
+    def check(self, path: str) -> None:
+        """Raises ValueError if the feature has no fixed size or is encoded."""
+        if self.kind == RAGGED or any(part in self.name for part in _RAGGED):
+            raise _ragged(self.name, path)
+        if self._spec and self.kind == ENCODED:
+            raise ValueError(
+                f"{self.name!r} of {path} is a tensor with encoding={self._spec.dtype!r}. Write it "
+                "with encoding='none', or as an image"
+            )
+
+    def load(self, feature: example.Feature, take: BufferedReader) -> NDArray[Any]:
+        """Reads the values of an episode: places of images, numbers of texts, or numbers.
+
+        Raises:
+            ValueError: If they are of another kind than in earlier episodes.
+        """
+        is_empty = not (feature.ranges or feature.loose)
+        if feature.kind not in KINDS and (feature.kind or not is_empty):
+            raise ValueError(
+                f"has a value of kind {feature.kind}, which tf.train.Feature does not define"
+            )
+        if is_empty:
+            return np.zeros(0, np.int64)
+        if self._wire and feature.kind != self._wire:
+            raise ValueError(f"has {KINDS[feature.kind]}, but earlier {KINDS[self._wire]}")
+        self._wire = feature.kind
+        is_bytes = feature.kind == example.BYTES
+        if self.kind and is_bytes != (self.kind in (IMAGE, TEXT)):
+            raise ValueError(f"has {KINDS[feature.kind]}, but features.json describes {self.kind}s")
+        if not is_bytes:
+            self.kind = NUMBER
+            return self._cast(_numbers(feature, take))
+        if not self.kind or (self.kind == IMAGE and self._is_first_image):
+            at, size = feature.ranges[0]
+            head = take(at, min(len(_PNG), size))
+            self.is_png, self._is_first_image = head == _PNG, False
+            self.kind = self.kind or (IMAGE if head[:2] == _JPEG or self.is_png else TEXT)
+        if self.kind == IMAGE:
+            return np.array(feature.ranges, np.int64)
+        return np.array([self._text(take(at, size)) for at, size in feature.ranges], np.int32)
+
+    def add(self, values: NDArray[Any], num_steps: int) -> None:
+        """Adds the values of an episode.
+
+        Raises:
+            ValueError: If there are too many or too few.
+        """
+        is_of_episode = not is_of_steps(self.name)
+        rows = 1 if is_of_episode else num_steps
+        unit = "the episode" if is_of_episode else _steps(num_steps)
+        noun = "numbers" if self.kind == NUMBER else "values"
+        if not rows and not len(values):
+            return
+        if not self.kind:
+            raise ValueError(f"has no values for {unit}")
+        if self._shape is None and self.kind == NUMBER:
+            width, remainder = divmod(len(values), max(1, rows))
+            if remainder or not width:
+                raise ValueError(f"has {len(values):,} numbers for {unit}")
+            self._shape = () if width == 1 else (width,)
+        if len(values) != rows * self.width:
+            reason = ""
+            if self.width > 1:
+                is_described = self._spec and self._spec.shape is not None
+                reason = (
+                    f" instead of {rows * self.width:,}, the shape {self._shape} "
+                    f"{'of features.json' if is_described else 'of the first episode'} in each step"
+                )
+            raise ValueError(f"has {len(values):,} {noun} for {unit}{reason}")
+        if self.kind == NUMBER and self._shape is not None:
+            values = values.reshape(rows, *self._shape)
+        elif self.kind == IMAGE and is_of_episode:
+            values = np.repeat(values, num_steps, axis=0)
+        self._parts.append(values)
+
+    def _text(self, data: bytes) -> int:
+        number = self._texts.get(data)
+        if number is None:
+            try:
+                if b"\0" in data and self._spec is None:
+                    raise ValueError("a text has no NULs")
+                data.decode()
+            except ValueError as error:
+                raise ValueError(
+                    f"has bytes that are neither a JPEG, a PNG nor text in UTF-8: {data[:16]!r}. "
+                    "Only images, texts and lists of numbers are supported"
+                ) from error
+            number = self._texts[data] = len(self._texts)
+        return number
+
+    def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Converts numbers to the dtype of features.json."""
+        if self._spec is None:
+            return values
+        dtype, is_float = np.dtype(self._spec.dtype), values.dtype.kind == "f"
+        if is_float != (dtype.kind == "f"):
+            raise ValueError(
+                f"has {'floats' if is_float else 'integers'}, but features.json describes {dtype}"
+            )
+        is_bool = dtype.kind == "b"
+        outside = (values < 0) | (values > 1) if is_bool else out_of_range(values, dtype)
+        if outside.any():
+            number = values[int(np.argmax(outside))]
+            raise ValueError(f"has the number {number}, which does not fit into {dtype}")
+        return values if dtype.itemsize == 8 else values.astype(dtype)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Returns the arrays of the index; texts are numbers of the file's texts."""
+        if not self._parts:
+            return {}
+        values = np.concatenate(self._parts)
+        if self.kind == IMAGE:
+            return {
+                f"{self.name}.offset": values[:, 0].copy(),
+                f"{self.name}.size": values[:, 1].astype(np.uint32),
+            }
+        if values.dtype == np.int64:
+            values = narrow(values)
+        return {f"{self.name}.value": values}
+
+
+def _steps(count: int) -> str:
+    return f"{count:,} step{'s' * (count != 1)}"
+
+
+def _ragged(name: str, label: str) -> ValueError:
+    return ValueError(
+        f"{name!r} of {label} is ragged: steps have different numbers of values. Pad it when you "
+        "write the data"
+    )
+
+
+def _numbers(feature: example.Feature, take: BufferedReader) -> NDArray[Any]:
+    """Returns the numbers of a feature: float32 or int64."""
+    is_float = feature.kind == example.FLOATS
+    if feature.loose:
+        return np.array(example.numbers(take, feature), np.float32 if is_float else np.int64)
+    data = np.frombuffer(b"".join(take(at, size) for at, size in feature.ranges), np.uint8)
+    if is_float and len(data) % 4:
+        raise ValueError("has a list of floats that is cut off")
+    return example.floats(data) if is_float else example.integers(data)
+
+
+def _length(feature: example.Feature, values: NDArray[Any] | None, take: BufferedReader) -> int:
+    """Returns the number of values of a feature, given the values if they were read."""
+    if feature.kind == example.BYTES:
+        return len(feature.ranges)
+    return len(_numbers(feature, take) if values is None else values)
+
+
+def _located(
+    label: str, take: BufferedReader, at: int, size: int, names: Collection[bytes]
+) -> Iterator[tuple[bytes, example.Feature]]:
+    """Yields the features of an episode in the order of the file."""
+    located = example.located_features(take, at, at + size, names)
+    while True:
+        try:
+            item = next(located, None)
+        except ValueError as error:
+            raise ValueError(f"{label} is not a tf.train.Example: {error}") from error
+        if item is None:
+            return
+        yield item
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")
+
+
+@dataclasses.dataclass
+class EpisodeColumns:
+    """The episodes of a file.
+
+    Attributes:
+        path: The file, for errors.
+        lengths: The number of steps of each episode.
+        arrays: The arrays of the index; texts are numbers of ``texts``.
+        texts: The texts.
+        kinds: The kinds of features that have values.
+        png: The features of PNG images.
+        digest: A digest of everything except the offsets.
+    """
+
+    path: str
+    lengths: NDArray[np.int64]
+    arrays: dict[str, NDArray[Any]]
+    texts: list[bytes]
+    kinds: dict[str, str]
+    png: set[str]
+    digest: str
+
+
+def read_episodes(
+    take: BufferedReader,
+    features: EpisodeFeatures,
+    advance: Callable[[int], object] = lambda count: None,
+) -> EpisodeColumns:
+    """Reads the features of a file's episodes, without the images.
+
+    Args:
+        take: Reads the file.
+        features: The wanted features.
+        advance: Is called with numbers of bytes.
+
+    Raises:
+        ValueError: If the file is damaged, or an episode can't be read as steps.
+    """
+    file, reported = take.file, 0
+    if isinstance(file, LocalFile):
+        take = BufferedReader(file, _WINDOW)
+    texts: dict[bytes, int] = {}
+    columns = {
+        name.encode(): _Column(name, features.specs.get(name), texts) for name in features.names
+    }
+    for column in columns.values():
+        column.check(file.shown)
+    names = {*columns, *_COUNTERS}
+    lengths: list[int] = []
+    for number, (at, size) in enumerate(records(take, file.size, file.shown)):
+        label = f"{file.shown}: episode {number}"
+        if size >= _MOST_BYTES:
+            raise ValueError(
+                f"{label} has {size:,} bytes, but at most {_MOST_BYTES - 1:,} are supported. Write "
+                "shorter episodes"
+            )
+        loaded: dict[bytes, NDArray[Any]] = {}
+        counts: dict[bytes, int] = {}
+        # Values are read in the order of the file, because remote files are read in large parts.
+        for name, feature in _located(label, take, at, size, names):
+            try:
+                if name in columns:
+                    loaded[name] = columns[name].load(feature, take)
+                if feature.kind:
+                    counts[name] = _length(feature, loaded.get(name), take)
+            except ValueError as error:
+                raise ValueError(f"{_text(name)!r} of {label} {error}") from error
+        missing = [name for name in columns if name not in loaded]
+        if missing:
+            raise _missing(label, missing[0], set(features_of(label, take, at, size, None)))
+        try:
+            num_steps = _num_steps(counts, columns)
+        except ValueError as error:
+            raise ValueError(f"{label} {error}") from error
+        for name, column in columns.items():
+            try:
+                column.add(loaded[name], num_steps)
+            except ValueError as error:
+                raise ValueError(f"{column.name!r} of {label} {error}") from error
+        lengths.append(num_steps)
+        if number % _REPORTED == 0:
+            advance(at - reported)
+            reported = at
+    advance(file.size - reported)
+    arrays: dict[str, NDArray[Any]] = {}
+    for column in columns.values():
+        arrays |= column.arrays()
+    num_steps_of = np.array(lengths, np.int64)
+    return EpisodeColumns(
+        file.shown,
+        num_steps_of,
+        arrays,
+        list(texts),
+        {column.name: column.kind for column in columns.values() if column.kind},
+        {column.name for column in columns.values() if column.is_png},
+        _digest(num_steps_of, arrays, texts),
+    )
+
+
+def _missing(label: str, name: bytes, existing: set[bytes]) -> ValueError:
+    """Returns the error about a feature that an episode does not have."""
+    text = _text(name)
+    if name + _RAGGED[0].encode() in existing:
+        return _ragged(text, label)
+    return ValueError(f"{label} has no {text!r}. It has {sorted(map(_text, existing))}")
+
+
+def _num_steps(counts: Mapping[bytes, int], columns: Mapping[bytes, _Column]) -> int:
+    """Returns the number of steps of an episode.
+
+    Args:
+        counts: The number of values of each feature.
+        columns: The columns of the wanted features.
+
+    Raises:
+        ValueError: If it is not known.
+    """
+    for name in _COUNTERS:
+        if name in counts:
+            return counts[name]
+    step_columns = {name: column for name, column in columns.items() if is_of_steps(column.name)}
+    for name, column in step_columns.items():
+        if name in counts and column.width:
+            return counts[name] // column.width
+    if step_columns and not any(map(counts.get, step_columns)):
+        return 0
+    raise ValueError(
+        f"has neither {_text(_COUNTERS[0])!r} nor a wanted feature of images or texts, so that its "
+        "number of steps is unknown. Add a feature of images or texts to fields="
+    )
+
+
+def _digest(
+    lengths: NDArray[np.int64], arrays: Mapping[str, NDArray[Any]], texts: Mapping[bytes, int]
+) -> str:
+    digest = hashlib.blake2b(lengths.tobytes(), digest_size=16)
+    for name, array in sorted(arrays.items()):
+        if not name.endswith(".offset"):
+            digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+            digest.update(np.ascontiguousarray(array).data)
+    for text in texts:
+        digest.update(b"%d %s" % (len(text), text))
+    return digest.hexdigest()

@@ -1,0 +1,215 @@
+"""Indexes of episodes in TFRecords: where the images of each step are, and all other values.
+
+The index contains ``episode.first`` (number of steps before each episode, and in total). For a
+feature of images it contains ``FEATURE.offset`` and ``FEATURE.size``, for numbers and texts
+``FEATURE.value``. Texts are numbers of the texts in ``text.bytes``, which end at ``text.ends``.
+Features of steps have a row for each step. Features of episodes have a row for each episode, except
+that their images have a row for each step.
+
+``about`` contains, in addition to what `dalijax.core.formats.index_checks` describes: ``episodes``
+(number of episodes before each file, and in total), ``kinds`` (the kind of each feature), ``png``
+(features of PNG images) and ``digests`` (a digest of each file's values).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..messages.printable import printable
+from ..order.shuffle import Indices
+from . import index_checks
+from .buffered_reader import BufferedReader
+from .byte_files import open_files, within
+from .each_file import each_file
+from .episode_columns import EpisodeColumns, EpisodeFeatures, is_of_steps, read_episodes
+from .index import Index
+from .paths import object_names
+from .rlds_features import IMAGE, NUMBER, TEXT
+from .spooled_array import SpooledArray
+
+_WORDS = {"b": "booleans", "i": "integers", "u": "integers", "f": "floats"}  # by kind of a dtype
+
+
+class _Joined:
+    """Joins the columns of files in their order, while other files are read."""
+
+    def __init__(self) -> None:
+        self.first, self.episodes = [0], [0]
+        self.digests: list[str] = []
+        self.kinds: dict[str, str] = {}
+        self.png: set[str] = set()
+        self._lengths = SpooledArray()
+        self._arrays: dict[str, SpooledArray] = {}
+        # Kind of the dtype and shape of a value, and the first file with it.
+        self._shapes: dict[str, tuple[tuple[Any, ...], str]] = {}
+        self._texts: dict[bytes, int] = {}
+        self._waiting: dict[int, EpisodeColumns] = {}
+        self._lock = threading.Lock()
+
+    def add(self, number: int, columns: EpisodeColumns) -> None:
+        """Adds the columns of a file, once those of the earlier files are added.
+
+        Raises:
+            ValueError: If a feature has another kind or shape than in earlier files.
+        """
+        with self._lock:
+            self._waiting[number] = columns
+            while (later := self._waiting.pop(len(self.digests), None)) is not None:
+                self._append(later)
+
+    def _append(self, columns: EpisodeColumns) -> None:
+        numbers = [self._texts.setdefault(text, len(self._texts)) for text in columns.texts]
+        for name, kind in columns.kinds.items():
+            if self.kinds.setdefault(name, kind) != kind:
+                raise ValueError(
+                    f"{name!r} of {columns.path} is {kind}, but {self.kinds[name]} in other files"
+                )
+        for name, array in columns.arrays.items():
+            own_shape = array.dtype.kind, *array.shape[1:]
+            shape, path = self._shapes.setdefault(name, (own_shape, columns.path))
+            if shape != own_shape:
+                raise ValueError(
+                    f"{name.rpartition('.')[0]!r} has values of the dtype {array.dtype} and the "
+                    f"shape {array.shape[1:]} in {columns.path}, but {_WORDS[shape[0]]} of the "
+                    f"shape {shape[1:]} in {path}"
+                )
+            if columns.kinds[name.rpartition(".")[0]] == TEXT:
+                array = np.array(numbers, np.int32)[array]
+            self._arrays.setdefault(name, SpooledArray()).append(array)
+        self.png |= columns.png
+        self._lengths.append(columns.lengths)
+        self.first.append(self.first[-1] + int(columns.lengths.sum()))
+        self.episodes.append(self.episodes[-1] + len(columns.lengths))
+        self.digests.append(columns.digest)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Returns the arrays of the index."""
+        joined = {name: spooled.array() for name, spooled in self._arrays.items()}
+        texts = list(self._texts)
+        joined["text.bytes"] = np.frombuffer(b"".join(texts), np.uint8)
+        joined["text.ends"] = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+        joined["episode.first"] = np.concatenate([[0], np.cumsum(self._lengths.array())])
+        return joined
+
+
+def index_episodes(paths: Sequence[str], features: EpisodeFeatures) -> Index:
+    """Builds the index of files, in parallel.
+
+    Raises:
+        OSError: If a file can't be read.
+        ValueError: If a file is damaged, or its episodes can't be read as steps.
+    """
+    joined = _Joined()
+    sizes, _ = each_file(
+        paths,
+        "TFRecord files",
+        features.storage,
+        lambda take, advance: read_episodes(take, features, advance),
+        joined.add,
+    )
+    if not joined.first[-1]:
+        raise ValueError(f"{printable(', '.join(paths[:3]))} has no steps")
+    about = {
+        "names": object_names(paths),
+        "sizes": sizes,
+        "first": joined.first,
+        "episodes": joined.episodes,
+        "columns": hashlib.blake2b("".join(joined.digests).encode(), digest_size=16).hexdigest(),
+        "kinds": joined.kinds,
+        "png": sorted(joined.png),
+        "digests": joined.digests,
+    }
+    return Index(about, joined.arrays())
+
+
+def has_content(
+    features: EpisodeFeatures,
+    index: Index,
+    paths: Sequence[str],
+    build: Callable[[Sequence[str]], Index],
+    number: int,
+) -> bool:
+    """Returns whether a file has the episodes that an index contains, after reading it again."""
+    rows = slice(*index.about["first"][number : number + 2])
+    try:
+        (file,) = open_files([paths[number]], features.storage)
+        columns = read_episodes(BufferedReader(file), features)
+    except (OSError, ValueError):
+        return False
+    same_offsets = all(
+        np.array_equal(index.arrays[name][rows], array)
+        for name, array in columns.arrays.items()
+        if name.endswith(".offset")
+    )
+    return same_offsets and columns.digest == index.about["digests"][number]
+
+
+def is_valid(index: Index, features: EpisodeFeatures) -> bool:
+    """Returns whether a stored index has the wanted features, and its ranges are within files."""
+    try:
+        return _is_valid(index, features)
+    except (ValueError, TypeError, LookupError, OverflowError):
+        return False
+
+
+def _is_valid(index: Index, features: EpisodeFeatures) -> bool:
+    about, arrays = index.about, index.arrays
+    kinds, episodes, first = about["kinds"], about["episodes"], about["first"]
+    is_described = index_checks.about_is_valid(index, {"png": list, "digests": list, "kinds": dict})
+    if not is_described or kinds.keys() != set(features.names):
+        return False
+    if len(about["digests"]) != len(first) - 1 or len(episodes) != len(first):
+        return False
+    starts, ends = arrays["episode.first"], arrays["text.ends"]
+    if starts.dtype != np.int64 or ends.dtype != np.int64 or arrays["text.bytes"].dtype != np.uint8:
+        return False
+    if starts.shape != (episodes[-1] + 1,) or starts[episodes].tolist() != first:
+        return False
+    if episodes != sorted(episodes) or episodes[0] or not len(ends) or ends[0]:
+        return False
+    if (np.diff(starts) < 0).any() or (np.diff(ends) < 0).any():
+        return False
+    if ends[-1] != len(arrays["text.bytes"]):
+        return False
+    names = {"episode.first", "text.bytes", "text.ends"}
+    for name, kind in kinds.items():
+        parts = ("offset", "size") if kind == IMAGE else ("value",)
+        names |= {f"{name}.{part}" for part in parts}
+        if not _column_is_valid(index, name, kind, len(ends) - 1):
+            return False
+    return names == arrays.keys()
+
+
+def _column_is_valid(index: Index, name: str, kind: str, num_texts: int) -> bool:
+    first, arrays = index.about["first"], index.arrays
+    rows = first[-1] if kind == IMAGE or is_of_steps(name) else index.about["episodes"][-1]
+    are_few = rows <= index_checks.MOST_ROWS
+    if kind == IMAGE:
+        offsets, sizes = arrays[f"{name}.offset"], arrays[f"{name}.size"]
+        if offsets.dtype != np.int64 or sizes.dtype != np.uint32:
+            return False
+        if offsets.shape != (rows,) or sizes.shape != (rows,):
+            return False
+        if not are_few:
+            return True
+        limits = np.repeat(np.array(index.about["sizes"], np.int64), np.diff(first))
+        return bool(within(offsets, sizes.astype(np.int64), limits).all())
+    values = arrays[f"{name}.value"]
+    if kind == TEXT:
+        is_text = values.shape == (rows,) and values.dtype == np.int32
+        are_within = not are_few or not ((values < 0) | (values >= num_texts)).any()
+        return is_text and bool(are_within)
+    return kind == NUMBER and values.shape[:1] == (rows,) and values.dtype.kind in "biuf"
+
+
+def text_of(arrays: Mapping[str, NDArray[Any]], numbers: Indices) -> list[str]:
+    """Returns texts by number."""
+    ends, data = arrays["text.ends"], arrays["text.bytes"]
+    bounds = zip(ends[numbers].tolist(), ends[numbers + 1].tolist(), strict=True)
+    return [data[start:stop].tobytes().decode() for start, stop in bounds]

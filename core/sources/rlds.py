@@ -1,0 +1,411 @@
+"""`RLDS`: steps of robot episodes in TFRecord files, with random access."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arguments import knows_its_names
+from ..formats.cached_index import cached_index
+from ..formats.episode_columns import EpisodeFeatures, is_of_steps
+from ..formats.episode_index import has_content, index_episodes, is_valid, text_of
+from ..formats.field import Field
+from ..formats.index import Index
+from ..formats.paths import Path, Paths, home_expanded, path_list, path_text
+from ..formats.rlds_features import IMAGE, NUMBER, TEXT, described
+from ..order.shuffle import Indices
+from ..remote.cache_folder import open_cache
+from ..remote.ranges import byte_count
+from ..remote.storage import Storage
+from .base import SizeTables
+from .byte_records import ByteRecords
+from .source import Values
+
+_log = logging.getLogger("dalijax")
+
+_EXAMPLE = (
+    "{'image': 'steps/observation/image', 'action': ('steps/action', range(16)), "
+    "'before': ('steps/observation/image', -1), 'path': 'episode_metadata/file_path'}"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """The part of an episode that a field contains.
+
+    Attributes:
+        feature: The feature.
+        offsets: Steps relative to the record's step; several for a window.
+        is_window: Whether the field is an array of the values of all these steps.
+        is_mask: Whether it is the mask of a window instead of the window.
+    """
+
+    feature: str
+    offsets: tuple[int, ...]
+    is_window: bool
+    is_mask: bool = False
+
+
+class RLDS(ByteRecords):
+    """Steps of episodes in RLDS's format (TFDS, Open X-Embodiment, DROID), with random access.
+
+    A record is a step of an episode, so a shuffle is uniform over all steps. Each record of the
+    files is a tf.train.Example with an episode. The files are read once, and an index is stored. It
+    contains the places of the images, all numbers and the texts of the wanted features.
+
+    Each value of ``fields`` is one of these:
+
+    - ``"steps/observation/image"``: the value of this step.
+    - ``("steps/observation/image", -1)``: the value of another step, here the step before. Beyond
+      an end of the episode, it is the value of the first or the last step.
+    - ``("steps/action", range(16))``: a window [16, ...] of numbers, from this step on. The field
+      ``NAME_mask`` is added, bool [16], True for steps inside the episode. Beyond an end, the
+      window repeats the first or the last step.
+    - ``"episode_metadata/file_path"``: a value of the episode.
+
+    Images are uint8 [bytes]. Numbers have the dtypes and shapes of TFDS's ``features.json``, which
+    is next to the files or in the parent folder; 64-bit floats become float32, because records
+    contain 32 bits, and integers of 64 bits become int32 if all of them fit. Without this file, a
+    single number of each step is a scalar, and several are an array. Numbers that the graph does
+    not take bypass it, like texts.
+
+    Args:
+        paths: A path or several, or URLs. Patterns such as ``*.tfrecord*`` are expanded.
+        fields: Maps the name of each field to a feature, or to a feature and steps.
+        cache_dir: Directory of stored indexes; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
+        identity: A string that replaces the digest of names, sizes, values and 64 steps in states.
+        storage_options: Credentials and settings of remote files; see docs/sources.md.
+        read_ahead: Number of bytes of remote files that are requested before they are needed.
+        cache: A folder of a local disk that keeps what was read of remote files, so that later
+            epochs and runs read it there; see docs/sources.md.
+        cache_bytes: Largest size of this folder, such as ``"200GB"``; None: all but a tenth of the
+            disk.
+
+    Attributes:
+        fields: Names and kinds of the fields.
+
+    Raises:
+        OSError: If a file can't be read.
+        ValueError: If a file is damaged or cut off, has no steps, or an episode lacks a feature or
+            has lists of different lengths.
+    """
+
+    @knows_its_names
+    def __init__(
+        self,
+        paths: Paths,
+        fields: Mapping[str, Any],
+        *,
+        cache_dir: Path | None = None,
+        identity: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        read_ahead: int | str = "128MB",
+        cache: Path | None = None,
+        cache_bytes: int | float | str | None = None,
+    ):
+        parts = _parts(fields)
+        storage = Storage(storage_options, open_cache(cache, cache_bytes))
+        ahead = byte_count(read_ahead, "read_ahead")
+        files = path_list(paths, storage)
+        folder = None if cache_dir is None else home_expanded(path_text(cache_dir))
+        self._open = functools.partial(_indexed, files, storage, folder)
+        features, index = self._open(sorted({part.feature for part in parts.values()}))
+        self._all_parts = _with_masks(parts, index)
+        super().__init__(
+            index,
+            files,
+            {name: _field(part, index) for name, part in self._all_parts.items()},
+            {},
+            identity,
+            index_again=functools.partial(index_episodes, features=features),
+            storage=storage,
+            read_ahead=ahead,
+            has_content=functools.partial(has_content, features),
+        )
+        self._given_identity = identity
+        self._episode_first = np.array(index.arrays["episode.first"])
+        self._selected: NDArray[Any] | None = None
+        _report_png(index, parts)
+
+    def __len__(self) -> int:
+        return int(self._first[-1]) if self._selected is None else len(self._selected)
+
+    def __repr__(self) -> str:
+        text = super().__repr__().removesuffix(" records)")
+        return f"{text} steps of {len(self._episode_first) - 1:,} episodes)"
+
+    @property
+    def episode(self) -> NDArray[np.int64]:
+        """The number of the episode of each record."""
+        return self._episodes(self._steps(np.arange(len(self))))
+
+    @property
+    def first(self) -> NDArray[np.int64]:
+        """The number of records before each episode, and in total."""
+        if self._selected is None:
+            return self._episode_first.copy()
+        return np.searchsorted(self._selected, self._episode_first).astype(np.int64)
+
+    def column(self, feature: str) -> NDArray[Any]:
+        """Returns the values of a feature for statistics and filters, without reading images.
+
+        Args:
+            feature: A feature of numbers or texts. If no field uses it, the files are read again
+                the first time.
+
+        Returns:
+            An array with a row for each record, or for each episode if it is a feature of episodes.
+            Numbers are memory-mapped, unless steps were selected; texts are an array of objects.
+
+        Raises:
+            ValueError: If it is a feature of images, or the files lack it.
+            OSError: If the files have changed.
+        """
+        index = self._index
+        if feature not in index.about["kinds"]:
+            _, index = self._open([feature])
+            if index.about["stamps"] != self._index.about["stamps"]:
+                raise OSError(
+                    f"{self!r}: a file was changed after the source was opened. Reopen the source"
+                )
+        kind = index.about["kinds"][feature]
+        if kind == IMAGE:
+            raise ValueError(
+                f"{feature!r} contains images, which stay in the files. Read them by read()"
+            )
+        rows = index.arrays[f"{feature}.value"]
+        if self._selected is not None and is_of_steps(feature):
+            rows = rows[self._selected]
+        if kind == NUMBER:
+            return rows
+        texts = text_of(index.arrays, np.arange(len(index.arrays["text.ends"]) - 1))
+        return np.array(texts, object)[rows]
+
+    def select(self, steps: Any) -> RLDS:
+        """Returns a source with some of the records, over the same index.
+
+        Args:
+            steps: A boolean for each record, or increasing numbers of records.
+
+        Raises:
+            TypeError: If they are neither booleans nor integers.
+            ValueError: If no record is left, or they are not increasing numbers of records.
+        """
+        chosen = np.asarray(steps)
+        if chosen.ndim != 1 or (chosen.dtype.kind not in "biu" and chosen.size):
+            raise TypeError(
+                "select() takes a boolean for each record or numbers of records, not an array of "
+                f"{chosen.dtype} with {chosen.ndim} dimensions"
+            )
+        if chosen.dtype == np.bool_:
+            if len(chosen) != len(self):
+                raise ValueError(f"select() got {len(chosen):,} booleans for {len(self):,} records")
+            chosen = np.flatnonzero(chosen)
+        if not len(chosen):
+            raise ValueError("select() leaves no record. Pass at least one")
+        chosen = chosen.astype(np.int64)
+        if chosen[0] < 0 or chosen[-1] >= len(self) or (np.diff(chosen) <= 0).any():
+            raise ValueError(
+                f"select() takes increasing numbers from 0 to {len(self) - 1:,}, without "
+                "repetitions: pass numpy.unique(numbers). Use a Mixture to repeat records"
+            )
+        other = copy.copy(self)
+        if len(chosen) < len(self):
+            is_small = int(self._first[-1]) <= 1 << 32
+            other._selected = self._steps(chosen).astype(np.uint32 if is_small else np.int64)
+            other._identity, other._sizes = None, SizeTables()
+            if self._given_identity is not None:
+                digest = hashlib.blake2b(other._selected.tobytes(), digest_size=16).hexdigest()
+                other._identity = f"{self._given_identity}, steps {digest}"
+        return other
+
+    def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
+        """See `dalijax.sources.Source`."""
+        arrays, columns = self._index.arrays, dict[str, Values]()
+        kinds = self._index.about["kinds"]
+        for name in names:
+            part = self._all_parts[name]
+            if part.is_mask:
+                rows, low, high = self._window(part, indices)
+                columns[name] = (rows >= low) & (rows <= high)
+            elif kinds[part.feature] == TEXT:
+                numbers = arrays[f"{part.feature}.value"][self._rows(name, indices)]
+                columns[name] = text_of(arrays, numbers)
+        stored = [name for name in names if name not in columns]
+        return {**columns, **super().read(indices, stored)}
+
+    def name(self, index: int) -> str:
+        """Returns the file, and the numbers of the episode in it and of the step."""
+        step = int(self._steps(np.array([index]))[0])
+        episode = int(self._episodes(np.array([step]))[0])
+        number = int(np.searchsorted(self._first, step, side="right")) - 1
+        first = self._index.about["episodes"][number]
+        return (
+            f"{self._files.paths[number]}: episode {episode - first}, "
+            f"step {step - int(self._episode_first[episode])}"
+        )
+
+    def _column(self, name: str) -> str:
+        return self._all_parts[name].feature
+
+    def _rows(self, name: str, indices: Indices) -> Indices:
+        part = self._all_parts[name]
+        kind = self._index.about["kinds"][part.feature]
+        if not is_of_steps(part.feature) and kind != IMAGE:
+            return self._episodes(self._steps(indices))
+        if part.offsets == (0,) and not part.is_window:
+            return self._steps(indices)
+        rows, low, high = self._window(part, indices)
+        return np.clip(rows, low, high)
+
+    def _window(self, part: _Part, indices: Indices) -> tuple[Indices, Indices, Indices]:
+        """Returns the steps of a part, which may be beyond the episode, and the episode's ends."""
+        steps = self._steps(indices)
+        episodes = self._episodes(steps)
+        ends = self._episode_first[episodes], self._episode_first[episodes + 1] - 1
+        if not part.is_window:
+            return steps + part.offsets[0], *ends
+        return steps[:, None] + np.array(part.offsets), ends[0][:, None], ends[1][:, None]
+
+    def _steps(self, indices: Indices) -> Indices:
+        """Returns the number of each record among all steps of the files."""
+        if self._selected is None:
+            return indices
+        return self._selected[indices].astype(np.int64)
+
+    def _episodes(self, steps: Indices) -> Indices:
+        return np.searchsorted(self._episode_first, steps, side="right") - 1
+
+    def _content(self) -> tuple[Any, ...]:
+        parts = sorted((name, repr(part)) for name, part in self._all_parts.items())
+        selected = b"" if self._selected is None else self._selected.tobytes()
+        return (*super()._content(), repr(parts), selected)
+
+
+def _indexed(
+    files: Sequence[str], storage: Storage, folder: str | None, names: Sequence[str]
+) -> tuple[EpisodeFeatures, Index]:
+    """Returns the index of some features, from the cache or from the files."""
+    specs = described(files, names, storage)
+    features = EpisodeFeatures(tuple(names), specs, storage)
+    index = cached_index(
+        folder,
+        "rlds 1",
+        files,
+        [*names, sorted((name, repr(spec)) for name, spec in specs.items())],
+        lambda: index_episodes(files, features),
+        lambda index: is_valid(index, features),
+        storage,
+    )
+    return features, index
+
+
+def _parts(fields: Any) -> dict[str, _Part]:
+    """Checks ``fields=``.
+
+    Raises:
+        TypeError: If a name or a value has another type than described.
+        ValueError: If there is no field, a window is empty, or an offset belongs to no step.
+    """
+    if not isinstance(fields, Mapping) or not fields:
+        raise ValueError(
+            f"fields must map names of fields to features, as in {_EXAMPLE}, not {fields!r:.120}"
+        )
+    parts: dict[str, _Part] = {}
+    for name, value in fields.items():
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"the names of fields must be strings, not {name!r:.80}")
+        is_pair = isinstance(value, (tuple, list)) and len(value) == 2
+        feature, offsets = value if is_pair else (value, 0)
+        if not isinstance(feature, str) or not feature:
+            raise TypeError(
+                f"fields[{name!r}] must be a feature, or a pair of a feature and steps, as in "
+                f"{_EXAMPLE}, not {value!r:.120}"
+            )
+        if is_pair and not is_of_steps(feature):
+            raise ValueError(
+                f"fields[{name!r}] has steps, but {feature!r} is a feature of the episode. Pass "
+                f"{feature!r} alone"
+            )
+        parts[name] = _Part(feature, *_offsets(name, offsets))
+    if any("/" in name for name in parts) and not any("/" in p.feature for p in parts.values()):
+        swapped = {part.feature: name for name, part in parts.items()}
+        raise ValueError(
+            f"fields maps names of fields to features, not features to names. Did you mean "
+            f"{swapped!r:.200}?"
+        )
+    return parts
+
+
+def _offsets(name: str, offsets: Any) -> tuple[tuple[int, ...], bool]:
+    """Checks the steps of a field; returns them, and whether they are a window."""
+    is_single = isinstance(offsets, (int, np.integer))
+    is_list = isinstance(offsets, (range, list, tuple, np.ndarray))
+    numbers = [offsets] if is_single else list(offsets) if is_list else []
+    if any(isinstance(k, bool) or not isinstance(k, (int, np.integer)) for k in numbers) or not (
+        is_single or is_list
+    ):
+        raise TypeError(
+            f"fields[{name!r}] has the steps {offsets!r:.80}. Pass an integer such as -1, or a "
+            "window such as range(16)"
+        )
+    if not numbers:
+        raise ValueError(f"fields[{name!r}] has an empty window, {offsets!r:.80}")
+    return tuple(int(number) for number in numbers), not is_single
+
+
+def _with_masks(parts: Mapping[str, _Part], index: Index) -> dict[str, _Part]:
+    """Returns the fields with the masks of windows.
+
+    Raises:
+        ValueError: If a window is not of numbers, or its mask has the name of another field.
+    """
+    with_masks = dict(parts)
+    for name, part in parts.items():
+        if not part.is_window:
+            continue
+        kind = index.about["kinds"][part.feature]
+        if kind != NUMBER:
+            singles = {f"{name}_{k}": (part.feature, n) for k, n in enumerate(part.offsets)}
+            raise ValueError(
+                f"fields[{name!r}] is a window of {kind}s, which have different sizes. Give each "
+                f"step its own field: {singles!r:.200}"
+            )
+        mask = f"{name}_mask"
+        if mask in parts:
+            raise ValueError(
+                f"fields has {mask!r}, which is the mask of the window {name!r}. Rename the field"
+            )
+        with_masks[mask] = dataclasses.replace(part, is_mask=True)
+    return with_masks
+
+
+def _field(part: _Part, index: Index) -> Field:
+    kind = index.about["kinds"][part.feature]
+    if part.is_mask:
+        return Field(np.dtype(np.bool_), 1, bypass=True)
+    if kind == TEXT:
+        return Field(None)
+    if kind == IMAGE:
+        return Field(np.dtype(np.uint8), 1)
+    values = index.arrays[f"{part.feature}.value"]
+    return Field(values.dtype, values.ndim - 1 + part.is_window, bypass=True)
+
+
+def _report_png(index: Index, parts: Mapping[str, _Part]) -> None:
+    """Logs the fields of PNG images, which a GPU's JPEG engines do not decode."""
+    names = [name for name, part in parts.items() if part.feature in index.about["png"]]
+    if names:
+        _log.warning(
+            "the fields %s are PNG images, which no JPEG engine of a GPU decodes: DALI decodes "
+            "them on the CPU. Store cameras as JPEGs if this limits the speed",
+            names,
+        )
