@@ -200,7 +200,7 @@ def test_an_outage_sends_few_requests(server):
 def test_many_random_faults(server, client):
     source = opened(server, read_ahead=600_000)
     kinds = ("429", "500", "503", "reset", "short", "less", "other", "cut")
-    server.fault = share_of_requests(0.3, kinds)
+    server.fault = share_of_requests(0.3, kinds, most=3)
     assert sorted(labels_of(source, 12)) == list(range(120))
     assert server.num_faults > 30
 
