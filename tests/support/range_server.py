@@ -22,6 +22,7 @@ import re
 import sys
 import threading
 import urllib.parse
+import weakref
 
 STATUSES = ("400", "401", "403", "404", "412", "416", "429", "500", "503")
 KINDS = (
@@ -86,6 +87,7 @@ class RangeServer:
         self.counts = collections.Counter()
         self._maps = {}
         self._keys = {}  # of buckets
+        self.transports = weakref.WeakSet()  # of all connections
 
     def content(self, path):
         """Returns the bytes and the ETag of a file."""
@@ -104,6 +106,7 @@ class RangeServer:
 
     async def respond(self, reader, writer):
         """Responds to the requests of a connection."""
+        self.transports.add(writer.transport)
         with contextlib.suppress(
             ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError
         ):
@@ -255,6 +258,8 @@ def serving(folder, latency=0.0):
                 if coroutine.__name__ == "respond" and coroutine.cr_await is not None:
                     task.cancel()
             await asyncio.sleep(0)
+        for transport in list(server.transports):
+            transport.abort()  # also those that have closed, but not sent everything
         for _ in range(3):  # which close the connections
             await asyncio.sleep(0)
 
