@@ -33,7 +33,7 @@ from ..state.operators import operators_of
 from ..state.position import FailedBatch
 from ..workers import WorkersEnded
 from .graph import FedGraph, description
-from .read_rows import is_of_record
+from .read_rows import is_of_record, joined
 from .stand_ins import NoStandIn, UnusableRecord
 from .supply import RowBatch, RowSupply
 
@@ -47,14 +47,6 @@ _MOST_PROBED = 24  # the number of records to try before the graph is considered
 def sample_numbers(parts: Sequence[RowBatch]) -> Indices:
     """Returns the samples in the rows of all pipelines, sorted and without repetitions."""
     return np.unique(np.concatenate([rows.samples for rows in parts]))
-
-
-def _joined(columns: Sequence[Any]) -> Any:
-    """Joins the values of the rows of all pipelines; arrays of equal shapes stay an array."""
-    are_arrays = all(isinstance(c, np.ndarray) and c.dtype != object for c in columns)
-    if are_arrays and len({column.shape[1:] for column in columns}) == 1:
-        return columns[0] if len(columns) == 1 else np.concatenate(columns)
-    return [value for column in columns for value in column]
 
 
 class _BadRecords(Exception):
@@ -311,9 +303,7 @@ class FedEngine(Engine[P]):
         batch = self.make_batch(outputs, masks, not runner.dynamic)
         graph = self._graph
         if graph is not None and graph.passed:
-            columns = {
-                name: _joined([rows.column(name) for rows in parts]) for name in graph.passed
-            }
+            columns = {name: joined([rows.column(name) for rows in parts]) for name in graph.passed}
             counts = [len(rows.valid) for rows in parts]
             self.make_batch.add_columns(batch, columns, counts, graph.stacked)
         return batch

@@ -118,6 +118,17 @@ def _listed(values: Values) -> Values:
     return list(values) if is_of_objects else values
 
 
+def joined(columns: Sequence[Values]) -> Values:
+    """Joins the values of several ranges of rows; arrays of equal shapes stay an array.
+
+    Records may have different shapes, e.g. those of two sources of a mixture.
+    """
+    arrays = [c for c in columns if isinstance(c, np.ndarray) and c.dtype != object]
+    if len(arrays) == len(columns) and len({array.shape[1:] for array in arrays}) == 1:
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    return list(itertools.chain.from_iterable(columns))
+
+
 def _cut_off(source: Source, columns: Mapping[str, Values]) -> dict[int, Exception]:
     """Returns an error for each record with a truncated file, by the record's index."""
     errors: dict[int, Exception] = {}
@@ -416,15 +427,13 @@ class ReadRows:
 
     def _joined(self, values: Sequence[Values]) -> Values:
         """Joins the values that the tasks have read, in the order of the rows."""
-        arrays = [value for value in values if isinstance(value, np.ndarray)]
-        # Tasks may have read records of different shapes, e.g. of two sources of a mixture.
-        if len(arrays) == len(values) and len({array.shape[1:] for array in arrays}) == 1:
-            array = np.concatenate(arrays)
-            rows = np.empty_like(array)
-            rows[self._order] = array
+        together = joined(values)
+        if isinstance(together, np.ndarray):
+            rows = np.empty_like(together)
+            rows[self._order] = together
             return rows
         result: list[Any] = [None] * len(self._order)
-        for row, value in zip(self._order.tolist(), itertools.chain.from_iterable(values)):
+        for row, value in zip(self._order.tolist(), together):
             result[row] = value
         return result
 
