@@ -14,6 +14,7 @@ from ..remote.storage import Storage
 from ..remote.versions import has_version
 from .byte_files import ByteFiles, Stamp, is_remote
 from .index import Index, load_or_build
+from .paths import Path, home_expanded, path_text
 from .progress import report_remote
 from .spread import spread
 from .stamps import check_unchanged, settled_stamps
@@ -24,7 +25,7 @@ _MOST_RECORDS = 64  # in the digest of the content
 
 
 def cached_index(
-    folder: str | None,
+    cache_dir: Path | None,
     kind: str,
     paths: Sequence[str],
     fields: Any,
@@ -39,7 +40,7 @@ def cached_index(
     were copied, moved or changed are indexed again, since no other check is both cheap and certain.
 
     Args:
-        folder: Directory of stored indexes; None: the default.
+        cache_dir: Directory of stored indexes; None: the default.
         kind: The kind of index, with a version number.
         paths: The files, as `path_list` returns them.
         fields: Everything else that the index depends on; its repr is part of the key.
@@ -52,6 +53,7 @@ def cached_index(
     Raises:
         OSError: If a file can't be read, or changes while it is indexed.
     """
+    folder = None if cache_dir is None else home_expanded(path_text(cache_dir))
     stamps = settled_stamps(paths, storage)
     unnamed = [path for path, stamp in zip(paths, stamps, strict=True) if not has_version(stamp)]
     if unnamed:

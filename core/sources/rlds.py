@@ -19,7 +19,7 @@ from ..formats.episode_columns import EpisodeFeatures, is_of_steps
 from ..formats.episode_index import has_content, index_episodes, is_valid, text_of
 from ..formats.field import Field
 from ..formats.index import Index
-from ..formats.paths import Path, Paths, home_expanded, path_list, path_text
+from ..formats.paths import Path, Paths, path_list
 from ..formats.rlds_features import IMAGE, NUMBER, TEXT, described
 from ..order.shuffle import Indices
 from ..remote.cache_folder import open_cache
@@ -115,8 +115,7 @@ class RLDS(ByteRecords):
         storage = Storage(storage_options, open_cache(cache, cache_bytes))
         ahead = byte_count(read_ahead, "read_ahead")
         files = path_list(paths, storage)
-        folder = None if cache_dir is None else home_expanded(path_text(cache_dir))
-        self._open = functools.partial(_indexed, files, storage, folder)
+        self._open = functools.partial(_indexed, files, storage, cache_dir)
         features, index = self._open(sorted({part.feature for part in parts.values()}))
         self._all_parts = _with_masks(parts, index)
         super().__init__(
@@ -291,13 +290,13 @@ class RLDS(ByteRecords):
 
 
 def _indexed(
-    files: Sequence[str], storage: Storage, folder: str | None, names: Sequence[str]
+    files: Sequence[str], storage: Storage, cache_dir: Path | None, names: Sequence[str]
 ) -> tuple[EpisodeFeatures, Index]:
     """Returns the index of some features, from the cache or from the files."""
     specs = described(files, names, storage)
     features = EpisodeFeatures(tuple(names), specs, storage)
     index = cached_index(
-        folder,
+        cache_dir,
         "rlds 1",
         files,
         [*names, sorted((name, repr(spec)) for name, spec in specs.items())],

@@ -16,7 +16,7 @@ from ..formats.cached_index import cached_index
 from ..formats.field import Field
 from ..formats.index import Index
 from ..formats.index_checks import is_valid
-from ..formats.paths import Path, Paths, home_expanded, path_list, path_text
+from ..formats.paths import Path, Paths, path_list
 from ..formats.shared_index import shared_columns
 from ..formats.tar_columns import select_tars, tar_columns
 from ..formats.tar_index import ABOUT, columns_of, index_tars, kinds_of, sample_key
@@ -116,7 +116,7 @@ class Tar(ByteRecords):
             fields = named
         extensions = extensions_of(fields)
         index = cached_index(
-            None if cache_dir is None else home_expanded(path_text(cache_dir)),
+            cache_dir,
             "tar 4",
             tars,
             extensions,

@@ -18,7 +18,7 @@ from ..formats.byte_files import Stamp, is_remote
 from ..formats.cached_index import cached_index
 from ..formats.field import Field
 from ..formats.index import Index
-from ..formats.paths import Path, Paths, home_expanded, path_list, path_text
+from ..formats.paths import Path, Paths, path_list
 from ..formats.shared_index import shared_columns
 from ..formats.tfrecord_columns import select_records, tfrecord_columns
 from ..formats.tfrecord_index import Wanted, index_records, is_valid
@@ -91,7 +91,7 @@ class TFRecord(ByteRecords):
         feature_fields = {name.encode(): field for name, field in features.items()}
         wanted = Wanted(feature_fields, kinds, defaults, storage)
         index = cached_index(
-            None if cache_dir is None else home_expanded(path_text(cache_dir)),
+            cache_dir,
             "tfrecord 4",
             files,
             [feature_fields, sorted(kinds.items()), sorted(defaults.items())],
