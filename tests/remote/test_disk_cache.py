@@ -44,7 +44,7 @@ from dalijax.core.remote.owned_files import locked, new_file
 from dalijax.core.tools import cache_command
 from dalijax.sources import Files, Mixture, Tar, TFRecord
 from range_server import serving
-from tars import write_tar
+from tars import numbered_bytes, write_numbered, write_tar
 
 TARS, SAMPLES = 3, 10
 N, SIZE = TARS * SAMPLES, 6000
@@ -53,16 +53,11 @@ QUICK = {"timeout": 0.5, "retry_timeout": 5}
 
 
 def content(record):
-    return np.random.default_rng(record).bytes(SIZE + record)
+    return numbered_bytes(record, SIZE)
 
 
 def write(folder, shift=0):
-    """Writes tars of numbered records."""
-    for tar in range(TARS):
-        entries = []
-        for k in range(tar * SAMPLES, (tar + 1) * SAMPLES):
-            entries += [(f"{k:04d}.bin", content(k + shift)), (f"{k:04d}.cls", b"%d" % k)]
-        write_tar(folder / f"{tar}.tar", entries)
+    write_numbered(folder, TARS, SAMPLES, SIZE, shift)
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from dalijax.core.remote import storage
 from dalijax.core.workers import Workers
 from dalijax.sources import Files, Mixture, Named, Tar
 from range_server import serving, share_of_requests
-from tars import write_tar
+from tars import numbered_bytes, write_numbered, write_tar
 
 pytest.importorskip("obstore")
 
@@ -32,16 +32,11 @@ QUICK = {"timeout": 0.3, "retry_timeout": 20}
 
 
 def content(record):
-    return np.random.default_rng(record).bytes(SIZE + record)
+    return numbered_bytes(record, SIZE)
 
 
 def write(folder, shift=0):
-    """Writes tars of numbered records."""
-    for tar in range(TARS):
-        entries = []
-        for k in range(tar * SAMPLES, (tar + 1) * SAMPLES):
-            entries += [(f"{k:04d}.bin", content(k + shift)), (f"{k:04d}.cls", b"%d" % k)]
-        write_tar(folder / f"{tar}.tar", entries)
+    write_numbered(folder, TARS, SAMPLES, SIZE, shift)
 
 
 @pytest.fixture(scope="module")

@@ -156,15 +156,15 @@ def test_files_in_memory(tmp_path, memory):
     for name in ("b/1.jpg", "a/2.jpg", "a/x[1].jpg", "a/3.jpg", "a/note.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(name.encode())
-        memory.pipe(f"/root/{name}", name.encode())
+        memory.pipe(f"/data/{name}", name.encode())
     memory.pipe("/empty.jpg", b"")
     (empty,) = Files(paths=["memory://empty.jpg"]).read(np.array([0]), ["data"])["data"]
     assert empty.shape == (0,) and empty.dtype == np.uint8
     local = Files(tmp_path)
     for source in (
-        Files("memory://root"),
+        Files("memory://data"),
         Files(
-            paths=[f"memory://root/{n}" for n in ("a/2.jpg", "a/3.jpg", "a/x[1].jpg", "b/1.jpg")],
+            paths=[f"memory://data/{n}" for n in ("a/2.jpg", "a/3.jpg", "a/x[1].jpg", "b/1.jpg")],
             labels=[0, 0, 0, 1],
         ),
     ):
@@ -177,8 +177,8 @@ def test_files_in_memory(tmp_path, memory):
             b"a/2.jpg",
         ]
         assert list(values["label"]) == [1, 0, 0, 0]
-        assert source.name(3).endswith("/root/b/1.jpg")
-    memory.rm("/root/b/1.jpg")
+        assert source.name(3).endswith("/data/b/1.jpg")
+    memory.rm("/data/b/1.jpg")
     with pytest.raises(FileNotFoundError, match=r"b/1\.jpg"):
         source.read(np.array([0, 3]), ["data"])
     for url, error, text in (
@@ -189,7 +189,7 @@ def test_files_in_memory(tmp_path, memory):
         ),
         ("memory://ro*", FileNotFoundError, r"memory://ro\* does not exist.* as paths="),
         (
-            "memory://root/a/2.jpg",
+            "memory://data/a/2.jpg",
             NotADirectoryError,
             "2.jpg is a file, but Files takes a directory",
         ),

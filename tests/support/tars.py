@@ -3,6 +3,8 @@
 import io
 import tarfile
 
+import numpy as np
+
 FIELDS = {"jpg": "data", "cls": "label"}
 
 
@@ -18,6 +20,21 @@ def write_tar(path, entries, form=tarfile.PAX_FORMAT):
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     return str(path)
+
+
+def numbered_bytes(record, size):
+    """Returns the content of a record, which no other record of the same size has."""
+    return np.random.default_rng(record).bytes(size + record)
+
+
+def write_numbered(folder, tars, samples, size, shift=0):
+    """Writes tars of numbered records, whose contents are those of records ``shift`` later."""
+    for tar in range(tars):
+        entries = []
+        for k in range(tar * samples, (tar + 1) * samples):
+            entries.append((f"{k:04d}.bin", numbered_bytes(k + shift, size)))
+            entries.append((f"{k:04d}.cls", b"%d" % k))
+        write_tar(folder / f"{tar}.tar", entries)
 
 
 def sample(i, size=40):
