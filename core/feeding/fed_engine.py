@@ -303,7 +303,9 @@ class FedEngine(Engine[P]):
         batch = self.make_batch(outputs, masks, not runner.dynamic)
         graph = self._graph
         if graph is not None and graph.passed:
-            columns = {name: joined([rows.column(name) for rows in parts]) for name in graph.passed}
+            columns: dict[str, Any] = {
+                name: joined([rows.column(name) for rows in parts]) for name in graph.passed
+            }
             counts = [len(rows.valid) for rows in parts]
             self.make_batch.add_columns(batch, columns, counts, graph.stacked)
         return batch
