@@ -250,14 +250,17 @@ def serving(folder, latency=0.0):
         server.stop = asyncio.Event()
         started.set()
         await server.stop.wait()
-        listener.close()
+        # A server that is closed while it accepts a connection leaves its socket open.
+        for sock in listener.sockets:
+            loop.remove_reader(sock.fileno())
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in tasks:
                 coroutine = task.get_coro()
-                # Other tasks accept connections, which would stay open.
+                # Other tasks accept connections, whose sockets would stay open.
                 if coroutine.__name__ == "respond" and coroutine.cr_await is not None:
                     task.cancel()
             await asyncio.sleep(0)
+        listener.close()
         for transport in list(server.transports):
             transport.abort()  # also those that have closed, but not sent everything
         for _ in range(3):  # which close the connections
