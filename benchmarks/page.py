@@ -1,8 +1,9 @@
-"""Writes docs/benchmarks.md, docs/benchmarks-more.md and their plots from benchmarks/results.
+"""Writes docs/benchmarks.md and its plots from benchmarks/results.
 
-The texts of the pages are in benchmarks/pages. This program replaces each line
-``<!-- run: MACHINE-NAME -->`` by the newest run with this name on this kind of machine: its tables,
-its plot, its date and machine, and its command::
+The texts of the page are in benchmarks/pages. This program replaces each comment
+``<!-- run: MACHINE-NAME; columns: A / B; rows: REGEX -->`` by the newest run with this name on this
+kind of machine: its table, its plot, its date and machine, and its command. Without ``columns`` or
+``rows``, the table has all of them; the JSON file always does::
 
     python benchmarks/page.py
 """
@@ -14,7 +15,7 @@ import json
 import pathlib
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -52,24 +53,28 @@ STYLE = {  # text in the SVG has the font of the page
 }
 
 
-def newest(name: str) -> dict[str, Any]:
-    """Returns the newest run with a name."""
-    return json.loads(max(RESULTS.glob(f"????-??-??-{name}.json")).read_text())
+def newest(name: str) -> pathlib.Path:
+    """Returns the file of the newest run with a name."""
+    return max(RESULTS.glob(f"????-??-??-{name}.json"))
 
 
 def describe(machine: Mapping[str, Any]) -> str:
-    """Returns the machine and its versions as a line."""
+    """Returns the date, the GPUs and the number of cores of a run."""
     gpus = machine["gpus"]
-    parts = [f"{len(gpus)} x {gpus[0]}"] if gpus else []
-    parts.append(machine["cpu"])
-    versions = {k: v for k, v in machine.items() if k not in ("date", "cpu", "gpus", "queues")}
-    parts += [f"{name} {version}" for name, version in versions.items() if version]
-    return ", ".join(parts)
+    cores = machine["cpu"].partition(",")[0].replace(" CPU", "")
+    parts = [machine["date"], f"{len(gpus)} x {gpus[0]}"] if gpus else [machine["date"]]
+    return ", ".join([*parts, cores])
 
 
-def plot(run: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Draws the bars of a run in panels, in colors for light and dark pages."""
-    groups = {k: v for k, v in run["plot"]["groups"].items() if v}
+def plot(run: Mapping[str, Any], path: pathlib.Path, rows: str = "") -> None:
+    """Draws the bars of some rows of a run in panels, in colors for light and dark pages."""
+    groups = {
+        title: {
+            name: value for name, value in values.items() if re.search(rows, f"{title}, {name}")
+        }
+        for title, values in run["plot"]["groups"].items()
+    }
+    groups = {title: values for title, values in groups.items() if values}
     counts = [len(values) for values in groups.values()]
     figure = Figure(figsize=(7.5, 0.7 + 0.27 * sum(counts) + 0.55 * len(counts)))
     axes = figure.subplots(len(groups), 1, squeeze=False, height_ratios=counts)[:, 0]
@@ -91,33 +96,64 @@ def plot(run: Mapping[str, Any], path: pathlib.Path) -> None:
         figure.savefig(path, transparent=True, metadata={"Date": None})
 
 
-def table(columns: list[str], rows: list[list[str]]) -> str:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Returns a Markdown table."""
-    lines = [[LABELS.get(name, name) for name in columns], ["---"] * len(columns), *rows]
+    lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def text_of(name: str) -> str:
+def select(printed: Mapping[str, Any], columns: Sequence[str], rows: str) -> str:
+    """Returns columns of a printed table, after the columns of names, and the rows that match."""
+    labels = [LABELS.get(name, name) for name in printed["columns"]]
+    missing = set(columns) - set(labels)
+    if missing:
+        raise ValueError(f"there are no columns {sorted(missing)}, but {labels}")
+    numbers = [k for k, label in enumerate(labels) if not k or not label or label in columns]
+    if not columns:
+        numbers = list(range(len(labels)))
+    matching = [
+        [
+            re.sub(r"^1\.0+ \(1\.0+ to 1\.0+\)$", "1", cell).replace(" to ", "\N{EN DASH}")
+            for cell in row
+        ]
+        for row in printed["rows"]
+        if re.search(rows, row[0])
+    ]
+    if not matching:
+        raise ValueError(f"no row matches {rows!r}")
+    return table([labels[k] for k in numbers], [[row[k] for k in numbers] for row in matching])
+
+
+def text_of(name: str, columns: Sequence[str] = (), rows: str = "") -> str:
     """Returns the newest run of a name as Markdown, and draws its plot."""
-    run = newest(name)
+    path = newest(name)
+    run = json.loads(path.read_text())
     picture = f"pictures/benchmark-{name}.svg"
-    plot(run, DOCS / picture)
+    plot(run, DOCS / picture, rows)
     label = run["plot"]["label"]
-    origin = f"{run['machine']['date']}, {describe(run['machine'])}. Command: `{run['command']}`."
+    program = next(word for word in run["command"].split() if word.endswith(".py"))
+    origin = f"{describe(run['machine'])}. `{program}`, run `{path.stem}`."
     return "\n\n".join(
         [
-            *(table(printed["columns"], printed["rows"]) for printed in run["tables"]),
+            *(select(printed, columns, rows) for printed in run["tables"]),
             f"![{LABELS.get(label, label)}]({picture})",
             textwrap.fill(origin, 98, break_long_words=False, break_on_hyphens=False),
         ]
     )
 
 
+def replace(match: re.Match[str]) -> str:
+    """Returns the text of a comment of a page."""
+    options = dict(part.strip().split(": ", 1) for part in match[1].split(";"))
+    columns = [name.strip() for name in options.get("columns", "").split(" / ")]
+    return text_of(options["run"], list(filter(None, columns)), options.get("rows", ""))
+
+
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     (DOCS / "pictures").mkdir(parents=True, exist_ok=True)
     for page in sorted(PAGES.glob("*.md")):
-        text = re.sub(r"<!-- run: (\S+) -->", lambda match: text_of(match[1]), page.read_text())
+        text = re.sub(r"<!-- (run: .+?) -->", replace, page.read_text(), flags=re.DOTALL)
         (DOCS / page.name).write_text(re.sub(r"[ \t]+\n", "\n", text))
 
 
