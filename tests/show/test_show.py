@@ -25,6 +25,7 @@ from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIIterDataset, DALITransform
 from dalijax.adapters.tfdata import DALIDataset
 from dalijax.core.tools.show.command import main
+from dalijax.core.tools.show.contents import contents_of
 from dalijax.show import show
 
 RNG = np.random.default_rng(0)
@@ -126,18 +127,16 @@ def test_every_kind_of_output_is_drawn():
     page = show(batch, classes={"label": names, "nested/mixed": names})
     found = parsed(page)
     drawn = iter(found.pictures)
-    for _ in range(2):  # as bytes, and as floats with the channels first
-        for image in images:
+    for row, image in enumerate(images):  # the images of a sample in a row
+        for _ in range(2):  # as bytes, and as floats with the channels first
             np.testing.assert_array_equal(next(drawn), image)
-    for image in images:
         np.testing.assert_array_equal(next(drawn), image[..., :1].repeat(3, -1))
-    for clip in video:
-        for frame in clip:
+        for frame in video[row]:
             np.testing.assert_array_equal(next(drawn), frame)
+        if row < 3:
+            np.testing.assert_array_equal(next(drawn), images[0])
     for _ in range(count * 2):  # the spectrograms of two channels
         assert next(drawn).shape[0] == 129
-    for _ in range(3):
-        np.testing.assert_array_equal(next(drawn), images[0])
     assert next(drawn, None) is None
     assert found.classes("svg").count("waveform") == count * 2
     text = "".join(found.texts)
@@ -205,6 +204,79 @@ def test_padding_is_hatched(pictures):
     found = parsed(page)
     assert found.classes("figure").count("padding") == 3 * 4  # in each of the outputs
     assert "3 of 5 samples are padding by the mask: they are hatched." in found.texts
+
+
+def episodes(count=3):
+    """A batch of steps of episodes: two frames of a camera, and a window of actions."""
+    image = RNG.integers(0, 256, (count, 2, 20, 30, 3)).astype(np.uint8)
+    valid = np.arange(6) < np.array([6, 4, 1])[:count, None]
+    return {
+        "before": image[:, 0],
+        "now": jax.numpy.asarray(image[:, 1]),
+        "action": RNG.normal(size=(count, 6, 2)).astype(np.float32),
+        "action_mask": valid,
+        "state": np.arange(count * 3).reshape(count, 3),
+        "prompt": ["lift", "push", "turn"][:count],
+    }
+
+
+def test_a_strip_has_the_images_and_windows_of_a_sample(tmp_path):
+    batch = episodes()
+    page = show(batch)
+    found = parsed(page)
+    pictures = iter(found.pictures)
+    for row in range(3):
+        np.testing.assert_array_equal(next(pictures), batch["before"][row])
+        np.testing.assert_array_equal(next(pictures), batch["now"][row])
+        plot = next(pictures)
+        # The upper left corner of each step, between its border and its dot, shows the mask.
+        corners = plot[4, (np.arange(6) * plot.shape[1] / 6).astype(int) + 5].mean(-1)
+        np.testing.assert_array_equal(corners > 240, batch["action_mask"][row])
+    assert next(pictures, None) is None
+    assert "state: 3 4 5\nprompt: push" in found.texts
+    assert found.classes("div").count("drawn strip") == 3
+    page.save(tmp_path / "strips.png")
+    sheet = np.asarray(Image.open(tmp_path / "strips.png"))
+    for image in np.stack([batch["before"], batch["now"]], 1).reshape(-1, 20, 30, 3):
+        large = image.repeat(3, 0).repeat(3, 1)  # 96 // 30
+        places = np.argwhere((sheet == large[0, 0]).all(-1))
+        assert any(np.array_equal(sheet[y : y + 60, x : x + 90], large) for y, x in places.tolist())
+
+
+def test_only_floats_with_a_mask_of_steps_are_windows():
+    values = RNG.normal(size=(4, 12, 12)).astype(np.float32)
+    valid = np.ones((4, 12), bool)
+    sound = RNG.normal(size=(4, 500)).astype(np.float32)
+
+    def layout(x, mask, device_axis=False):
+        return contents_of({"x": x, "x_mask": mask}, "", device_axis=device_axis).outputs[0].layout
+
+    assert layout(values, valid) == layout(values[..., 0], valid) == "window"
+    assert layout(values.reshape(2, 2, 12, 12), valid.reshape(2, 2, 12), True) == "window"
+    assert layout(values, valid[0]) == layout(values, values > 0) == "HW"
+    assert layout(values, valid.astype(int)) == "HW"
+    assert layout(np.arange(48).reshape(4, 12), valid) == "numbers"  # tokens
+    assert layout(sound, sound > 0) == "T"
+
+
+def test_masked_frames_of_a_video_are_gray():
+    video = RNG.integers(0, 256, (2, 5, 10, 12, 3)).astype(np.uint8)
+    valid = np.arange(5) < np.array([[5], [2]])
+    found = parsed(show({"video": video, "video_mask": valid}))
+    for picture, frame, is_valid in zip(
+        found.pictures, video.reshape(-1, 10, 12, 3), valid.ravel(), strict=True
+    ):
+        assert np.array_equal(picture, frame) == is_valid
+        assert (np.ptp(picture, axis=-1) == 0).all() == (not is_valid)
+
+
+def test_a_window_of_non_finite_values_is_drawn():
+    batch = episodes()
+    batch["action"][0] = np.nan
+    batch["action"][1, 2] = np.inf
+    plots = parsed(show(batch)).pictures[2::3]
+    colors = [np.ptp(plot.astype(int), axis=-1).max() for plot in plots]
+    assert colors[0] == 0 and min(colors[1:]) > 50  # a plot without lines is gray
 
 
 def test_the_sheet_has_the_pictures(tmp_path):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from .layouts import OTHERS, PICTURES, VIDEOS, as_text, guess_layout
+from .layouts import IN_STRIPS, OTHERS, PICTURES, VIDEOS, WINDOW, as_text, guess_layout
 from .pixels import Brightness, brightness
 
 _BINS = 32
@@ -82,6 +82,7 @@ class Output:
         figures: Statistics of the numbers of this process; None if there are none.
         brightness: Mapping of values to pixels.
         classes: Names of the classes that its numbers represent.
+        steps: Mask of the steps of each sample, [samples, steps]; None if there is none.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Output:
     figures: Figures | None
     brightness: Brightness | None = None
     classes: Sequence[str] = ()
+    steps: NDArray[np.bool_] | None = None
 
     @property
     def is_label(self) -> bool:
@@ -136,16 +138,32 @@ class Contents:
     valid: NDArray[np.bool_] | None = None
     mask: str = ""
 
+    @property
+    def strip(self) -> Sequence[Output]:
+        """The outputs that are drawn in a row for each sample, if there are several."""
+        outputs = [output for output in self.outputs if output.layout in IN_STRIPS]
+        most = max((len(output.samples) for output in outputs), default=0)
+        outputs = [output for output in outputs if len(output.samples) == most]
+        return outputs if len(outputs) > 1 else []
+
     def is_padding(self, row: int) -> bool:
         """Returns whether a sample is padding."""
         return self.valid is not None and row < len(self.valid) and not self.valid[row]
 
-    def caption(self, row: int) -> list[str]:
-        """Returns the labels of the sample of a row, in the form "name: value"."""
+    def caption(self, row: int, with_numbers: bool = False) -> list[str]:
+        """Returns the labels of the sample of a row, in the form "name: value".
+
+        Args:
+            row: Index of the sample.
+            with_numbers: Whether to include numbers that are not labels, except masks of steps.
+        """
+        masks = {self.mask, *(f"{o.name}_mask" for o in self.outputs if o.steps is not None)}
         return [
             f"{output.name}: {output.caption(row)}"
             for output in self.outputs
-            if output.is_label and output.name != self.mask and row < len(output.samples)
+            if (output.is_label or (with_numbers and not is_drawn(output)))
+            and output.name not in masks
+            and row < len(output.samples)
         ]
 
 
@@ -180,7 +198,8 @@ def contents_of(
     is_mask = valid.dtype == np.bool_ and valid.ndim in (1, 2)
     device_axis = device_axis or (is_mask and valid.ndim == 2)
     outputs = [
-        _output(name, array, classes.get(name, ()), device_axis) for name, array in arrays.items()
+        _output(name, array, classes.get(name, ()), device_axis, arrays.get(f"{name}_mask"))
+        for name, array in arrays.items()
     ]
     if not is_mask:
         return Contents(title, outputs)
@@ -205,10 +224,15 @@ def _leaves(batch: Any, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _output(name: str, array: Any, classes: Sequence[str], device_axis: bool) -> Output:
-    values = _local(array)
-    if device_axis and values.ndim > 1:
-        values = values.reshape(-1, *values.shape[2:])
+def _output(
+    name: str, array: Any, classes: Sequence[str], device_axis: bool, mask: Any = None
+) -> Output:
+    values = _rows(array, device_axis)
+    steps = None if mask is None else _rows(mask, device_axis)
+    if steps is not None and (
+        steps.dtype != np.bool_ or steps.ndim != 2 or steps.shape != values.shape[:2]
+    ):
+        steps = None
     is_number = values.dtype.kind in "biuf"
     samples: list[Any] = [values]
     if values.ndim:
@@ -217,6 +241,9 @@ def _output(name: str, array: Any, classes: Sequence[str], device_axis: bool) ->
             samples = [np.asarray(row) for row in values]
     figures = figures_of(values) if is_number else None
     layout = guess_layout(samples)
+    # Integers with a mask are tokens.
+    if steps is not None and values.dtype.kind == "f" and layout in ("numbers", *PICTURES):
+        layout = WINDOW
     drawn = None
     if layout in (*PICTURES, *VIDEOS) and figures is not None:
         drawn = brightness(values.dtype, figures.least, figures.most, "C" in layout)
@@ -234,7 +261,14 @@ def _output(name: str, array: Any, classes: Sequence[str], device_axis: bool) ->
         figures=figures,
         brightness=drawn,
         classes=classes,
+        steps=steps,
     )
+
+
+def _rows(array: Any, device_axis: bool) -> NDArray[Any]:
+    """Returns the rows of an array in this process, [rows, ...], also of pmap's layout."""
+    values = _local(array)
+    return values.reshape(-1, *values.shape[2:]) if device_axis and values.ndim > 1 else values
 
 
 def _place(array: Any) -> tuple[str, str]:

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from ...environment.extras import extra
 from .audio import envelope, spectrogram_picture
 from .contents import Output
-from .layouts import SOUNDS, channels_of, pictures_of
-from .pixels import chosen_frames, to_rgb
+from .layouts import SOUNDS, WINDOW, channels_of, pictures_of
+from .pixels import chosen_frames, faded, to_rgb
+from .windows import window_picture
 
 with extra("show", "dalijax.show"):
     from PIL import Image
@@ -23,10 +24,11 @@ Pixels = NDArray[np.uint8]
 _FRAMES = 8  # frames drawn of a video
 _SIDE = 320  # pixels; larger images are scaled down, to keep a page at a few megabytes
 _COLUMNS = 240  # columns of a waveform
+_PLOT = 2  # width of a plot relative to its height
 
 
 def pixels_of(output: Output, row: int, side: int = _SIDE) -> list[Pixels]:
-    """Returns the images of a sample: one, frames of a video, or spectrograms of a sound.
+    """Returns the images of a sample: an image, frames, spectrograms, or the plot of a window.
 
     Args:
         output: An output whose samples are drawn.
@@ -39,12 +41,18 @@ def pixels_of(output: Output, row: int, side: int = _SIDE) -> list[Pixels]:
     sample = output.samples[row]
     if output.layout in SOUNDS:
         return [spectrogram_picture(channel) for channel in channels_of(sample, output.layout)]
+    if output.layout == WINDOW:
+        return [_plot(output, row, side // _PLOT)]
     if output.layout == "encoded":
         pictures = [] if (decoded := _decoded(sample)) is None else [decoded]
     else:
         frames = pictures_of(sample, output.layout)
         brightness: Any = output.brightness
-        pictures = [to_rgb(frames[k], brightness) for k in chosen_frames(len(frames), _FRAMES)]
+        chosen = chosen_frames(len(frames), _FRAMES)
+        pictures = [to_rgb(frames[k], brightness) for k in chosen]
+        if output.steps is not None:
+            valid = output.steps[row, chosen]
+            pictures = [p if is_valid else faded(p) for p, is_valid in zip(pictures, valid)]
     return [_within(picture, side) for picture in pictures]
 
 
@@ -56,6 +64,16 @@ def waveforms_of(output: Output, row: int) -> list[NDArray[np.float64]]:
         envelope(channel, _COLUMNS) / (most or 1)
         for channel in channels_of(output.samples[row], output.layout)
     ]
+
+
+def _plot(output: Output, row: int, height: int) -> Pixels:
+    """Plots a window, in the range of all windows of the output."""
+    figures, steps = output.figures, output.steps
+    least, most = (0.0, 1.0) if figures is None else (figures.least, figures.most)
+    values = np.asarray(output.samples[row], np.float64)
+    values = values.reshape(len(values), -1)
+    valid = np.ones(len(values), np.bool_) if steps is None else steps[row]
+    return window_picture(values, valid, least, most, (_PLOT * height, height))
 
 
 def png_uri(pixels: Pixels) -> str:

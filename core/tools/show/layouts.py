@@ -12,7 +12,9 @@ PICTURES = ("HWC", "CHW", "HW")
 VIDEOS = ("FHWC", "FCHW", "CFHW", "FHW")  # volumes, too, whose slices are the frames
 SOUNDS = ("T", "TC", "CT")
 OTHERS = ("text", "encoded", "numbers")
-LAYOUTS = (*PICTURES, *VIDEOS, *SOUNDS, *OTHERS)
+WINDOW = "window"  # floats of several steps, with a mask of the valid steps
+LAYOUTS = (*PICTURES, *VIDEOS, *SOUNDS, *OTHERS, WINDOW)
+IN_STRIPS = (*PICTURES, *VIDEOS, "encoded", WINDOW)
 
 _CHANNELS = (1, 3, 4)
 _LEAST_SIDE = 8  # pixels; a smaller matrix counts as numbers

@@ -41,6 +41,9 @@ figure { margin: 0; padding: .35rem; background: var(--card); border-radius: 5px
 figure img { display: block; width: 100%; height: auto; border-radius: 2px; }
 figure img.small { image-rendering: pixelated; }
 .frames { display: flex; gap: 3px; } .frames img { flex: 1 1 0; min-width: 0; max-width: 11rem; }
+.strip { display: flex; flex-wrap: wrap; gap: .5rem; font-size: .78rem; }
+.strip img { flex: none; width: auto; height: 8rem; max-width: none; }
+.strip .frames { flex-wrap: wrap; }
 .sound img { width: 100%; height: 6rem; }
 .waveform { display: block; width: 100%; height: 3.5rem; color: var(--mark); margin-bottom: 3px; }
 figcaption { font-size: .78rem; line-height: 1.35; margin-top: .3rem; white-space: pre-wrap;
@@ -86,6 +89,7 @@ def page(
                 f"<p class='quiet'>{count} of {len(contents.valid)} samples are padding by the "
                 "mask: they are hatched.</p>"
             )
+        parts.append(_strips(contents, samples))
         parts += [_output(contents, output, samples) for output in contents.outputs]
         parts.append("</section>")
     return "\n".join([*parts, "</body></html>\n"])
@@ -129,12 +133,33 @@ def _output(contents: Contents, output: Output, samples: int) -> str:
         kind = "samples wide"
     elif output.layout in VIDEOS:
         kind = "samples video"
-    cells = "".join(_figure(contents, output, row) for row in range(shown))
     histogram = "" if figures is None else _histogram(figures)
-    return (
-        f"<div class='output'><div class='about'><div><h3>{_escaped(output.name)}</h3>"
-        f"<dl>{entries}</dl></div>{histogram}</div><div class='{kind}'>{cells}</div></div>"
+    about = (
+        f"<div class='about'><div><h3>{_escaped(output.name)}</h3>"
+        f"<dl>{entries}</dl></div>{histogram}</div>"
     )
+    if output in contents.strip:
+        return f"<div class='output'>{about}</div>"
+    cells = "".join(_figure(contents, output, row) for row in range(shown))
+    return f"<div class='output'>{about}<div class='{kind}'>{cells}</div></div>"
+
+
+def _strips(contents: Contents, samples: int) -> str:
+    """Draws all images and windows of each sample in a row."""
+    if not (strip := contents.strip):
+        return ""
+    count = min(samples, len(strip[0].samples))
+    cells = []
+    for row in range(count):
+        panels = []
+        for output in strip:
+            pictures = [_picture(pixels) for pixels in pixels_of(output, row)]
+            drawn = "".join(pictures) or f"no picture that Pillow reads: {output.caption(row)}"
+            name = f"<span class='quiet'>{_escaped(output.name)}</span>"
+            panels.append(f"<div>{name}<div class='frames'>{drawn}</div></div>")
+        drawn = f"<div class='drawn strip'>{''.join(panels)}</div>"
+        cells.append(_captioned(contents, row, drawn, contents.caption(row, with_numbers=True)))
+    return f"<div class='output'><div class='samples video'>{''.join(cells)}</div></div>"
 
 
 def _figure(contents: Contents, output: Output, row: int) -> str:
@@ -149,6 +174,10 @@ def _figure(contents: Contents, output: Output, row: int) -> str:
             drawn = f"<div class='drawn frames'>{''.join(pictures)}</div>"
         else:
             caption = [f"no picture that Pillow reads: {output.caption(row)}", *caption]
+    return _captioned(contents, row, drawn, caption)
+
+
+def _captioned(contents: Contents, row: int, drawn: str, caption: Sequence[str]) -> str:
     text = _escaped("\n".join(caption))
     padding = " class='padding'" if contents.is_padding(row) else ""
     return f"<figure{padding}>{drawn}<figcaption>{text}</figcaption></figure>"

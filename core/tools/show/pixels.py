@@ -83,6 +83,12 @@ def to_rgb(picture: NDArray[Any], rule: Brightness) -> NDArray[np.uint8]:
     return pixels
 
 
+def faded(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Returns a gray and pale copy of an image, for frames outside of a mask."""
+    gray = pixels.mean(-1, keepdims=True).repeat(3, -1)
+    return np.rint(0.3 * gray + 0.7 * 226).astype(np.uint8)
+
+
 def chosen_frames(count: int, most: int) -> list[int]:
     """Returns the indices of at most ``most`` evenly spaced frames, including first and last."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()

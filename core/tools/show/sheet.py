@@ -14,6 +14,7 @@ from .drawing import pixels_of
 from .layouts import VIDEOS
 
 _CELL = 128  # pixels, of an image's longest side
+_STRIP, _STRIPS = 96, 1400  # pixels: height of the images in a strip, width of a row of strips
 _GAP, _LINE = 10, 14
 _COLUMNS, _VIDEO_COLUMNS = 8, 2
 _MOST_LINES = 3  # of a caption
@@ -30,7 +31,14 @@ def sheet(batches: Sequence[Contents], failures: Sequence[str], samples: int) ->
     rows = [[_cell([], [text], 8 * _CELL)] for text in failures]
     for contents in batches:
         rows.append([_cell([], [contents.title], 8 * _CELL)])
-        for output in filter(is_drawn, contents.outputs):
+        strip = contents.strip
+        if strip:
+            strips = [_strip(contents, row) for row in range(min(samples, len(strip[0].samples)))]
+            step = max(1, _STRIPS // max(image.width for image in strips))
+            rows += [strips[start : start + step] for start in range(0, len(strips), step)]
+        for output in contents.outputs:
+            if output in strip or not is_drawn(output):
+                continue
             about = f"{output.name}   {output.dtype} {list(output.shape)}"
             rows.append([_cell([], [about], 8 * _CELL)])
             count = min(samples, len(output.samples))
@@ -55,9 +63,35 @@ def _stacked(images: Sequence[Image.Image], axis: int) -> Image.Image:
 
 def _sample(contents: Contents, output: Output, row: int) -> Image.Image:
     """Draws a sample: its images in a row, and its labels below."""
-    pixels = [_enlarged(image) for image in pixels_of(output, row, _CELL)]
-    padding = ["(padding)"] if contents.is_padding(row) else []
-    return _cell([Image.fromarray(image) for image in pixels], contents.caption(row) + padding)
+    return _cell(_images(output, row), [*contents.caption(row), *_padding(contents, row)])
+
+
+def _images(output: Output, row: int) -> list[Image.Image]:
+    return [Image.fromarray(_enlarged(pixels, _CELL)) for pixels in pixels_of(output, row, _CELL)]
+
+
+def _of_equal_height(output: Output, row: int) -> list[Image.Image]:
+    """Returns the images of a sample with the height of a strip."""
+    images = []
+    for pixels in pixels_of(output, row, 2 * _STRIP):
+        image = Image.fromarray(_enlarged(pixels, _STRIP))
+        image.thumbnail((2 * _STRIP, _STRIP), Image.Resampling.LANCZOS)
+        images.append(image)
+    return images
+
+
+def _padding(contents: Contents, row: int) -> list[str]:
+    return ["(padding)"] if contents.is_padding(row) else []
+
+
+def _strip(contents: Contents, row: int) -> Image.Image:
+    """Draws all images and windows of a sample in a row, and its labels below."""
+    panels = [
+        _cell(_of_equal_height(output, row), [output.name], _STRIP // 2)
+        for output in contents.strip
+    ]
+    caption = "   ".join([*_padding(contents, row), *contents.caption(row, with_numbers=True)])
+    return _cell([_stacked(panels, axis=1)], [caption])
 
 
 def _cell(images: Sequence[Image.Image], caption: Sequence[str], width: int = _CELL) -> Image.Image:
@@ -77,7 +111,7 @@ def _cell(images: Sequence[Image.Image], caption: Sequence[str], width: int = _C
     return cell
 
 
-def _enlarged(pixels: np.ndarray) -> np.ndarray:
+def _enlarged(pixels: np.ndarray, side: int) -> np.ndarray:
     """Repeats the pixels of a small image a whole number of times."""
-    times = max(1, _CELL // max(pixels.shape[:2]))
+    times = max(1, side // max(pixels.shape[:2]))
     return pixels.repeat(times, 0).repeat(times, 1)

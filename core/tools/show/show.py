@@ -95,6 +95,10 @@ def show(
 ) -> Page:
     """Draws batches: images, videos, sounds, text and numbers, with statistics of each output.
 
+    An output of floats with a mask, ``NAME`` [batch, steps, ...] and ``NAME_mask`` bool [batch,
+    steps], is a window: its numbers are plotted, and steps outside of the mask are gray. If a batch
+    has several outputs of images or windows, all of a sample are drawn in a row.
+
     Args:
         data: One of these: an iterator function of `dalijax.data_iterator`, with its arguments in
             ``call``; an iterator of dalijax, which keeps its position (a single batch is peeked,
