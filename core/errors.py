@@ -35,15 +35,46 @@ class _Printable(Exception):
 
 
 class StateError(_Printable, ValueError):
-    """A state was rejected; the iterator is unchanged."""
+    """A state was rejected; the iterator is unchanged.
+
+    Messages and what to do:
+
+    - ``the state was saved by an iterator of different data``: the lines below name each value that
+      differs, such as ``operators.resize.size: 16 -> 24``. Create the iterator with its original
+      arguments. ``set_state(state, allow=...)`` permits some differences.
+    - ``the state is damaged``: restore an undamaged copy.
+    - ``not a state of dalijax``: pass the result of `get_state`. For a file:
+      ``set_state(json.load(open(path)))``.
+    - ``Restore the state in an iterator of the kind that saved it``: the state belongs to another
+      API, such as a reader instead of a source.
+    - ``the graph draws random numbers by``: a source's states contain no states of DALI's random
+      operators. Draw numbers with the argument ``draw`` instead.
+    - ``can't be rebuilt, so set_state() can't restore them``: pass the function of a pipeline to
+      `dalijax.data_iterator`, instead of a pipeline object.
+    """
 
 
 class ProcessError(_Printable, RuntimeError):
-    """The iterators of several processes differ, or a process is missing; no position changed."""
+    """The iterators of several processes differ, or a process is missing; no position changed.
+
+    Messages and what to do:
+
+    - ``differ between the processes, so that records would be repeated or lost``: the lines below
+      name each value by process. Pass the same source and arguments in every process, and restore
+      the same state. ``check_processes=False`` disables the check.
+    - ``have no batch of records, but each process needs``: distribute the records of Grain to every
+      process, or use fewer processes.
+    - ``its dataset yields fewer records than its length``: filter the records by ``filter()``, or
+      pass ``pad="mask"``.
+    """
 
 
 class BatchError(_Printable, RuntimeError):
     """DALI failed to produce a batch; the batch counts as delivered.
+
+    The message names the files that ``can't be decoded``, or the operator that failed, and contains
+    DALI's own message after ``DALI says:``. Remove or repair the files, or pass
+    ``on_error="mask"`` or ``"skip"`` to deliver the others.
 
     Attributes:
         files: Names of the bad files or records, if known.
@@ -57,6 +88,9 @@ class BatchError(_Printable, RuntimeError):
 class RecordError(_Printable, RuntimeError):
     """DALI can't decode some records; the iterator has moved past the batch.
 
+    The message names the records of Grain that ``can't be decoded``. Remove or repair them, or pass
+    ``on_error="mask"``.
+
     Attributes:
         files: Names of the bad records, as far as they are known.
         unexplained: Whether an operator failed for the batch, rather than for single records.
@@ -69,24 +103,40 @@ class RecordError(_Printable, RuntimeError):
 class GraphError(BatchError, RecordError):
     """The graph fails for every record.
 
-    It is raised for ``on_error="skip"`` and ``"mask"``, too.
+    An operator failed ``for every record``, or the first ``batches failed. The last one`` is in the
+    message. Correct the operator's arguments: the files are not the cause. This error is raised for
+    ``on_error="skip"`` and ``"mask"``, too.
     """
 
 
 class BatchMapError(_Printable, RuntimeError):
-    """A function of ``batch_map`` failed; the batch is still the next one."""
+    """A function of ``batch_map`` failed; ``The batch is still the next one``.
+
+    The message names the function and its error. Create the iterator with a corrected function, and
+    restore the state to continue with the same batch.
+    """
 
 
 class EpochError(RuntimeError):
-    """``on_error="skip"`` skipped every batch of an epoch."""
+    """``on_error='skip' skipped all of them``: every batch of an epoch, or 64 in a row.
+
+    The message contains the error of the last batch. Correct its cause first.
+    """
 
 
 class UnfitRecordError(RecordError, ValueError):
-    """Some records differ in form from the first; the iterator has moved past the batch."""
+    """Some records differ in form from the first; the iterator has moved past the batch.
+
+    The message names the keys, dtypes or numbers of dimensions, as in ``of the first record``. Make
+    the records alike with a map of Grain.
+    """
 
 
 class RaggedError(ValueError):
     """The samples of an output differ in shape.
+
+    ``its samples have shapes``: make the shapes equal in the graph, by ``fn.resize`` or ``fn.crop``
+    for images, or by ``fn.pad`` for sequences.
 
     Attributes:
         name: The output.

@@ -1,10 +1,10 @@
-"""Exceptions to catch, beside Python's own: ``from dalijax import errors``.
+"""Exceptions to catch, in addition to Python's own: ``from dalijax import errors``.
 
-Wrong arguments raise ValueError or TypeError. These classes are for everything else:
+Wrong arguments raise ValueError or TypeError. Each class describes its messages:
 
-- `StateError`: a state is refused.
+- `StateError`: a state is rejected.
 - `BatchError`: a batch can't be read or decoded; `RecordError` over records of Grain, and
-  `UnfitRecordError` for records that are unlike the first one.
+  `UnfitRecordError` for records that do not match the first.
 - `GraphError`: the graph fails for every record.
 - `RaggedError`: the samples of an output differ in shape.
 - `BatchMapError`: a function of ``batch_map`` failed.

@@ -63,7 +63,6 @@ def texts(group: str) -> list[str]:
     prose = [text for source in sources for text in docstrings_and_comments(source)]
     if group == "pages":
         pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-        pages.remove(ROOT / "docs" / "errors.md")  # made of messages in the code
         prose += [_CODE_OR_TABLE.sub("", page.read_text()) for page in pages]
     return prose
 
