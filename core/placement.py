@@ -37,7 +37,7 @@ class DataShard:
 
     @property
     def device_id(self) -> int | None:
-        """DALI's device_id for the pipeline: the GPU's index on this host; None for a CPU."""
+        """DALI's device_id for the pipeline: the GPU's index on this host; otherwise None."""
         return gpu_ordinal(self.devices[0])
 
     def batch_size(self, global_batch: int) -> int:
@@ -57,8 +57,8 @@ class DataShard:
 
 
 def gpu_ordinal(device: jax.Device) -> int | None:
-    """Index of a GPU on its host; None for a CPU."""
-    return None if device.platform == "cpu" else int(device.local_hardware_id)
+    """Index of a GPU on its host; None for a CPU or a TPU, whose batches the CPU decodes."""
+    return int(device.local_hardware_id) if device.platform == "gpu" else None
 
 
 def data_shards(sharding: Sharding) -> list[DataShard]:

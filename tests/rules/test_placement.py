@@ -1,5 +1,6 @@
 """Placement: every device has the rows that JAX assigns to it, from the shard that read them."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -9,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from nvidia.dali import fn, pipeline_def, types
 
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
-from dalijax.core.placement import data_shards
+from dalijax.core.placement import data_shards, gpu_ordinal
 from full import FULL, combinations
 from numbered import read_case
 from oracle import Case
@@ -335,3 +336,14 @@ def test_batches_are_placed_without_a_computation(around):
         np.testing.assert_array_equal(batch["mask"], np.ones(4, bool))
         for name in ("x", "large", "b"):
             assert batch[name].devices() == {jax.devices()[0]} and not batch[name].committed
+
+
+@dataclasses.dataclass
+class Device:
+    platform: str
+    local_hardware_id: int = 3
+
+
+@pytest.mark.parametrize(("platform", "ordinal"), (("gpu", 3), ("cpu", None), ("tpu", None)))
+def test_only_gpus_have_gpu_pipelines(platform, ordinal):
+    assert gpu_ordinal(Device(platform)) == ordinal
