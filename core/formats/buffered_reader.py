@@ -63,6 +63,15 @@ class BufferedReader:
         self._start = at
         return self._data[:count]
 
+    def window(self, at: int, count: int) -> tuple[bytes, int]:
+        """Returns buffered bytes, which include those that a call returns, and their offset."""
+        begin = at - self._start
+        if begin < 0 or begin + count > len(self._data):
+            found = self(at, count)
+            if at != self._start:
+                return found, at
+        return self._data, self._start
+
     def _read_ahead(self, file: RemoteFile | ObjectFile, at: int, count: int) -> bytes:
         """Reads bytes from an offset, and requests the windows after them."""
         end = self._start + len(self._data)

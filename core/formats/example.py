@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import protobuf
+from .buffered_reader import BufferedReader
 
-_Take = Callable[[int, int], bytes]
-_ITEM, _ITEM_HEAD = b"\n", 11  # field 1 with a size; most bytes of both
+_ITEM, _ITEM_HEAD = 10, 11  # field 1 with a size; most bytes of both
 BYTES, FLOATS, INTS = 1, 2, 3  # kinds of a Feature; equal to the field numbers in its message
 
 
@@ -35,12 +35,12 @@ class Feature:
 
 
 def features(
-    take: _Take, at: int, end: int, names: Collection[bytes] | None
+    take: BufferedReader, at: int, end: int, names: Collection[bytes] | None
 ) -> dict[bytes, Feature]:
     """Locates the features of an Example, or of the context of a SequenceExample.
 
     Args:
-        take: Returns a number of bytes of the file from an offset.
+        take: Reads the file.
         at: Offset of the message.
         end: End offset of the message.
         names: Names of the features; None: all.
@@ -52,7 +52,7 @@ def features(
 
 
 def located_features(
-    take: _Take, at: int, end: int, names: Collection[bytes] | None
+    take: BufferedReader, at: int, end: int, names: Collection[bytes] | None
 ) -> Iterator[tuple[bytes, Feature]]:
     """Yields the features of an Example in the order of the file; see `features`.
 
@@ -74,7 +74,7 @@ def located_features(
                 yield name, _feature(take, *value) if value else Feature(0, [], [])
 
 
-def _feature(take: _Take, at: int, end: int) -> Feature:
+def _feature(take: BufferedReader, at: int, end: int) -> Feature:
     feature = Feature(0, [], [])
     for number, _, start, stop in protobuf.located_fields(take, at, end):
         feature.kind = number
@@ -90,34 +90,40 @@ def _feature(take: _Take, at: int, end: int) -> Feature:
     return feature
 
 
-def _add_items(ranges: list[tuple[int, int]], take: _Take, at: int, end: int) -> int:
+def _add_items(ranges: list[tuple[int, int]], take: BufferedReader, at: int, end: int) -> int:
     """Locates the items of a BytesList, which may be thousands of images.
 
-    Does the same as `protobuf.located_fields` in half the time.
+    Does the same as `protobuf.located_fields`, several times as fast.
 
     Args:
         ranges: Is extended by offset and size of each item.
-        take: Returns a number of bytes of the file from an offset.
+        take: Reads the file.
         at: Offset of the message.
         end: End offset of the message.
 
     Returns:
         The offset of the first field that is not an item, or the end.
     """
+    data, start, last = b"", at, -1
     while at < end:
-        head = take(at, _ITEM_HEAD)
-        if not head.startswith(_ITEM):
+        place = at - start
+        if place > last:
+            data, start = take.window(at, _ITEM_HEAD)
+            place, last = at - start, len(data) - _ITEM_HEAD
+            if place >= len(data):  # the file has become shorter
+                break
+        if data[place] != _ITEM:
             break
-        size, length = protobuf.varint(head, 1)
-        stop = at + length + size
-        if stop > end:
+        size, place = protobuf.varint(data, place + 1)
+        first = start + place
+        if first + size > end:
             break
-        ranges.append((at + length, size))
-        at = stop
+        ranges.append((first, size))
+        at = first + size
     return at
 
 
-def numbers(take: _Take, feature: Feature) -> list[float]:
+def numbers(take: BufferedReader, feature: Feature) -> list[float]:
     """Reads the numbers of a short list."""
     values: list[float] = []
     if feature.kind == FLOATS:
@@ -145,8 +151,8 @@ def integers(data: NDArray[np.uint8]) -> NDArray[np.int64]:
     Raises:
         ValueError: If the last varint is incomplete, or a varint has more than ten bytes.
     """
-    if not len(data):
-        return np.zeros(0, np.int64)
+    if not (data > 127).any():  # each number has one byte
+        return data.astype(np.int64)
     ends = np.flatnonzero(data < 128)
     if not len(ends) or ends[-1] != len(data) - 1:
         raise ValueError("a list of integers is cut off")

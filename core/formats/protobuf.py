@@ -69,8 +69,13 @@ def _field(data: bytes, at: int) -> tuple[int, int, int, int]:
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
     """Reads a number of at most ten bytes; returns it and the offset of its end."""
-    if at < len(data) and data[at] < 128:  # most numbers: graphs have millions of them
-        return data[at], at + 1
+    # Most numbers have one or two bytes. Graphs and data sets of images have millions of them.
+    if at + 1 < len(data):
+        first, second = data[at], data[at + 1]
+        if first < 128:
+            return first, at + 1
+        if second < 128:
+            return first & 127 | second << 7, at + 2
     value = shift = 0
     for place in range(at, min(at + 10, len(data))):
         byte = data[place]
