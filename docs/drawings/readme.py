@@ -1,8 +1,9 @@
-"""Draws the picture of the README: a batch, and images per second of several loaders.
+"""Draws the picture of the README: augmented photographs, and figures of several loaders.
 
-examples/images.py draws the images of the batch. The bars show the newest run of
-benchmarks/throughput.py on one H200 in benchmarks/results::
+scikit-image's package contains the photographs. The bars show the newest runs of
+benchmarks/throughput.py and benchmarks/recipe.py on one H200 in benchmarks/results::
 
+    pip install scikit-image
     python docs/drawings/readme.py
 """
 
@@ -10,69 +11,84 @@ from __future__ import annotations
 
 import json
 import pathlib
-import sys
-import tempfile
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
+import skimage
 from matplotlib.figure import Figure
 from nvidia.dali import fn
 
 from dalijax import augment, data_iterator, sources
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "examples"))
-import images as drawn_images  # noqa: E402 - a module of the examples
-
-ROWS, COLUMNS, SIZE = 4, 5, 96
-BARS = {  # beginnings of the names of the benchmark's variants, and their labels
+PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")
+COLUMNS, SIZE = 5, 160
+RATES = {  # the variants of a benchmark, and their labels
     "raw DALI loop": "DALI's own loop",
     "DALI's JAX plugin": "DALI's JAX plugin",
     "dalijax.sources.Files": "dalijax, Files",
     "dalijax.sources.Tar": "dalijax, Tar",
-    "DALIIterDataset": "dalijax, DALI's reader in Grain",
     "DALITransform, 16 workers, packed bytes": "dalijax after Grain's workers",
-    "Grain + OpenCV, 16 workers": "Grain and OpenCV, 16 workers",
+    "Grain + OpenCV, 16 workers": "Grain and OpenCV",
+}
+CORES = {
+    "+ jitter": "dalijax",
+    "tf.data: crop, flip, jitter": "tf.data",
+    "Grain, OpenCV: crop, flip, jitter": "Grain and OpenCV",
 }
 
 
-@data_iterator(output_map=["images", "labels"], as_numpy=True)
-def batch_of(data, label, *, draw):
+@data_iterator(output_map=["images"], as_numpy=True)
+def photographs(data, *, draw):
     """Augments images for a training step."""
     images = fn.decoders.image(data, device="cpu")
-    images = augment.random_resized_crop(images, size=SIZE, draw=draw, scale=(0.35, 1.0))
+    images = augment.random_resized_crop(images, size=SIZE, draw=draw, scale=(0.3, 1.0))
     images = augment.color_jitter(images, brightness=0.3, contrast=0.3, saturation=0.3, draw=draw)
-    return augment.flip(images, draw=draw), label
+    return augment.flip(images, draw=draw)
+
+
+def newest(name: str) -> dict[str, Any]:
+    """Returns the newest run with a name."""
+    path = max((ROOT / "benchmarks" / "results").glob(f"????-??-??-{name}.json"))
+    return json.loads(path.read_text())
+
+
+def draw_bars(ax: Any, values: Mapping[str, float], digits: int, title: str) -> None:
+    """Draws bars, those of dalijax in green."""
+    names = list(values)[::-1]
+    colors = ["#76b900" if name.startswith("dalijax") else "#b0b0b0" for name in names]
+    bars = ax.barh(names, [values[name] for name in names], color=colors)
+    ax.bar_label(bars, fmt=f"{{:,.{digits}f}}", padding=3)
+    ax.margins(x=0.15)
+    ax.set_title(title, loc="left", fontsize=11)
+    ax.set_xticks([])
+    ax.tick_params(length=0)
+    ax.spines[["top", "right", "bottom"]].set_visible(False)
 
 
 def main() -> None:
     """Draws docs/pictures/readme.png."""
-    figure = Figure(figsize=(11, 3.9), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.12))
-    with tempfile.TemporaryDirectory() as folder:
-        drawn = drawn_images.make_images(pathlib.Path(folder), 120)
-        iterator = batch_of(source=sources.Files(drawn), batch_size=ROWS * COLUMNS, seed=3)
-        batch = next(iterator)
-        iterator.close()
-    for ax, image in zip(left.subplots(ROWS, COLUMNS).flat, batch["images"]):
+    figure = Figure(figsize=(11, 4.1), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(1.12, 1))
+    folder = pathlib.Path(skimage.__file__).parent / "data"
+    paths = [str(folder / name) for name in PHOTOGRAPHS for _ in range(COLUMNS)]
+    with photographs(
+        source=sources.Files(paths=paths), batch_size=len(paths), shuffle=False, seed=3
+    ) as iterator:
+        images = np.array(next(iterator)["images"])
+    for ax, image in zip(left.subplots(len(PHOTOGRAPHS), COLUMNS).flat, images):
         ax.imshow(image)
         ax.axis("off")
 
-    newest = sorted((ROOT / "benchmarks" / "results").glob("*-h200-throughput.json"))[-1]
-    run = json.loads(newest.read_text())
-    rates = run["plot"]["groups"][""]
-    medians = {
-        label: next(rate for name, rate in rates.items() if name.startswith(start))
-        for start, label in BARS.items()
-        if any(name.startswith(start) for name in rates)
-    }
-    ax = right.subplots()
-    names = list(medians)[::-1]
-    colors = ["#76b900" if name.startswith("dalijax") else "#b0b0b0" for name in names]
-    bars = ax.barh(names, [medians[name] for name in names], color=colors)
-    ax.bar_label(bars, fmt="{:,.0f}", padding=3)
-    ax.margins(x=0.15)
-    ax.set_title("images per second, one H200, 16 CPU cores")
-    ax.set_xticks([])
-    ax.spines[["top", "right", "bottom"]].set_visible(False)
+    rates = newest("h200-throughput")["plot"]["groups"][""]
+    table = newest("h200-recipe-resnet50")["tables"][0]
+    cores = {row[0]: float(row[table["columns"].index("cores")]) for row in table["rows"]}
+    top, bottom = right.subplots(2, 1, height_ratios=(len(RATES), len(CORES)))
+    draw_bars(top, {RATES[name]: rates[name] for name in RATES}, 0, "Images per second, one H200")
+    draw_bars(
+        bottom, {CORES[name]: cores[name] for name in CORES}, 1, "CPU cores that feed a ResNet-50"
+    )
     figure.savefig(ROOT / "docs" / "pictures" / "readme.png", dpi=110)
 
 
