@@ -7,7 +7,6 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from numbers import Rational
 from typing import Any
 
 import numpy as np
@@ -62,10 +61,10 @@ def _rational(weight: Any) -> Fraction:
 
 
 def window_counts(weights: Sequence[Any]) -> tuple[int, ...]:
-    """Computes the number of samples of each component in a window.
+    """Computes the number of samples of each component in a window, as small as possible.
 
-    Integers and fractions are exact if the sum of the reduced integer proportions is at most 1,000.
-    Other weights are rounded to thousandths by the largest remainder method.
+    Weights are exact if the sum of the reduced integer proportions is at most 1,000. Other weights
+    are rounded to thousandths by the largest remainder method.
 
     Raises:
         ValueError: If there is no weight, or a weight is not positive, or is rounded to 0.
@@ -73,12 +72,10 @@ def window_counts(weights: Sequence[Any]) -> tuple[int, ...]:
     if not weights:
         raise ValueError("a mixture requires at least one source")
     numbers = [_rational(weight) for weight in weights]
-    if all(isinstance(w, Rational) or n.denominator == 1 for w, n in zip(weights, numbers)):
-        scale = math.lcm(*(number.denominator for number in numbers))
-        proportions = [int(number * scale) for number in numbers]
-        divisor = math.gcd(*proportions)
-        if sum(proportions) // divisor <= MOST_EXACT:
-            return tuple(number // divisor for number in proportions)
+    scale = math.lcm(*(number.denominator for number in numbers))
+    exact = _reduced([int(number * scale) for number in numbers])
+    if sum(exact) <= MOST_EXACT:
+        return exact
     total = sum(numbers)
     shares = [number / total * MOST_EXACT for number in numbers]
     counts = [int(share) for share in shares]
@@ -91,7 +88,12 @@ def window_counts(weights: Sequence[Any]) -> tuple[int, ...]:
                 f"the weight {weight} is less than a thousandth of the sum of {list(weights)}. "
                 "Omit its source, or increase its weight"
             )
-    return tuple(counts)
+    return _reduced(counts)
+
+
+def _reduced(counts: Sequence[int]) -> tuple[int, ...]:
+    divisor = math.gcd(*counts)
+    return tuple(count // divisor for count in counts)
 
 
 class Proportions:
@@ -138,9 +140,10 @@ class Mixture(Source):
     epochs of the mixture.
 
     Args:
-        sources: Pairs of a source and its weight, a real number of any type. Integers and fractions
-            are exact if the sum of the reduced integer proportions is at most 1,000; other weights
-            are rounded to thousandths.
+        sources: Pairs of a source and its weight, a real number of any type. Weights are exact if
+            the sum of the reduced integer proportions is at most 1,000, as for 0.5 and 0.25; others
+            are rounded to thousandths. With equal weights and numbers of records, an epoch has each
+            record once.
         length: Number of records in an epoch; None: the total number of records of the sources.
 
     Attributes:

@@ -124,6 +124,14 @@ def test_invalid_mixtures_are_refused():
         Mixture([(a, 0)])
 
 
+@pytest.mark.parametrize("weight", [1, 0.5, 1 / 3, np.float32(0.1)])
+def test_equal_weights_give_each_record_once_in_an_epoch(weight):
+    halves = [Arrays({"x": np.arange(k, k + 70)}) for k in (0, 70)]
+    order = Mixture([(half, weight) for half in halves]).order(3, True)
+    records, epochs = order(np.arange(140))
+    assert np.array_equal(np.sort(records), np.arange(140)) and not epochs.any()
+
+
 def test_the_identity_depends_on_sources_proportions_and_length():
     a, b, c = components()
     one = Mixture([(a, 1), (b, 2)]).identity()
@@ -140,7 +148,7 @@ def test_weights_of_other_types_are_refused_or_exact():
         with pytest.raises(ValueError, match="weights must be positive numbers, not"):
             window_counts([weight, 1])
     for weight in (np.longdouble(0.5), jnp.bfloat16(0.5), jnp.float32(0.5), np.array(0.5)):
-        assert window_counts([weight, 0.5]) == (500, 500)
+        assert window_counts([weight, 0.5]) == (1, 1)
 
 
 class Stacked(Source):
