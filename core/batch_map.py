@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
-from .dtypes import narrowed
+from .dtypes import is_number, narrowed
 from .errors import BatchMapError
 from .stats import span
 
@@ -154,7 +154,7 @@ class BatchMap:
         Raises:
             BatchMapError, TypeError, ValueError: As for a call.
         """
-        arrays = {name: spec for name, spec in batch.items() if _is_number(spec)}
+        arrays = {name: spec for name, spec in batch.items() if is_number(spec.dtype)}
         unmapped = {name: spec for name, spec in batch.items() if name not in arrays}
         return self._result_specs(_specs(arrays), mask, placement, unmapped) | unmapped
 
@@ -272,18 +272,13 @@ def _checked(result: Any, name: str) -> dict[str, jax.Array]:
     return batch
 
 
-def _is_number(array: Any) -> bool:
-    """Returns True if an array, or its spec, holds numbers instead of text or objects."""
-    return not isinstance(array.dtype, np.dtype) or array.dtype.kind in "biufc"
-
-
 def _split(batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Separates the arrays of numbers in a batch from its text and objects."""
     arrays, unmapped = dict[str, Any](), dict[str, Any]()
     for name, value in batch.items():
         if not isinstance(value, np.ndarray):
             arrays[name] = value
-        elif _is_number(value):
+        elif is_number(value.dtype):
             arrays[name] = narrowed(value, name)
         else:
             unmapped[name] = value

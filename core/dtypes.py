@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali import types
+
+from .workers import Workers
 
 # Dtypes that JAX silently narrows without jax_enable_x64.
 _NARROWED: dict[Any, str] = {
@@ -30,17 +34,92 @@ DALI_TYPES = {
 KINDS = frozenset(char for char in "?bBhHiIlLqQefdg" if np.dtype(char) in DALI_TYPES)
 # DALI's types that JAX would narrow: looked up for each output of each batch.
 WIDE = {dali_type_ for dtype, dali_type_ in DALI_TYPES.items() if dtype in _NARROWED}
+BFLOAT16 = np.dtype(jnp.bfloat16)
 
 
-def dali_type(dtype: np.dtype[Any]) -> types.DALIDataType:
-    """DALI's type of a NumPy dtype.
+def as_dtype(value: Any, name: str = "dtype") -> np.dtype[Any]:
+    """Converts a user's dtype to a NumPy dtype.
+
+    Args:
+        value: A dtype or scalar type of NumPy or JAX, a name such as "bfloat16", or a type of
+            nvidia.dali.types.
+        name: The argument's name, for errors.
+
+    Raises:
+        TypeError: If it is not a dtype of numbers or bools.
+    """
+    try:
+        if isinstance(value, types.DALIDataType):
+            return np.dtype(types.to_numpy_type(value))
+        if value is None or isinstance(value, (tuple, list, dict)):  # NumPy takes them for dtypes
+            raise TypeError
+        return np.dtype(value)
+    except (TypeError, KeyError, ValueError):
+        raise TypeError(
+            f"{name} must be a dtype of NumPy, JAX or DALI, such as 'float32', np.float32, "
+            f"jnp.bfloat16 or nvidia.dali.types.FLOAT, not {value!r:.80}"
+        ) from None
+
+
+def dali_type(dtype: Any, name: str = "dtype") -> types.DALIDataType:
+    """Returns DALI's type of a dtype in any of the forms of `as_dtype`.
+
+    Args:
+        dtype: The dtype.
+        name: The argument's name, for errors.
 
     Raises:
         TypeError: If DALI does not support the dtype.
     """
+    dtype = as_dtype(dtype, name)
     if dtype not in DALI_TYPES:
-        raise TypeError(f"DALI does not support {dtype}. Cast it to one of {list(DALI_TYPES)}")
+        raise TypeError(
+            f"{name} is {dtype}, which DALI does not support. Cast it to one of "
+            f"{[str(supported) for supported in DALI_TYPES]}"
+        )
     return DALI_TYPES[dtype]
+
+
+def is_number(dtype: Any) -> bool:
+    """Returns whether arrays of a dtype contain numbers or bools, instead of text or objects."""
+    if not isinstance(dtype, np.dtype):  # an extended dtype of JAX, such as that of keys
+        return True
+    return dtype.kind in "biufc" or dtype.isbuiltin == 2  # of ml_dtypes, such as bfloat16
+
+
+def as_bfloat16(array: Any) -> Any:
+    """Rounds float32 or float16 numbers to bfloat16, on the array's device.
+
+    Ties are rounded to even, as by ``array.astype(jnp.bfloat16)``.
+
+    Args:
+        array: A NumPy array, or a jax.Array on a single device.
+    """
+    if isinstance(array, np.ndarray):
+        with np.errstate(all="ignore"):  # NaNs, and numbers beyond the largest bfloat16
+            rounded = array.astype(BFLOAT16)
+        rounded.flags.writeable = False  # as the outputs of other dtypes
+        return rounded
+    return _to_bfloat16(array.shape, array.dtype, array.sharding)(array)
+
+
+@functools.lru_cache(maxsize=128)
+def _to_bfloat16(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
+    """Compiles the conversion of arrays on one device.
+
+    It is compiled in another thread, because the mesh of `jax.set_mesh`, which may not contain the
+    device or may have several devices, applies to the computations of its own thread.
+    """
+
+    def compiled() -> Any:
+        spec = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+        return jax.jit(lambda array: array.astype(jnp.bfloat16)).lower(spec).compile()
+
+    workers = Workers(1, "dalijax-compile")
+    try:
+        return workers.call(compiled).get(workers)
+    finally:
+        workers.end()
 
 
 def cast_to(dtype: np.dtype[Any]) -> str:
@@ -56,7 +135,10 @@ def cast_to(dtype: np.dtype[Any]) -> str:
     # Dtypes of ml_dtypes (bfloat16, float8, numbers with few bits), and long doubles.
     if dtype.isbuiltin == 2 or dtype.kind == "f":
         wide = "int8" if "int" in dtype.name else "float32"
-        return f"convert it by .astype('{wide}'), and cast it back after the iterator"
+        back = "cast it back after the iterator"
+        if dtype == BFLOAT16:
+            back = "cast outputs to bfloat16 by dalijax.fn.cast at the end of the graph"
+        return f"convert it by .astype('{wide}'), and {back}"
     return "convert it to numbers, text or bytes"
 
 

@@ -16,7 +16,6 @@ from ..errors import BatchError, GraphError, RaggedError, RecordError
 from ..order.shuffle import Indices
 from ..pipeline import advice
 from ..pipeline.batch import Batch
-from ..pipeline.dali_pipeline import check_outputs
 from ..pipeline.engine import CLOSED, Engine, Outcome
 from ..pipeline.failing_rows import failure_alone, find_bad
 from ..pipeline.failure import (
@@ -209,7 +208,7 @@ class FedEngine(Engine[P]):
         """Inspects the first pipelines before their first run; returns the pipelines."""
         if self._learned:
             return runner
-        check_outputs(runner.pipelines[0], self._config.output_map)
+        self.learn_outputs(runner.pipelines[0])
         first, operators = (runner.checkpoints() or ())[:1], operators_of(runner.pipelines[0])
         self._random = functools.cache(lambda: random_state.stateful(*first))
         if self._graph is not None:

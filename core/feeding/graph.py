@@ -16,6 +16,7 @@ from ..dtypes import dali_type
 from ..formats.field import Field
 from ..formats.image_size import ImageInput
 from ..messages.replacements import suggest_name
+from ..pipeline.output_notes import notes_of
 from ..random.draw import DRAW, Draw, DrawRows, described_draws, draw_inputs
 from ..state.fingerprint import graph_lines, operator_line
 from ..state.operators import FIELD, Operator, graph_outputs, image_inputs
@@ -257,9 +258,10 @@ def description(
         draw_inputs(pipeline),
         described_draws(pipeline),
     )
+    bfloat16 = notes_of(pipeline).bfloat16
 
     def lines() -> tuple[str, ...]:
-        graph = graph_lines(operators, outputs, drawn, batch_map)
+        graph = graph_lines(operators, outputs, drawn, batch_map, bfloat16)
         return *(operator_line(*draw) for draw in draws), *graph.operators
 
     return functools.cache(lines)

@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import as_dtype
+
 
 @dataclasses.dataclass(frozen=True)
 class Field:
     """The kind of a field of records.
 
     Attributes:
-        dtype: Dtype of a record's array; None for text, dicts and other values that bypass the
-            graph.
+        dtype: Dtype of a record's array, in NumPy's, JAX's or DALI's form, or its name; None for
+            text, dicts and other values that bypass the graph.
         ndim: Number of dimensions: 1 for encoded bytes, 0 for a label.
         is_path: Whether it is the path of a file that DALI reads in the graph.
         bypass: Whether the batch contains the field, in its dtype, if the graph does not take it.
@@ -28,4 +30,4 @@ class Field:
 
     def __post_init__(self) -> None:
         if self.dtype is not None:  # users pass np.int32, which is a type
-            object.__setattr__(self, "dtype", np.dtype(self.dtype))
+            object.__setattr__(self, "dtype", as_dtype(self.dtype, "dtype of Field"))

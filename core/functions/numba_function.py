@@ -58,8 +58,8 @@ def numba_function(
             for each sample, in DALI's threads; with ``batch_processing`` once, with lists of
             arrays. On a GPU it is a CUDA kernel (numba.cuda). It must not raise: Numba writes the
             error to stderr, and the batch is delivered with uninitialized memory.
-        out_types, in_types: The types of the elements, as types of DALI, types of NumPy, or their
-            names: a common type, or a sequence.
+        out_types, in_types: The dtypes of the elements, in NumPy's, JAX's or DALI's form, or their
+            names: a common dtype, or a sequence.
         outs_ndim, ins_ndim: The numbers of dimensions of a sample: a common number, or a sequence.
         setup_fn: ``setup_fn(outs, ins)`` writes the shapes of the outputs: ``outs[i][k]`` is the
             shape of sample k of output i, and ``ins`` likewise. By default output i has the shape
@@ -106,10 +106,11 @@ def numba_function(
             "in_types and ins_ndim are missing: pass them, or example=, a sample of each input"
         )
     ins = _listed(ins_ndim, len(inputs))
-    input_types = [_dali_type(in_type) for in_type in _listed(in_types, len(inputs))]
+    input_types = [_dali_type(in_type, "in_types") for in_type in _listed(in_types, len(inputs))]
     outputs = _outputs(run_fn, len(inputs), out_types, outs_ndim)
     output_types = [
-        _dali_type(out_type) for out_type in _filled("out_types", out_types, input_types, outputs)
+        _dali_type(out_type, "out_types")
+        for out_type in _filled("out_types", out_types, input_types, outputs)
     ]
     outs = _filled("outs_ndim", outs_ndim, ins, outputs)
     _check_counts(len(inputs), input_types, ins, output_types, outs)
@@ -158,14 +159,8 @@ def _shapes_of_inputs(outs: Any, ins: Any) -> None:
                 outs[number][sample][axis] = ins[number][sample][axis]
 
 
-def _dali_type(value: Any) -> types.DALIDataType:
-    try:
-        dtype = value if isinstance(value, types.DALIDataType) else dali_type(np.dtype(value))
-    except TypeError as error:
-        raise TypeError(
-            f"{value!r} is not a type of DALI's tensors ({error}): pass a type of "
-            "nvidia.dali.types, or a NumPy dtype"
-        ) from None
+def _dali_type(value: Any, name: str) -> types.DALIDataType:
+    dtype = dali_type(value, name)
     if dtype == types.DALIDataType.FLOAT16:
         raise TypeError(
             "float16 is not supported by Numba: cast the inputs to float32 by fn.cast, and the "

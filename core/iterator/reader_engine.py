@@ -16,7 +16,6 @@ from ..order.epochs import count_rows
 from ..pipeline import advice
 from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import (
-    check_outputs,
     is_unmappable,
     operator_name,
     operators,
@@ -532,7 +531,7 @@ class ReaderEngine(EpochEngine[Position]):
 
     def _read_plan(self, pipelines: Sequence[Pipeline]) -> None:
         config, factory = self._config, self._factory
-        check_outputs(pipelines[0], config.output_map)
+        self.learn_outputs(pipelines[0])
         plan, shards = epochs_of(pipelines, config, self._data_shards)
         if not self.shards:
             check_shards(pipelines, config, self._data_shards, factory)
@@ -564,6 +563,7 @@ class ReaderEngine(EpochEngine[Position]):
                 self.shards,
                 self._factory.serialized,
                 batch_map=self._batch_map_names,
+                bfloat16=self.make_batch.bfloat16,
             )
             seed = self._factory.seed  # the common seed, instead of the first shard's
             if seed is not None and seed >= 0:  # for a negative seed, DALI draws one

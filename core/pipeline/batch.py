@@ -13,7 +13,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 
 from ..config import IteratorConfig
-from ..dtypes import WIDE, check_width, narrowed
+from ..dtypes import WIDE, as_bfloat16, check_width, is_number, narrowed
 from ..errors import RaggedError
 from ..messages.user_warnings import warn_user
 from ..order.epochs import EpochPlan
@@ -94,6 +94,10 @@ class BatchMaker:
     Args:
         config: Arguments of the iterator.
         placement: Placement of the batches.
+
+    Attributes:
+        bfloat16: Indices of the outputs that are rounded to bfloat16, known once the pipelines
+            were defined.
     """
 
     def __init__(self, config: IteratorConfig, placement: GlobalPlacement | LocalPlacement):
@@ -102,6 +106,7 @@ class BatchMaker:
         self._mask = config.mask
         self._cut = config.last_batch_policy is LastBatchPolicy.PARTIAL
         self._as_numpy = bool(config.as_numpy)
+        self.bfloat16: tuple[int, ...] = ()
         self._shapes: dict[str, set[tuple[int, ...]]] = {}  # shapes of samples, by output
         self._device_axis = config.pmap_compatible
         if config.sharding is not None:
@@ -131,10 +136,11 @@ class BatchMaker:
         ]
 
         def pieces(k: int, name: str) -> list[Any]:
-            return [
+            arrays = [
                 self._piece(tensors[k], name, number, n, copy, axis)
                 for number, (tensors, n) in enumerate(zip(outputs, rows_kept))
             ]
+            return [*map(as_bfloat16, arrays)] if k in self.bfloat16 else arrays
 
         batch: Batch = {
             name: self._placement.place(name, pieces(k, name)) for k, name in enumerate(self._names)
@@ -173,7 +179,7 @@ class BatchMaker:
                     "the same name. Rename the output"
                 )
             column = column_of(values, name)
-            numeric = isinstance(column, np.ndarray) and column.dtype.kind in "biufc"
+            numeric = isinstance(column, np.ndarray) and is_number(column.dtype)
             if numeric and isinstance(self._placement, GlobalPlacement):
                 pieces = np.split(narrowed(column, name), np.cumsum(rows)[:-1])
                 column = self._place_rows(name, pieces, self._has_device_axis(len(rows)))

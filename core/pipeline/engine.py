@@ -27,6 +27,7 @@ from ..stats import UNTRACED, InputStats
 from ..workers import WorkersEnded
 from .batch import Batch, BatchMaker, choose_placement
 from .calls import calls
+from .dali_pipeline import check_outputs
 from .failure import RETRY_DELAYS, EnvironmentFailure, strip_tracebacks
 from .failure_errors import (
     MOST_UNEXPLAINED,
@@ -35,6 +36,7 @@ from .failure_errors import (
     graph_error,
     too_many_skipped,
 )
+from .output_notes import notes_of
 from .processes import Agreement, agreement_of
 from .runner import Runner
 from .traced import check_not_traced, trace_state_clean
@@ -179,6 +181,15 @@ class Engine(abc.ABC, Generic[P]):
                 "'forkserver', or let Grain start them: ds.mp_prefetch(...)"
             )
         return self._lock
+
+    def learn_outputs(self, pipeline: Pipeline) -> None:
+        """Learns from a built pipeline which outputs its graph has.
+
+        Raises:
+            ValueError: If they do not agree with the iterator's arguments.
+        """
+        check_outputs(pipeline, self._config.output_map)
+        self.make_batch.bfloat16 = notes_of(pipeline).bfloat16
 
     def peek(self) -> Outcome[P]:
         """Returns the next batch, an error that counts as a batch, or the end of the epoch.

@@ -12,6 +12,7 @@ from ..random.seeds import DEFAULT_SEED
 from ..state.operators import serialized_operators
 from .calls import calls
 from .dali_pipeline import at_checkpoint, build_pipeline, can_checkpoint
+from .output_notes import OutputNotes, note_outputs, notes_of, set_notes
 from .pipeline_factory import PipelineFactory
 
 
@@ -48,13 +49,16 @@ class HandmadePipelineFactory(PipelineFactory):
         self.rebuildable = self.owned = False
         self._handmade = handmade  # until they are built
         self._arguments: list[dict[str, Any]] = []
+        self._notes = OutputNotes()  # equal for all pipelines
 
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
         """Returns the caller's pipelines at the first call, then new pipelines like them."""
         if self._handmade:
             pipelines, self._handmade = self._handmade, []
             for pipeline in pipelines:
+                note_outputs(pipeline, self.name)
                 build_pipeline(pipeline)
+            self._notes = notes_of(pipelines[0])
             # Private in DALI: without the checkpoint the position is unknown, and counts as the
             # start, as in DALI's own iterator.
             restored = [p for p in pipelines if p.is_restored_from_checkpoint]
@@ -109,10 +113,10 @@ class HandmadePipelineFactory(PipelineFactory):
             for pipeline in pipelines
         ]
 
-    @staticmethod
     def _rebuilt(
-        arguments: Mapping[str, Any], definition: bytes, checkpoint: bytes | None
+        self, arguments: Mapping[str, Any], definition: bytes, checkpoint: bytes | None
     ) -> Pipeline:
         pipeline = Pipeline(**arguments, enable_checkpointing=True, checkpoint=checkpoint)
         pipeline.deserialize_and_build(definition)
+        set_notes(pipeline, self._notes)
         return pipeline

@@ -31,6 +31,7 @@ from .dali_pipeline import (
     unmap_readers,
 )
 from .function_notes import NOTES
+from .output_notes import note_outputs
 
 Define = Callable[[bytes | None], Pipeline]
 # Documented as "not to be considered optimised" in DALI's plugin, and here.
@@ -368,6 +369,7 @@ class GraphPipelineFactory(PipelineFactory):
         pipeline = defined_without_random(
             lambda: self._defined(state, call), self._function, name_of(self._fn)
         )
+        note_outputs(pipeline, name_of(self._fn))
         if self._on_host and pipeline.exec_dynamic:
             # Private in DALI; without it, arrays are copied when they are taken.
             outputs = getattr(pipeline, "_graph_out", None) or ()

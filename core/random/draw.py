@@ -19,7 +19,7 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names
-from ..dtypes import dali_type
+from ..dtypes import as_dtype, dali_type
 from ..messages import replacements
 from .hashing import Bits, column_keys, uniform
 
@@ -419,7 +419,7 @@ class Draw:
                 It must be pure and return a new array: over a source, reading threads call it for
                 several batches ahead and concurrently. Its first call is repeated to check this.
             shape: Shape for each sample.
-            dtype: Dtype of the result.
+            dtype: Dtype of the result, in NumPy's, JAX's or DALI's form, or its name.
             columns: Uniform numbers for each sample; None: the number of elements of ``shape``.
             images: The output of ``fn.decoders.image`` for a field, or images passed to `sized`.
             settings: JSON values that the function depends on. A state with other settings is
@@ -488,7 +488,7 @@ class Draw:
             _size(shape)
         keys = column_keys(name, columns)
         rows_of = self._rows
-        forms = [(tuple(shape), np.dtype(dtype)) for shape, dtype in outputs]
+        forms = [(tuple(shape), as_dtype(dtype)) for shape, dtype in outputs]
         form = [[*shape, dtype.name] for shape, dtype in forms]
         described = {"outputs": form, **({} if settings is None else settings)}
         if automatic:  # the numbers of a draw without a name depend on its place

@@ -63,6 +63,7 @@ def fingerprint(
     streams: Sequence[int],
     serialized: Sequence[bytes] = (),
     batch_map: Sequence[str] = (),
+    bfloat16: Sequence[int] = (),
 ) -> Fingerprint:
     """Returns the fingerprint of built pipelines, without the names of their outputs.
 
@@ -72,6 +73,7 @@ def fingerprint(
         streams: The shard of each pipeline in epoch 0.
         serialized: The serialized pipelines, if they were serialized before.
         batch_map: Names of the functions of ``batch_map``.
+        bfloat16: Indices of the outputs that the batch contains as bfloat16.
 
     Returns:
         A dict of str, int and list of str, with the lists of `GraphLines`.
@@ -96,7 +98,7 @@ def fingerprint(
     else:
         operators, unchecked = read_operators(first)
     outputs = graph_outputs(first, serialized[0] if serialized else b"")
-    graph = graph_lines(operators, outputs, batch_map=batch_map)
+    graph = graph_lines(operators, outputs, batch_map=batch_map, bfloat16=bfloat16)
     graph.unchecked[:0] = unchecked
     return result | graph._asdict()
 
@@ -121,6 +123,7 @@ def graph_lines(
     outputs: Sequence[str],
     drawn: Mapping[str, str] = MappingProxyType({}),
     batch_map: Sequence[str] = (),
+    bfloat16: Sequence[int] = (),
 ) -> GraphLines:
     """Describes the operators of a graph.
 
@@ -130,6 +133,7 @@ def graph_lines(
         drawn: Labels of the external sources that supply random numbers, by their names. Users do
             not choose their number, and positions do not depend on them.
         batch_map: Names of the functions of ``batch_map``.
+        bfloat16: Indices of the outputs that the batch contains as bfloat16.
     """
     lines = GraphLines([], [], [])
     # The order in which the fields are used has no effect.
@@ -163,6 +167,9 @@ def graph_lines(
     if operators:
         connections.append([CONNECTIONS, *(_produced(of, producers) for of in outputs)])
         line = operator_line(CONNECTIONS, "__graph_0", {"inputs": connections})
+        lines.operators.append(line)
+    if bfloat16:
+        line = operator_line("bfloat16", "__bfloat16_0", {"outputs": list(bfloat16)})
         lines.operators.append(line)
     for number, name in enumerate(batch_map):
         line = operator_line("batch_map", f"__batch_map_{number}", {"function": name})

@@ -9,6 +9,8 @@ shard or device it comes in, and after a restore. Each function takes the graph'
         images = fn.decoders.image(data, device="mixed")
         images = augment.random_resized_crop(images, 224, flip=0.5, draw=draw)
         return augment.color_jitter(images, brightness=0.3, draw=draw), label
+
+`normalize` is not random. It takes no draw, and works in any graph.
 """
 
 import typing as _typing
@@ -22,6 +24,7 @@ from .core.augment.crops import flip as flip
 from .core.augment.crops import random_crop as random_crop
 from .core.augment.crops import random_erasing as random_erasing
 from .core.augment.crops import random_resized_crop as random_resized_crop
+from .core.augment.normalization import normalize as normalize
 from .core.messages import replacements as _replacements
 
 __all__ = [
@@ -29,6 +32,7 @@ __all__ = [
     "center_crop",
     "color_jitter",
     "flip",
+    "normalize",
     "rand_augment",
     "random_crop",
     "random_erasing",

@@ -79,11 +79,11 @@ PUBLIC_NAMES = {
         "BatchError BatchMapError EpochError GraphError ProcessError RaggedError RecordError "
         "StateError UnfitRecordError"
     ),
-    "dalijax.fn": "dl_tensor_python_function jax_function numba_function read_file",
+    "dalijax.fn": "cast dl_tensor_python_function jax_function numba_function read_file",
     "dalijax.sources": "Arrays Field Files Mixture Named RLDS Records Source TFRecord Tar",
     "dalijax.augment": (
-        "auto_augment center_crop color_jitter flip rand_augment random_crop random_erasing "
-        "random_resized_crop trivial_augment"
+        "auto_augment center_crop color_jitter flip normalize rand_augment random_crop "
+        "random_erasing random_resized_crop trivial_augment"
     ),
     "dalijax.show": "Page show",
     "dalijax.tune": "Tuned tune",

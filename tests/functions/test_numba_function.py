@@ -211,7 +211,10 @@ def transposed_copy(out0, in0):
         ({}, "in_types and ins_ndim are missing"),
         ({"in_types": ["float32"], "ins_ndim": [1, 1]}, "a type and a number of dimensions"),
         ({"example": np.zeros(2, np.float16)}, "float16 is not supported by Numba"),
-        ({"example": np.zeros(2, "M8[s]")}, "is not a type of DALI's tensors"),
+        (
+            {"example": np.zeros(2, "M8[s]")},
+            "datetime64.s., which DALI does not support",
+        ),
         (
             {
                 "example": np.zeros(2, np.float32),
