@@ -100,6 +100,13 @@ def test_functions_draw_a_picture_each_and_resume(tmp_path):
         assert high - low > 50, name
 
 
+def test_robot_resumes_with_the_same_losses(tmp_path):
+    told = run("robot.py", "--steps", "6", "--out", tmp_path, modules=TENSORFLOW)
+    assert float(re.search("resumed at step 4: .* at most (.*)", told)[1]) < 1e-5
+    low, high = Image.open(tmp_path / "batch.png").convert("L").getextrema()
+    assert high - low > 50
+
+
 @pytest.mark.skipif(not FULL, reason="40 s: make test-full")
 def test_elastic_ends_with_the_losses_of_an_unbroken_run(tmp_path):
     said = run("elastic.py", "--cache", tmp_path / "cache", "--smoke", "--out", tmp_path / "out")
