@@ -179,4 +179,4 @@ def words(sentence: str) -> int:
 
 
 README = ROOT / "README.md"
-PAGES = [*sorted(DOCS.rglob("*.md")), *([README] if Page(README).prelude.exists() else [])]
+PAGES = [*sorted(DOCS.rglob("*.md")), README]
