@@ -70,11 +70,10 @@ _LENGTH = "len(iterator)"
 
 # Attributes of other libraries, by the object or module that lacks them.
 AUGMENT: Mapping[str, str] = {
-    "normalize": "nvidia.dali.fn.crop_mirror_normalize(images, mean=[...], std=[...])",
     **dict.fromkeys(("mixup", "cutmix"), _GLOBAL),
     **dict.fromkeys(("randomhorizontalflip", "randomverticalflip", "horizontalflip"), _FLIP),
     **dict.fromkeys(("hflip", "vflip", "randomflip", "randomflipleftright"), _FLIP),
-    "totensor": "nothing: batches are jax.Arrays; scale them by nvidia.dali.fn.cast and arithmetic",
+    "totensor": "normalize(images, mean, std); batches are jax.Arrays",
     "resize": "nvidia.dali.fn.resize(images, size=(224, 224))",
     **dict.fromkeys(
         ("randomrotation", "rotate"),

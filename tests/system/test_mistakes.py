@@ -188,8 +188,7 @@ ARGUMENTS = [
 ATTRIBUTES = [
     ("iterator", "stream", "use stream(...) of the iterator function"),
     ("stream", "epochs", "num_epochs= of stream(...)"),
-    ("augment", "normalize", "crop_mirror_normalize"),
-    ("augment", "Normalize", "crop_mirror_normalize"),
+    ("augment", "Normalize", "normalize"),
     ("augment", "mixup", "jax_function"),
     ("augment", "MixUp", "jax_function"),
     ("augment", "cutmix", "jax_function"),
