@@ -13,19 +13,20 @@ _log = logging.getLogger("dalijax")
 
 
 @contextlib.contextmanager
-def progress(task: str, total: int) -> Iterator[Callable[[int], object]]:
+def progress(task: str, total: int, unit: str = "bytes") -> Iterator[Callable[[int], object]]:
     """Shows the progress of a long task while the block runs.
 
     Draws a bar if stderr is a terminal and tqdm is installed; always logs the task.
 
     Args:
         task: A description of the task.
-        total: Total size in bytes.
+        total: Total size in this unit.
+        unit: Unit of the size, in the plural.
 
     Yields:
-        A function to call with the number of bytes processed since its last call.
+        A function to call with the size processed since its last call.
     """
-    _log.info("%s (%s bytes)", task, f"{total:,}")
+    _log.info("%s (%s %s)", task, f"{total:,}", unit)
     try:
         from tqdm import tqdm
     except ImportError:
@@ -33,7 +34,8 @@ def progress(task: str, total: int) -> Iterator[Callable[[int], object]]:
     if tqdm is None or not sys.stderr.isatty():
         yield lambda count: None
         return
-    with tqdm(total=total, desc=task, unit="B", unit_scale=True, file=sys.stderr) as bar:
+    short = "B" if unit == "bytes" else f" {unit}"
+    with tqdm(total=total, desc=task, unit=short, unit_scale=True, file=sys.stderr) as bar:
         yield bar.update
 
 

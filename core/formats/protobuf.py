@@ -86,17 +86,18 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("not a protobuf message: a number ends after its message")
 
 
+def varint_bytes(value: int) -> bytes:
+    """Returns a non-negative number as a varint."""
+    digits = [value >> shift & 127 for shift in range(0, max(1, value.bit_length()), 7)]
+    return bytes([*(digit | 128 for digit in digits[:-1]), digits[-1]])
+
+
 def message(numbered: Iterable[tuple[int, int | bytes]]) -> bytes:
     """Returns a protobuf message of numbered fields, each a varint or bytes."""
-
-    def encoded(value: int) -> bytes:
-        digits = [value >> shift & 127 for shift in range(0, max(1, value.bit_length()), 7)]
-        return bytes([*(digit | 128 for digit in digits[:-1]), digits[-1]])
-
-    data = b""
+    parts: list[bytes] = []
     for number, value in numbered:
         if isinstance(value, bytes):
-            data += encoded(number << 3 | 2) + encoded(len(value)) + value
+            parts += varint_bytes(number << 3 | BYTES), varint_bytes(len(value)), value
         else:
-            data += encoded(number << 3) + encoded(value)
-    return data
+            parts += varint_bytes(number << 3), varint_bytes(value)
+    return b"".join(parts)

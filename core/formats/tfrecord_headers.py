@@ -51,7 +51,11 @@ def masked_crc(data: bytes) -> int:
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 255] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
+    return mask_crc(crc ^ 0xFFFFFFFF)
+
+
+def mask_crc(crc: int) -> int:
+    """Masks a CRC-32C as TFRecord does."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 

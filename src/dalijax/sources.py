@@ -47,7 +47,7 @@ if not _typing.TYPE_CHECKING:  # it would hide misspelt names
 if __name__ == "__main__":
     import argparse
 
-    from .core.tools import cache_command, index_command
+    from .core.tools import cache_command, index_command, pack_lerobot_command
 
     parser = argparse.ArgumentParser(
         prog="python -m dalijax.sources",
@@ -58,6 +58,7 @@ if __name__ == "__main__":
     commands = parser.add_subparsers()
     index_command.add_command(commands)
     cache_command.add_command(commands)
+    pack_lerobot_command.add_command(commands)
     options = parser.parse_args()
     if "run" in options:
         options.run(options)

@@ -75,7 +75,9 @@ class Page:
         """Returns the page's blocks, changed to run on a CPU, at their line numbers in the page."""
         code = [""] * len(self.lines)
         for block in self.blocks:
-            if block.language == "python" and not block.lines[0].startswith(NOT_RUN):
+            if block.lines and block.lines[0].startswith(NOT_RUN):
+                continue
+            if block.language == "python":
                 code[block.first - 1 : block.first - 1 + len(block.lines)] = block.lines
             elif block.language == "sh":
                 for number, command in commands(block):
@@ -179,4 +181,4 @@ def words(sentence: str) -> int:
 
 
 README = ROOT / "README.md"
-PAGES = [*sorted(DOCS.rglob("*.md")), README]
+PAGES = [*sorted(DOCS.rglob("*.md")), *([README] if Page(README).prelude.exists() else [])]

@@ -148,7 +148,8 @@ class Unrelated:
 
 # Names of arguments of other libraries: the argument, its value and the replacement.
 ARGUMENTS = [
-    ("drop_last", True, "drop_remainder=True"),
+    ("drop_remainder", True, "last_batch_policy=LastBatchPolicy.DROP"),
+    ("drop_last", True, "last_batch_policy=LastBatchPolicy.DROP"),
     ("num_epochs", 3, "stream(num_epochs"),
     ("epochs", 3, "stream(num_epochs"),
     ("repeat", True, "stream("),
@@ -188,7 +189,8 @@ ARGUMENTS = [
 ATTRIBUTES = [
     ("iterator", "stream", "use stream(...) of the iterator function"),
     ("stream", "epochs", "num_epochs= of stream(...)"),
-    ("augment", "Normalize", "normalize"),
+    ("augment", "normalize", "crop_mirror_normalize"),
+    ("augment", "Normalize", "crop_mirror_normalize"),
     ("augment", "mixup", "jax_function"),
     ("augment", "MixUp", "jax_function"),
     ("augment", "cutmix", "jax_function"),
@@ -285,11 +287,11 @@ PROGRAMS = {
     "one name": (lambda d: data_iterator(same, "x"), TypeError, "output_map ['x']"),
     "names of numbers": (lambda d: data_iterator(same, [1]), TypeError, "output_map 1"),
     "output_map=1": (lambda d: data_iterator(same, 1), TypeError, "output_map 1 list of names"),
-    "mask=1": (lambda d: open_numbers(mask=1), TypeError, "mask must be True not 1"),
+    "mask=True": (lambda d: open_numbers(mask=True), TypeError, "mask True mask='mask'"),
     "a policy as text": (
-        lambda d: open_numbers(last_batch_policy="keep"),
+        lambda d: open_numbers(last_batch_policy="drop"),
         ValueError,
-        "'fill', 'drop' 'partial' 'keep'",
+        "'drop' LastBatchPolicy.FILL DROP",
     ),
     "on_error='ignore'": (lambda d: open_numbers(on_error="ignore"), ValueError, "'ignore' 'skip'"),
     "epochs as a number": (lambda d: take.stream("3"), TypeError, "num_epochs '3'"),
@@ -860,10 +862,10 @@ PROGRAMS = {
         TypeError,
         "drop_last drop_remainder",
     ),
-    "drop_last of a DALIDataset": (
-        lambda d: DALIDataset(take, source=NUMBERS, batch_size=2, drop_last=True),
+    "drop_remainder of a DALIDataset": (
+        lambda d: DALIDataset(take, source=NUMBERS, batch_size=2, drop_remainder=True),
         TypeError,
-        "drop_last drop_remainder=True",
+        "drop_remainder LastBatchPolicy.DROP",
     ),
     "num_epochs of data_iterator": (
         lambda d: data_iterator(same, ["x"], num_epochs=2),

@@ -1,0 +1,62 @@
+"""Writes tf.train.Example messages and TFRecord records, without TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..environment.extras import extra
+from . import example
+from .protobuf import message, varint_bytes
+from .tfrecord_headers import mask_crc
+
+
+def example_message(features: Mapping[str, Sequence[bytes] | NDArray[Any]]) -> bytes:
+    """Serializes a tf.train.Example.
+
+    Args:
+        features: Byte strings, or an array of floats, integers or booleans, which is flattened.
+            Floats are stored with 32 bits.
+
+    Returns:
+        The message; its features are sorted by name, so that it depends on the values alone.
+    """
+    entries = [
+        (1, message([(1, name.encode()), (2, _feature(features[name]))]))
+        for name in sorted(features)
+    ]
+    return message([(1, message(entries))])
+
+
+def _feature(values: Sequence[bytes] | NDArray[Any]) -> bytes:
+    if not isinstance(values, np.ndarray):
+        return message([(example.BYTES, message((1, value) for value in values))])
+    if values.dtype.kind == "f":
+        return message([(example.FLOATS, message([(1, values.astype("<f4").tobytes())]))])
+    return message([(example.INTS, message([(1, _packed(values.ravel()))]))])
+
+
+def _packed(values: NDArray[Any]) -> bytes:
+    """Returns integers as packed varints of 64 bits in two's complement."""
+    if not len(values) or (values.min() >= 0 and values.max() < 128):
+        return values.astype(np.uint8).tobytes()
+    mask = (1 << 64) - 1
+    return b"".join(varint_bytes(value & mask) for value in values.tolist())
+
+
+def record_parts(data: bytes) -> Iterator[bytes]:
+    """Yields the parts of a TFRecord record: length and its checksum, data, checksum of the data.
+
+    Raises:
+        ImportError: If google-crc32c is not installed.
+    """
+    with extra("lerobot", "google_crc32c"):
+        import google_crc32c
+
+    size = len(data).to_bytes(8, "little")
+    yield size + mask_crc(google_crc32c.value(size)).to_bytes(4, "little")
+    yield data
+    yield mask_crc(google_crc32c.value(data)).to_bytes(4, "little")

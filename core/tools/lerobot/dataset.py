@@ -1,0 +1,307 @@
+"""Metadata of LeRobot data sets of the versions 2.0, 2.1 and 3."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...environment.extras import extra
+from ...messages.printable import printable
+from .depth import DepthCodes
+
+VIDEO, IMAGE, TEXT = "video", "image", "string"  # dtypes of LeRobot that are not NumPy's
+_NUMBERS = "biuf"
+_BOOKKEEPING = ("data/", "videos/", "meta/", "stats/")  # columns of episodes that are places
+_OWN = ("episode_index", "length", "tasks", "dataset_from_index", "dataset_to_index")
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """A feature of the steps.
+
+    Attributes:
+        dtype: VIDEO, IMAGE, TEXT or the name of a NumPy dtype.
+        shape: The shape of a value; () for a single value; height, width, channels of an image.
+        depth: How depth is stored in its images; None for other features.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    depth: DepthCodes | None = None
+
+    @property
+    def is_image(self) -> bool:
+        """Whether its values are images, of a video or of a parquet file."""
+        return self.dtype in (VIDEO, IMAGE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Episode:
+    """An episode.
+
+    Attributes:
+        number: Its ``episode_index``.
+        length: Its number of steps.
+        data: Path of the parquet file with its rows.
+        videos: Path of the video of each camera, and the time of its first frame in seconds.
+        metadata: Other values of the episode, by name.
+    """
+
+    number: int
+    length: int
+    data: str
+    videos: Mapping[str, tuple[str, float]]
+    metadata: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class LeRobotDataset:
+    """A data set.
+
+    Attributes:
+        root: Its folder.
+        fps: Steps per second.
+        robot_type: Its robot; empty if unknown.
+        features: The features of the steps, by name.
+        omitted: Features of other kinds, such as lists of messages, by name with their dtype.
+        tasks: The instruction of each ``task_index``.
+        episodes: The episodes in order.
+    """
+
+    root: str
+    fps: float
+    robot_type: str
+    features: Mapping[str, Feature]
+    omitted: Mapping[str, str]
+    tasks: Mapping[int, str]
+    episodes: tuple[Episode, ...]
+
+
+def open_dataset(root: str, exclude: Sequence[str] = ()) -> LeRobotDataset:
+    """Reads the metadata of a data set.
+
+    Args:
+        root: Its folder.
+        exclude: Features to leave out.
+
+    Raises:
+        OSError: If a file of the metadata can't be read.
+        ValueError: If the metadata is damaged or of another version, or lacks episodes.
+        ImportError: If pyarrow is not installed.
+    """
+    path = os.path.join(root, "meta", "info.json")
+    try:
+        info = json.loads(_text(path))
+        version = str(info["codebase_version"])
+        fps, features = float(info["fps"]), dict(info["features"])
+        if not (fps > 0 and np.isfinite(fps)):
+            raise ValueError(f"fps={fps}")
+    except (ValueError, TypeError, LookupError) as error:
+        raise ValueError(
+            f"{printable(path)} is not the description of a LeRobot data set: {error!r}"
+        ) from error
+    if unknown := sorted(set(exclude) - features.keys()):
+        raise ValueError(
+            f"--exclude {unknown[0]}: there is no such feature. {printable(path)} has "
+            f"{', '.join(map(printable, features))}"
+        )
+    described, omitted = {}, {}
+    for name, node in features.items():
+        if name in exclude:
+            continue
+        feature = _feature(path, name, node)
+        if feature is None:
+            omitted[name] = str(node["dtype"])
+        else:
+            described[name] = feature
+    cameras = [name for name, feature in described.items() if feature.dtype == VIDEO]
+    read = {"v2": _episodes_of_lines, "v3": _episodes_of_tables}.get(version.split(".")[0])
+    if read is None:
+        raise ValueError(
+            f"{printable(path)} has the version {version!r}, but only v2.0, v2.1 and v3 can be "
+            "read. Convert the data set by LeRobot's scripts"
+        )
+    try:
+        tasks, episodes = read(root, info, cameras)
+    except (TypeError, LookupError) as error:
+        raise ValueError(
+            f"the metadata of {printable(root)} is incomplete: {error!r} in {printable(path)} or "
+            "the files of meta/"
+        ) from error
+    numbers = [episode.number for episode in episodes]
+    total = info.get("total_episodes", len(numbers))
+    if numbers != list(range(len(numbers))) or total != len(numbers) or not numbers:
+        raise ValueError(
+            f"{printable(root)}/meta has {len(numbers):,} episodes, but {printable(path)} has "
+            f"total_episodes={total}. Download the whole data set"
+        )
+    return LeRobotDataset(
+        root, fps, str(info.get("robot_type") or ""), described, omitted, tasks, tuple(episodes)
+    )
+
+
+def _feature(path: str, name: str, node: Any) -> Feature | None:
+    """Parses the description of a feature; returns None if its kind is not supported."""
+    try:
+        dtype, shape = node["dtype"], tuple(int(size) for size in node["shape"])
+        if "/" in name or not isinstance(dtype, str) or any(size < 1 for size in shape):
+            raise ValueError("a name with '/', or a dtype or shape of no array")
+        if dtype in (VIDEO, IMAGE):
+            return Feature(dtype, _image_shape(shape, node.get("names")), DepthCodes.parse(node))
+        if shape == (1,):  # is stored as a single value
+            shape = ()
+        if dtype == TEXT:
+            return Feature(TEXT, shape)
+        is_number = dtype in np.sctypeDict and np.dtype(dtype).kind in _NUMBERS
+        return Feature(str(np.dtype(dtype)), shape) if is_number else None
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(
+            f"{printable(path)}: the feature {printable(name)!r} can't be read: {error}"
+        ) from error
+
+
+def _image_shape(shape: tuple[int, ...], names: Any) -> tuple[int, ...]:
+    """Returns height, width and channels of a feature of images.
+
+    Raises:
+        ValueError: If the order of its dimensions is unknown.
+    """
+    if len(shape) == 2:
+        return (*shape, 1)
+    if len(shape) != 3:
+        raise ValueError(f"images have 3 dimensions, not {len(shape)}")
+    initials = [str(name)[:1].lower() for name in names] if isinstance(names, list) else []
+    if sorted(initials) == ["c", "h", "w"]:
+        return tuple(shape[initials.index(initial)] for initial in "hwc")
+    if shape[2] <= 4:
+        return shape
+    if shape[0] <= 4:
+        return shape[1], shape[2], shape[0]
+    raise ValueError(f"none of its dimensions {shape} are channels")
+
+
+def _episodes_of_tables(
+    root: str, info: Mapping[str, Any], cameras: Sequence[str]
+) -> tuple[dict[int, str], list[Episode]]:
+    """Reads the tasks and the episodes of version 3, which are parquet files."""
+    rows = []
+    pattern = os.path.join(glob.escape(root), "meta", "episodes", "*", "*.parquet")
+    for path in sorted(glob.glob(pattern)):
+        rows += read_table(path, lambda name: not name.startswith("stats/"))
+    metadata = _metadata(rows)
+    episodes = []
+    for row, values in zip(rows, metadata, strict=True):
+        number = int(row["episode_index"])
+        videos = {
+            camera: (
+                _place(
+                    root, info, "video_path", video_key=camera, **_file(row, f"videos/{camera}")
+                ),
+                float(row[f"videos/{camera}/from_timestamp"]),
+            )
+            for camera in cameras
+        }
+        data = _place(root, info, "data_path", **_file(row, "data"))
+        episodes.append(Episode(number, int(row["length"]), data, videos, values))
+    path = os.path.join(root, "meta", "tasks.parquet")
+    tasks = {}
+    for row in read_table(path):
+        text = row["task"] if "task" in row else row["__index_level_0__"]  # the index of pandas
+        tasks[int(row["task_index"])] = str(text)
+    return tasks, sorted(episodes, key=lambda episode: episode.number)
+
+
+def _file(row: Mapping[str, Any], prefix: str) -> dict[str, int]:
+    return {key: int(row[f"{prefix}/{key}"]) for key in ("chunk_index", "file_index")}
+
+
+def _episodes_of_lines(
+    root: str, info: Mapping[str, Any], cameras: Sequence[str]
+) -> tuple[dict[int, str], list[Episode]]:
+    """Reads the tasks and the episodes of version 2, which are lines of JSON."""
+    rows = _lines(os.path.join(root, "meta", "episodes.jsonl"))
+    episodes = []
+    for row, values in zip(rows, _metadata(rows), strict=True):
+        number = int(row["episode_index"])
+        keys = {"episode_index": number, "episode_chunk": number // int(info["chunks_size"])}
+        videos = {
+            camera: (_place(root, info, "video_path", video_key=camera, **keys), 0.0)
+            for camera in cameras
+        }
+        data = _place(root, info, "data_path", **keys)
+        episodes.append(Episode(number, int(row["length"]), data, videos, values))
+    tasks = _lines(os.path.join(root, "meta", "tasks.jsonl"))
+    return (
+        {int(row["task_index"]): str(row["task"]) for row in tasks},
+        sorted(episodes, key=lambda episode: episode.number),
+    )
+
+
+def _metadata(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the further values of each episode that all episodes have with the same type."""
+    names = [
+        name
+        for name in (rows[0] if rows else ())
+        if name not in _OWN
+        and "/" not in name
+        and not name.startswith(_BOOKKEEPING)
+        and isinstance(rows[0][name], (bool, int, float, str))
+        and len({type(row.get(name)) for row in rows}) == 1
+    ]
+    return [{name: row[name] for name in names} for row in rows]
+
+
+def _place(root: str, info: Mapping[str, Any], key: str, **values: Any) -> str:
+    """Returns a path of a template of info.json.
+
+    Raises:
+        ValueError: If the template is damaged, or leads out of the data set.
+    """
+    template = info[key]
+    named = f"{key}={template!r} in {printable(os.path.join(root, 'meta', 'info.json'))}"
+    try:
+        relative = os.path.normpath(str(template).format(**values))
+    except (ValueError, LookupError, AttributeError) as error:
+        raise ValueError(f"{named} is not a path: {error!r}") from error
+    if os.path.isabs(relative) or relative.split(os.sep)[0] == os.pardir:
+        raise ValueError(f"{named} leads out of the data set")
+    return os.path.join(root, relative)
+
+
+def read_table(
+    path: str, is_wanted: Callable[[str], bool] = lambda name: True
+) -> list[dict[str, Any]]:
+    """Reads the rows of a parquet file of metadata.
+
+    Raises:
+        OSError, ValueError: If it can't be read; the message has its path.
+        ImportError: If pyarrow is not installed.
+    """
+    with extra("lerobot", "pyarrow"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            names = [name for name in file.schema_arrow.names if is_wanted(name)]
+            return file.read(names).to_pylist()
+    except pa.ArrowException as error:
+        raise ValueError(f"{printable(path)} is not a parquet file: {error}") from error
+
+
+def _lines(path: str) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in _text(path).splitlines() if line.strip()]
+    except ValueError as error:
+        raise ValueError(f"{printable(path)} is damaged: {error}") from error
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()

@@ -1,0 +1,78 @@
+"""Depth of LeRobot's depth cameras, in millimeters."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_LARGEST_CODE = 4095  # of 12 bits
+
+
+@dataclasses.dataclass(frozen=True)
+class DepthCodes:
+    """The parameters of the depth of a feature; the defaults are LeRobot's.
+
+    Attributes:
+        depth_min: The depth of the code 0 of a video, in meters.
+        depth_max: The depth of the largest code, in meters.
+        shift: A number of meters that is added before the logarithm.
+        use_log: Whether the codes are logarithmic.
+        unit: Unit of images that are not videos: ``"mm"``, ``"m"``, or empty if unknown.
+    """
+
+    depth_min: float = 0.01
+    depth_max: float = 10.0
+    shift: float = 3.5
+    use_log: bool = True
+    unit: str = ""
+
+    @classmethod
+    def parse(cls, feature: Mapping[str, Any]) -> DepthCodes | None:
+        """Returns the parameters that info.json has for a feature; None if it is not depth.
+
+        Raises:
+            ValueError: If there are no such depths.
+        """
+        info = {**(feature.get("video_info") or {}), **(feature.get("info") or {})}
+        if not (info.get("is_depth_map") or info.get("video.is_depth_map")):
+            return None
+        stored = {key: info.get(f"video.{key}") for key in ("depth_min", "depth_max", "shift")}
+        use_log = info.get("video.use_log")
+        codes = cls(
+            **{key: float(value) for key, value in stored.items() if value is not None},
+            use_log=True if use_log is None else bool(use_log),
+            unit=str(info.get("depth_unit") or ""),
+        )
+        lowest = codes.depth_min + codes.shift if codes.use_log else 1.0
+        if not (codes.depth_min < codes.depth_max < math.inf and lowest > 0):
+            raise ValueError(f"depth from {codes.depth_min} to {codes.depth_max} m has no codes")
+        return codes
+
+    def decode(self, codes: NDArray[np.uint16]) -> NDArray[np.uint16]:
+        """Returns the depth of the codes of a video frame, uint16 [height, width], in mm."""
+        low, high = self.depth_min, self.depth_max
+        if self.use_log:
+            low, high = math.log(low + self.shift), math.log(high + self.shift)
+        depth = (codes * ((high - low) / _LARGEST_CODE)).astype(np.float32)
+        depth += np.float32(low)
+        if self.use_log:
+            depth = np.exp(depth) - np.float32(self.shift)
+        return _rounded(np.clip(depth, self.depth_min, self.depth_max) * np.float32(1000))
+
+    def convert(self, pixels: NDArray[Any]) -> NDArray[np.uint16]:
+        """Returns the depth of a stored image, uint16 [height, width].
+
+        Integers keep their unit. Floats are in meters, unless the unit is ``"mm"``.
+        """
+        if pixels.dtype.kind != "f":
+            return pixels.astype(np.uint16)
+        return _rounded(pixels * np.float32(1 if self.unit == "mm" else 1000))
+
+
+def _rounded(depth: NDArray[Any]) -> NDArray[np.uint16]:
+    return np.rint(np.clip(depth, 0, 65535)).astype(np.uint16)

@@ -1,0 +1,211 @@
+"""Writing of a shard: a TFRecord file with some episodes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ...formats.atomic_file import atomic_file
+from ...formats.example_message import example_message, record_parts
+from ...messages.printable import printable
+from .dataset import IMAGE, VIDEO, Episode, LeRobotDataset
+from .episode_rows import Column, EpisodeRows
+from .image_encoding import ImageEncoding
+from .rlds_layout import (
+    FIRST,
+    INSTRUCTION,
+    LAST,
+    METADATA,
+    STEPS,
+    TASK_INDEX,
+    TIMESTAMP,
+    episode_values,
+    packed_features,
+    step_key,
+)
+from .video_frames import frames_at
+
+_LARGEST = (1 << 31) - 1  # bytes of a message that protobuf can parse
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """Some consecutive episodes.
+
+    Attributes:
+        name: The name of its file.
+        first: The number of its first episode.
+        stop: The number of the first episode of the next shard.
+    """
+
+    name: str
+    first: int
+    stop: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardWriter:
+    """Writes shards.
+
+    Args:
+        dataset: The data set.
+        folder: The folder of the files.
+        encoding: Encoding of images.
+        tolerance: Largest distance between a step and its frame, in seconds.
+    """
+
+    dataset: LeRobotDataset
+    folder: str
+    encoding: ImageEncoding
+    tolerance: float
+
+    def write(self, shard: Shard, advance: Callable[[int], object]) -> dict[str, Any]:
+        """Writes a shard, or no file if it fails.
+
+        Args:
+            shard: The shard.
+            advance: Is called with the number of steps after each episode.
+
+        Returns:
+            The entry of the shard in the manifest.
+
+        Raises:
+            OSError: If a file can't be read or written.
+            ValueError: If the data is damaged; the message names file and episode.
+        """
+        digest, num_bytes, example_bytes, num_steps = hashlib.sha256(), 0, 0, 0
+        rows = EpisodeRows(self.dataset.features)
+        with atomic_file(os.path.join(self.folder, shard.name)) as file:
+            for number in range(shard.first, shard.stop):
+                data = example_message(self._features(rows, number))
+                if len(data) > _LARGEST:
+                    raise ValueError(
+                        f"episode {number} has {len(data):,} bytes, but TensorFlow parses at most "
+                        f"{_LARGEST:,}. Pass a lower --quality, or --exclude cameras"
+                    )
+                for part in record_parts(data):
+                    file.write(part)
+                    digest.update(part)
+                    num_bytes += len(part)
+                example_bytes += len(data)
+                num_steps += self.dataset.episodes[number].length
+                advance(self.dataset.episodes[number].length)
+            file.flush()
+            os.fsync(file.fileno())  # the manifest will say that it is complete
+        return {
+            "name": shard.name,
+            "bytes": num_bytes,
+            "sha256": digest.hexdigest(),
+            "episodes": [shard.first, shard.stop],
+            "steps": num_steps,
+            "example_bytes": example_bytes,
+        }
+
+    def _features(self, rows: EpisodeRows, number: int) -> dict[str, Column]:
+        """Returns the features of the record of an episode."""
+        dataset, episode = self.dataset, self.dataset.episodes[number]
+        with at_place(episode, episode.data):
+            columns = rows.read(episode)
+            times = np.asarray(columns[TIMESTAMP], np.float64)
+            if (np.diff(times) <= 0).any() or not np.isfinite(times).all():
+                raise ValueError("the column 'timestamp' is not increasing")
+            tasks = _tasks(dataset, columns)
+        packed: dict[str, Column] = {}
+        for name, feature in dataset.features.items():
+            if feature.dtype == IMAGE:
+                with at_place(episode, episode.data, name):
+                    packed[step_key(name)] = [
+                        self.encoding.encode_stored(data, feature) for data in columns[name]
+                    ]
+            elif feature.dtype == VIDEO:
+                path, start = episode.videos[name]
+                with at_place(episode, path, name):
+                    frames = frames_at(path, (start + times).tolist(), self.tolerance, dataset.fps)
+                    packed[step_key(name)] = [
+                        self.encoding.encode_frame(frame, feature) for frame in frames
+                    ]
+            else:
+                packed[step_key(name)] = columns[name]
+        ends = np.zeros((2, episode.length), bool)
+        ends[0, :1] = ends[1, -1:] = True
+        derived = {FIRST: ends[0], LAST: ends[1], **({INSTRUCTION: tasks} if tasks else {})}
+        for name, column in derived.items():
+            packed.setdefault(f"{STEPS}/{name}", column)
+        values = episode_values(dataset, number)
+        if tasks:
+            values["task"] = tasks[0]
+        return {**packed, **{f"{METADATA}/{name}": _column(v) for name, v in values.items()}}
+
+
+def _tasks(dataset: LeRobotDataset, columns: Mapping[str, Column]) -> list[bytes]:
+    """Returns the instruction of each step; empty if the data set has none."""
+    if TASK_INDEX not in columns:
+        return []
+    numbers = np.asarray(columns[TASK_INDEX]).tolist()
+    for number in numbers:
+        if number not in dataset.tasks:
+            raise ValueError(f"has the task_index {number}, which is not a task of meta/")
+    return [dataset.tasks[number].encode() for number in numbers]
+
+
+def _column(value: Any) -> Column:
+    if isinstance(value, (str, bytes)):
+        return [value.encode() if isinstance(value, str) else value]
+    return np.array([value])
+
+
+@contextlib.contextmanager
+def at_place(episode: Episode, path: str, camera: str = "") -> Iterator[None]:
+    """Adds the file, the episode and the camera to errors."""
+    place = f"{printable(path)}: episode {episode.number}"
+    if camera:
+        place += f", camera {printable(camera)!r}"
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{place} can't be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(f"{place}: {printable(str(error))}") from error
+
+
+def divide(dataset: LeRobotDataset, name: str, shard_steps: int) -> list[Shard]:
+    """Divides episodes into shards; a shard ends with the episode that reaches a number of steps.
+
+    Args:
+        dataset: The data set.
+        name: Name of the packed data set, for the names of the files.
+        shard_steps: The number of steps.
+    """
+    lengths = [episode.length for episode in dataset.episodes]
+    bounds, steps = [0], 0
+    for number, length in enumerate(lengths, 1):
+        steps += length
+        if steps >= shard_steps or number == len(lengths):
+            bounds.append(number)
+            steps = 0
+    count = len(bounds) - 1
+    return [
+        Shard(f"{name}-train.tfrecord-{number:05d}-of-{count:05d}", first, stop)
+        for number, (first, stop) in enumerate(itertools.pairwise(bounds))
+    ]
+
+
+def check_features(dataset: LeRobotDataset) -> None:
+    """Checks that a data set can be packed.
+
+    Raises:
+        ValueError: If it has no timestamps, or two features would have the same name.
+    """
+    if TIMESTAMP not in dataset.features or "episode_index" not in dataset.features:
+        raise ValueError(
+            f"{printable(dataset.root)} has no features 'timestamp' and 'episode_index', which "
+            "LeRobot writes for each step. Do not exclude them"
+        )
+    packed_features(dataset)
