@@ -24,7 +24,7 @@ each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.rel
 
 
 @each_page
-def test_its_blocks_run(path, tmp_path, tmp_path_factory):
+def test_its_blocks_run(path, tmp_path):
     """In a single namespace and an empty folder, on 8 CPU devices, as a separate program.
 
     `make test-full` runs each page in a new process.
@@ -32,10 +32,9 @@ def test_its_blocks_run(path, tmp_path, tmp_path_factory):
     page = Page(path)
     code = page.program()
     if code is None:
-        assert not page.prelude.exists(), "a prelude of a page without blocks"
         return
     (tmp_path / "scratch").mkdir()
-    program = tmp_path / f"page_{page.prelude.name}"  # importable, and not the name of a module
+    program = tmp_path / f"{page.module}.py"
     program.write_text(code)
     folders = [ROOT / "tests" / "support", ROOT / "examples", tmp_path / "scratch"]
     python_path = [*map(str, folders), os.environ.get("PYTHONPATH", "")]
@@ -43,7 +42,6 @@ def test_its_blocks_run(path, tmp_path, tmp_path_factory):
         "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "8",
-        "DRAWN_IMAGES": str(tmp_path_factory.getbasetemp() / "drawn"),
         "MPLBACKEND": "agg",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
@@ -102,11 +100,6 @@ def test_its_links_resolve(path):
         assert target.exists(), f"{path.name}:{number}: {link}"
         if anchor:
             assert anchor in Page(target).anchors(), f"{path.name}:{number}: {link}"
-
-
-def test_no_prelude_is_without_its_page():
-    preludes = {file.name for file in (ROOT / "tests/docs/preludes").glob("*.py")}
-    assert preludes <= {Page(path).prelude.name for path in PAGES}
 
 
 BROKEN = """# A page

@@ -12,7 +12,7 @@ def test_pytorch_and_jax_train_on_the_same_batches(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     draw_folder()
     page = Page(DOCS / "moving" / "pytorch-dali.md")
-    graph, before, after = [b for b in page.blocks if b.language == "python"]
+    _, graph, before, after = [b for b in page.blocks if b.language == "python"]
     assert before.lines[0].startswith(NOT_RUN)
     trained = {}
     for name, block in (("torch", before), ("jax", after)):

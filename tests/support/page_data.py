@@ -1,10 +1,8 @@
-"""Data that the pages' blocks assume: a folder of images, a graph, records for Grain."""
+"""Data of pages whose blocks need another environment: a folder of images, and a graph."""
 
-import os
 import pathlib
 import shutil
 
-import numpy as np
 from images import make_images
 from nvidia.dali import fn
 
@@ -14,25 +12,8 @@ TRAIN = pathlib.Path("imagenet/train")
 
 
 def draw_folder(count=300):
-    """Draws imagenet/train: a folder of images for each class.
-
-    The pages of a test run copy the images that the first page drew.
-    """
-    drawn = pathlib.Path(os.environ.get("DRAWN_IMAGES", "drawn"))
-    shutil.copytree(make_images(drawn, count=count), TRAIN)
-
-
-def paths():
-    """Returns the files of the folder, sorted."""
-    return sorted(TRAIN.glob("*/*.jpg"))
-
-
-def read_records():
-    """Returns encoded images, uint8 [bytes], and their numbers."""
-    return [
-        {"image": np.fromfile(path, np.uint8), "label": np.int32(number)}
-        for number, path in enumerate(paths())
-    ]
+    """Draws imagenet/train: a folder of images for each class."""
+    shutil.copytree(make_images(pathlib.Path("drawn"), count=count), TRAIN)
 
 
 @data_iterator(output_map=["images", "labels"], reader_name="reader", mask="mask")

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PRELUDES = ROOT / "tests" / "docs" / "preludes"
 NOT_RUN = "# not run here:"
 MOST_CHARACTERS, MOST_WORDS = 100, 30
 NO_PROSE = ("#", "|", "!!!", "???", "===", ":::", "--8<--", "<")
@@ -60,10 +59,10 @@ class Page:
             raise ValueError(f"{self.name}:{opened[2] - 1}: the block has no end")
 
     @property
-    def prelude(self) -> pathlib.Path:
-        """Returns the code that runs before the first block; "" if the page has none."""
-        path = self.path.relative_to(DOCS if DOCS in self.path.parents else ROOT).with_suffix(".py")
-        return PRELUDES / path.as_posix().replace("-", "_").replace("/", "_").lower()
+    def module(self) -> str:
+        """Returns the name of the page's program, which is not the name of another module."""
+        name = self.name.removesuffix(".md")
+        return "page_" + re.sub(r"\W", "_", name).lower()
 
     def block(self, heading: str) -> str:
         """Returns the first Python block below a heading, changed to run on a CPU."""
@@ -87,8 +86,6 @@ class Page:
         if not any(code):
             return None
         assert not code[0], f"{self.name} begins with a heading"
-        if self.prelude.exists():
-            code[0] = f"exec(compile(open({str(self.prelude)!r}).read(), 'prelude', 'exec'))"
         return on_cpu("\n".join(code) + "\n")
 
     def outputs(self) -> list[Block]:
@@ -181,4 +178,4 @@ def words(sentence: str) -> int:
 
 
 README = ROOT / "README.md"
-PAGES = [*sorted(DOCS.rglob("*.md")), *([README] if Page(README).prelude.exists() else [])]
+PAGES = [*sorted(DOCS.rglob("*.md")), README]
