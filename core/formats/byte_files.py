@@ -22,7 +22,7 @@ from ..remote.fsspec_client import FsspecFile, is_http
 from ..remote.fsspec_client import read as read_fsspec
 from ..remote.locations import Place
 from ..remote.owned_files import OpenFile
-from ..remote.range_cache import ALIGNMENT, Lease, RangeCache
+from ..remote.range_cache import Lease, RangeCache
 from ..remote.request_threads import request_threads
 from ..remote.retries import RemoteError
 from ..remote.storage import Storage
@@ -33,6 +33,7 @@ from .read_ranges import checksums, read_ranges
 
 _LOCAL_WINDOW = 2048  # holds the header and content of a small tar member, and the next header
 _REMOTE_WINDOW = 1 << 22
+_ALIGNMENT = 8  # bytes, of each range of a local file in memory
 _SHARE = 16  # a call keeps open at most this share of the files that `ByteFiles` keeps open
 WAITING_THREADS = 16  # reading threads of a source that waits for a network
 
@@ -419,10 +420,11 @@ class ByteFiles:
     def read(
         self, files: Indices, offsets: Indices, sizes: Indices, name_of: Callable[[int], str]
     ) -> list[NDArray[np.uint8]]:
-        """Reads ranges; returns arrays that are aligned to 8 bytes.
+        """Reads ranges.
 
-        Ranges of local files are read into one new buffer. DALI may read the buffer long
-        afterwards, so calls don't share one. Ranges of remote files are read-only.
+        Ranges of local files are read into one new buffer, aligned to 8 bytes. DALI may read the
+        buffer long afterwards, so calls don't share one. Ranges of remote files are read-only parts
+        of the responses, at any address: to align them would be a copy of most bytes.
 
         Args:
             files: Index of the file of each range.
@@ -456,7 +458,7 @@ class ByteFiles:
 
         request(np.flatnonzero(are_requested))  # before local files are read
         local_sizes = np.where(are_requested, 0, sizes)
-        padded = -(-local_sizes // ALIGNMENT) * ALIGNMENT
+        padded = -(-local_sizes // _ALIGNMENT) * _ALIGNMENT
         starts = np.cumsum(padded) - padded
         buffer = new_buffer(int(padded.sum()))
         for rows in _with_few_files(local, files[local], max(1, most_open() // _SHARE)):

@@ -141,8 +141,8 @@ def numbers(take: BufferedReader, feature: Feature) -> list[float]:
 
 
 def floats(data: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Parses packed floats."""
-    return data[: len(data) // 4 * 4].view("<f4")
+    """Parses packed floats; returns an aligned array."""
+    return np.require(data[: len(data) // 4 * 4].view("<f4"), requirements="A")
 
 
 def integers(data: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -33,7 +33,6 @@ _FSSPEC = Limits(most_requests=256, several_files=True)
 # obstore compares the version of the last response of a call.
 _CHECKED = Limits(most_requests=1)
 _LIMITS = (_OBJECTS, _CHECKED, _FSSPEC)
-ALIGNMENT = 8  # bytes, of each range in memory, so that it can be viewed as any dtype
 OpenFiles = Callable[[Sequence[int]], list[FsspecFile]]
 
 
@@ -139,7 +138,7 @@ class Lease:
         self.missing = self.missing[~has]
 
     def arrays(self) -> list[NDArray[np.uint8]]:
-        """Waits for the ranges, and returns them, aligned, mostly without a copy.
+        """Waits for the ranges, and returns them without a copy, at any address.
 
         They can't be written to, because several reads may return the same memory.
 
@@ -148,7 +147,9 @@ class Lease:
         """
         pieces = [fetch.pieces() for fetch in self._fetches]
         return [
-            _array(pieces[fetch][request], start, size) if size else np.empty(0, np.uint8)
+            np.frombuffer(pieces[fetch][request], np.uint8, size, start)
+            if size
+            else np.empty(0, np.uint8)
             for fetch, request, start, size in zip(
                 self._fetch_of.tolist(),
                 self._requests.tolist(),
@@ -167,18 +168,6 @@ class Lease:
             turn, fetch = divmod(pair, count)
             parts.setdefault(turn, set()).add(self._fetches[fetch])
         return parts
-
-
-def _array(piece: memoryview, start: int, size: int) -> NDArray[np.uint8]:
-    """Returns bytes of a response as an aligned array."""
-    array = np.frombuffer(piece, np.uint8, size, start)
-    # Another array shows the alignment in half the time of asking for the address.
-    words = size // ALIGNMENT
-    if words and np.frombuffer(piece, np.int64, words, start).flags.aligned:
-        return array
-    array = array.copy()
-    array.flags.writeable = False
-    return array
 
 
 class RangeCache:

@@ -23,7 +23,7 @@ from ..remote.storage import Storage
 from .base import BaseSource
 from .source import Values
 
-# Decodes the bytes of a value: uint8, aligned for any dtype.
+# Decodes the bytes of a value: uint8, at any address.
 Decode = Callable[[NDArray[np.uint8]], Any]
 
 

@@ -13,7 +13,7 @@ import warnings
 import numpy as np
 import pytest
 from forks import Fork
-from nvidia.dali import fn
+from nvidia.dali import fn, types
 
 from dalijax import data_iterator
 from dalijax.core.feeding.announcer import Announcer
@@ -126,6 +126,26 @@ def test_batches_are_those_of_local_files(server, client):
     assert labels_of(opened(server, read_ahead=0), 30) == expected
     assert labels_of(opened(server, read_ahead="1kB"), 30) == expected
     assert sorted(expected[:120]) == list(range(120))
+
+
+def test_numbers_at_any_address(server, tmp_path):
+    values = np.random.default_rng(0).normal(size=(16, 500)).astype(np.float32)
+    entries = [(f"{k}.bin", values[k, : 400 + k].tobytes()) for k in range(16)]
+    server.folder = tmp_path
+    write_tar(tmp_path / "0.tar", entries)
+    source = Tar(f"{server.url}/0.tar", {"bin": "data"})
+    read = [array.view(np.float32) for array in source.read(np.arange(16), ["data"])["data"]]
+    assert not all(array.flags.aligned for array in read)  # which share a request
+
+    def scaled(data):
+        numbers = fn.reinterpret(data, dtype=types.FLOAT)
+        return fn.pad(2 * numbers + 1, shape=[416]), fn.reductions.sum(numbers)
+
+    make = data_iterator(scaled, ["scaled", "sum"], source=source, as_numpy=True)
+    batch = next(make(batch_size=16, shuffle=False))
+    for k, (scaled_row, total) in enumerate(zip(batch["scaled"], batch["sum"], strict=True)):
+        np.testing.assert_array_equal(scaled_row[: 400 + k], 2 * values[k, : 400 + k] + 1)
+        np.testing.assert_allclose(total, values[k, : 400 + k].sum(dtype=float), rtol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ("503", "reset", "short", "hang"))

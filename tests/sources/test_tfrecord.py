@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dalijax.core.formats.example import integers
+from dalijax.core.formats.example import floats, integers
 from dalijax.core.formats.tfrecord_headers import masked_crc
 from dalijax.sources import Field, TFRecord
 from full import FULL
@@ -133,6 +133,14 @@ def test_any_example_is_read_as_tensorflow_reads_it(row, tmp_path_factory):
             np.testing.assert_array_equal(
                 np.atleast_1d(column[0]), np.array(expected), strict=False
             )
+
+
+def test_floats_at_any_address():
+    numbers = np.arange(5, dtype=np.float32)
+    for start in range(8):
+        data = np.frombuffer(bytes(start) + numbers.tobytes(), np.uint8)[start:]
+        assert floats(data).flags.aligned
+        np.testing.assert_array_equal(floats(data), numbers, strict=True)
 
 
 def test_the_context_of_sequence_examples(tmp_path):
