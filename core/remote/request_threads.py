@@ -51,10 +51,10 @@ class RequestThreads:
         self._unfinished = collections.deque[None]()  # an item for each job
         self._wake = queue.SimpleQueue[None]()  # an item for each added job
         self._turn = threading.Lock()  # of the thread that waits for room
-        self._room = queue.SimpleQueue[None]()  # an item for each further request
+        self._room = MOST_REQUESTS  # further requests; negative while a thread waits for room
+        self._room_lock = threading.Lock()
+        self._has_room = queue.SimpleQueue[None]()  # wakes the thread that waits
         self._count = 0
-        for _ in range(MOST_REQUESTS):
-            self._room.put(None)
 
     def add(self, jobs: Sequence[Job], urgent: bool = False) -> None:
         """Schedules jobs; urgent jobs run before the others."""
@@ -84,14 +84,21 @@ class RequestThreads:
         with self._turn:
             job = self._pop()
             held = min(job.weight, MOST_REQUESTS) if job.is_wanted() else 0
-            for _ in range(held):
-                self._room.get()
+            with self._room_lock:
+                self._room -= held
+                waits = self._room < 0
+            if waits:
+                self._has_room.get()
 
         def keep(count: int) -> None:
             nonlocal held
-            for _ in range(held - count):
-                self._room.put(None)
-            held = min(held, count)
+            freed, held = max(0, held - count), min(held, count)
+            with self._room_lock:
+                waited = self._room < 0
+                self._room += freed
+                ends_wait = waited and self._room >= 0
+            if ends_wait:
+                self._has_room.put(None)
 
         try:
             if held:
