@@ -1,9 +1,10 @@
-"""Writes docs/benchmarks.md and its plots from benchmarks/results.
+"""Writes the pages of benchmarks/pages and their plots from benchmarks/results.
 
-The texts of the page are in benchmarks/pages. This program replaces each comment
+The texts of the pages are in benchmarks/pages. This program replaces each comment
 ``<!-- run: MACHINE-NAME; columns: A / B; rows: REGEX -->`` by the newest run with this name on this
 kind of machine: its table, its plot, its date and machine, and its command. Without ``columns`` or
-``rows``, the table has all of them; the JSON file always does::
+``rows``, the table has all of them; the JSON file always does. A run with several tables has
+``tables: 2 3`` for these tables alone, and ``tables: none`` for the rest::
 
     python benchmarks/page.py
 """
@@ -102,6 +103,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
+def shown(cell: str) -> str:
+    """Returns a cell of a printed table as a page shows it."""
+    cell = re.sub(r"^1\.0+ \(1\.0+ to 1\.0+\)$", "1", cell)
+    return re.sub(r"(?<=\d) to (?=-?\d)", "\N{EN DASH}", cell)
+
+
 def select(printed: Mapping[str, Any], columns: Sequence[str], rows: str) -> str:
     """Returns columns of a printed table, after the columns of names, and the rows that match."""
     labels = [LABELS.get(name, name) for name in printed["columns"]]
@@ -111,23 +118,29 @@ def select(printed: Mapping[str, Any], columns: Sequence[str], rows: str) -> str
     numbers = [k for k, label in enumerate(labels) if not k or not label or label in columns]
     if not columns:
         numbers = list(range(len(labels)))
-    matching = [
-        [
-            re.sub(r"^1\.0+ \(1\.0+ to 1\.0+\)$", "1", cell).replace(" to ", "\N{EN DASH}")
-            for cell in row
-        ]
-        for row in printed["rows"]
-        if re.search(rows, row[0])
-    ]
+    matching = [list(map(shown, row)) for row in printed["rows"] if re.search(rows, row[0])]
     if not matching:
         raise ValueError(f"no row matches {rows!r}")
     return table([labels[k] for k in numbers], [[row[k] for k in numbers] for row in matching])
 
 
-def text_of(name: str, columns: Sequence[str] = (), rows: str = "") -> str:
-    """Returns the newest run of a name as Markdown, and draws its plot."""
+def text_of(name: str, columns: Sequence[str] = (), rows: str = "", tables: str = "") -> str:
+    """Returns the newest run of a name as Markdown, and draws its plot.
+
+    Args:
+        name: The machine and the name of the run.
+        columns: Columns of the tables; empty: all.
+        rows: Pattern of the rows.
+        tables: Numbers of the tables that are returned without the plot, counted from 1; "none":
+            the plot without a table; empty: everything.
+    """
     path = newest(name)
     run = json.loads(path.read_text())
+    numbers = map(int, tables.replace("none", "").split())
+    chosen = [run["tables"][number - 1] for number in numbers] if tables else run["tables"]
+    printed = [select(part, columns, rows) for part in chosen]
+    if chosen and tables:
+        return "\n\n".join(printed)
     picture = f"pictures/benchmark-{name}.svg"
     plot(run, DOCS / picture, rows)
     label = run["plot"]["label"]
@@ -135,7 +148,7 @@ def text_of(name: str, columns: Sequence[str] = (), rows: str = "") -> str:
     origin = f"{describe(run['machine'])}. `{program}`, run `{path.stem}`."
     return "\n\n".join(
         [
-            *(select(printed, columns, rows) for printed in run["tables"]),
+            *printed,
             f"![{LABELS.get(label, label)}]({picture})",
             textwrap.fill(origin, 98, break_long_words=False, break_on_hyphens=False),
         ]
@@ -146,7 +159,8 @@ def replace(match: re.Match[str]) -> str:
     """Returns the text of a comment of a page."""
     options = dict(part.strip().split(": ", 1) for part in match[1].split(";"))
     columns = [name.strip() for name in options.get("columns", "").split(" / ")]
-    return text_of(options["run"], list(filter(None, columns)), options.get("rows", ""))
+    chosen = options.get("rows", ""), options.get("tables", "")
+    return text_of(options["run"], list(filter(None, columns)), *chosen)
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ COMMANDS = {
         *("--small", "--batch", "24", "--steps", "60", "--save-every", "5"),
         *("--files", "96", "--threads", "1"),
     ],
+    "resume": [],
     "remote": [
         *("--files", "512", "--tars", "64", "--latencies", "1", "50"),
         *("--seconds", "3", "--servers", "1", "--threads", "2", "--read-ahead", "4MB"),

@@ -462,8 +462,8 @@ def data_iterator(
         pipeline_fn: The graph function. For several devices, it must take ``shard_id`` and
             ``num_shards`` and pass them to its reader.
         output_map, size, reader_name, auto_reset: As for `dalijax.DALIGenericIterator`.
-        last_batch_padded, last_batch_policy, prepare_first_batch, pmap_compatible: See there.
-        mask, as_numpy, on_error: See there.
+        last_batch_padded, last_batch_policy, drop_remainder, prepare_first_batch: See there.
+        pmap_compatible, mask, as_numpy, on_error: See there.
         sharding: A jax.sharding.Sharding, or a PartitionSpec on the mesh of `jax.set_mesh` when the
             iterator is created, or a dict of these for each output. Batches are global arrays
             placed by it.
@@ -503,7 +503,7 @@ def data_iterator(
         )
     config = IteratorConfig(
         output_map,  # type: ignore[arg-type] # it becomes a tuple
-        **arguments,
+        **arguments,  # type: ignore[arg-type] # the policy and the mask are parsed
     )
     if pipeline_fn is None:
         return lambda decorated: IteratorFunction(decorated, config)

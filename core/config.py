@@ -35,11 +35,12 @@ class IteratorArguments(TypedDict, total=False):
     reader_name: str | None
     auto_reset: str | bool | None
     last_batch_padded: bool | None
-    last_batch_policy: LastBatchPolicy
+    last_batch_policy: LastBatchPolicy | str
+    drop_remainder: bool | None
     prepare_first_batch: bool
     sharding: Shardings | None
     pmap_compatible: bool | None
-    mask: str | None
+    mask: str | bool | None
     as_numpy: bool | None
     check_processes: bool | float
     batch_map: BatchMapArgument
@@ -67,6 +68,32 @@ def _parse_auto_reset(value: object) -> bool:
     if isinstance(value, str) and value.lower() in ("yes", "no"):
         return value.lower() == "yes"
     raise ValueError(f"auto_reset must be 'yes', 'no', True, False or None, not {value!r}")
+
+
+def _policy(value: Any, drop_remainder: bool | None) -> LastBatchPolicy:
+    """Returns the policy that ``last_batch_policy`` and ``drop_remainder`` determine.
+
+    Raises:
+        ValueError: If they disagree, or the policy is unknown.
+    """
+    policy, drop = value, LastBatchPolicy.DROP
+    if isinstance(value, str):
+        policy = LastBatchPolicy.__members__.get(value.upper())
+    if not isinstance(policy, LastBatchPolicy):
+        raise ValueError(
+            "last_batch_policy must be 'fill', 'drop' or 'partial', or a dalijax.LastBatchPolicy, "
+            f"not {value!r}"
+        )
+    if drop_remainder is None:
+        return policy
+    # FILL may be the default.
+    is_given = isinstance(value, str) or policy is not LastBatchPolicy.FILL
+    if is_given and (policy is drop) != bool(drop_remainder):
+        raise ValueError(
+            f"drop_remainder={drop_remainder} and last_batch_policy={policy.name} disagree. Pass "
+            "only one of them"
+        )
+    return drop if drop_remainder else policy
 
 
 def _check_seconds(value: object) -> None:
@@ -158,6 +185,7 @@ class IteratorConfig:
     devices: Sequence[Any] | None = None
     pmap_compatible: bool | None = None
     _: dataclasses.KW_ONLY
+    drop_remainder: bool | None = None  # becomes a last_batch_policy
     mask: str | None = None
     as_numpy: bool | None = None
     on_error: OnError = "raise"
@@ -206,6 +234,8 @@ class IteratorConfig:
     def __post_init__(self) -> None:
         set_field = object.__setattr__
         set_field(self, "auto_reset", _parse_auto_reset(self.auto_reset))
+        if isinstance(self.mask, bool):
+            set_field(self, "mask", "mask" if self.mask else None)
         set_field(self, "output_map", self._checked_names())
         expected = "a positive number of samples, or -1"
         set_field(self, "size", whole_number("size", self.size, expected, -1))
@@ -219,7 +249,11 @@ class IteratorConfig:
             pmap_compatible=self.pmap_compatible,
             as_numpy=self.as_numpy,
             shuffle=self.shuffle,
+            drop_remainder=self.drop_remainder,
         )
+        policy = _policy(self.last_batch_policy, self.drop_remainder)
+        set_field(self, "last_batch_policy", policy)
+        set_field(self, "drop_remainder", None)  # so that a copy has a single policy
         if self.shuffle is None:  # it would not shuffle, unlike an omitted shuffle=
             raise TypeError("shuffle must be True or False, not None")
         _check_seconds(self.check_processes)
@@ -236,16 +270,11 @@ class IteratorConfig:
             raise TypeError(
                 f"reader_name must be the name of a reader, or None, not {self.reader_name!r}"
             )
-        if not isinstance(self.last_batch_policy, LastBatchPolicy):
-            raise ValueError(
-                "last_batch_policy must be one of LastBatchPolicy.FILL, DROP and PARTIAL, "
-                f"not {self.last_batch_policy!r}"
-            )
         if self.on_error not in ("raise", "skip", "mask"):
             raise ValueError(f"on_error must be 'raise', 'skip' or 'mask', not {self.on_error!r}")
         if self.on_error == "mask" and self.mask is None:
             raise ValueError(
-                "on_error='mask' requires a mask, which marks bad records. Pass mask='mask'"
+                "on_error='mask' requires a mask, which marks bad records. Pass mask=True"
             )
         self._check_exclusive()
 
@@ -276,7 +305,7 @@ class IteratorConfig:
                 f"output_map contains {duplicates} more than once. Names must be unique"
             )
         if self.mask is not None and not isinstance(self.mask, str):
-            raise TypeError(f"mask must be the mask's name, not {self.mask!r}. Pass mask='mask'")
+            raise TypeError(f"mask must be True for the name 'mask', or a name, not {self.mask!r}")
         if self.mask in names:
             raise ValueError(
                 f"mask must be a name that is not in output_map {list(names)}, not {self.mask!r}"
@@ -306,7 +335,7 @@ class IteratorConfig:
             if self.last_batch_policy is LastBatchPolicy.PARTIAL:
                 raise ValueError(
                     f"LastBatchPolicy.PARTIAL with {placed}: all shards must have equal shapes. "
-                    "Use LastBatchPolicy.FILL with mask='mask', which marks the padding"
+                    "Use LastBatchPolicy.FILL with mask=True, which marks the padding"
                 )
 
 

@@ -59,14 +59,15 @@ class DALIGenericIterator:
             determines it. None: False as in DALI, but True over a ``source`` of
             `dalijax.data_iterator` except for FILL without a mask,
             because rows of the next epoch that are cut off, dropped or masked would be lost.
-        last_batch_policy: FILL delivers every batch in full; DROP skips an incomplete last batch;
-            PARTIAL cuts it to the samples of the epoch.
+        last_batch_policy: "fill" delivers every batch in full; "drop" skips an incomplete last
+            batch; "partial" cuts it to the samples of the epoch. Also a `dalijax.LastBatchPolicy`.
+        drop_remainder: True for ``last_batch_policy="drop"``, as in Grain and tf.data.
         prepare_first_batch: Whether to schedule the first batches immediately.
         sharding: Placement of the batches over devices; a PartitionSpec uses the mesh of
             `jax.set_mesh`.
         pmap_compatible: Whether arrays have a leading device axis.
-        mask: Name of an additional bool array [batch], which is True for samples of the epoch and
-            False for padding.
+        mask: True or a name: adds a bool array [batch] of this name ("mask" for True), which is
+            True for samples of the epoch and False for padding.
         as_numpy: True: CPU outputs are NumPy arrays instead of jax.Arrays: read-only views of
             DALI's buffers, which stay valid while they are referenced. GPU outputs are jax.Arrays
             in any case.
@@ -98,7 +99,7 @@ class DALIGenericIterator:
     ):
         config = IteratorConfig(
             output_map,  # type: ignore[arg-type] # it becomes a tuple
-            **arguments,
+            **arguments,  # type: ignore[arg-type] # the policy and the mask are parsed
         ).placed()
         self._open(ReaderEngine(HandmadePipelineFactory(pipelines), config), config)
 

@@ -9,7 +9,6 @@ import types
 from collections.abc import Collection, Mapping
 from typing import Any
 
-_DROP = ("drop_remainder=True", "last_batch_policy=LastBatchPolicy.DROP")
 _EPOCHS = (
     "iterator.epochs(num_epochs), or stream(num_epochs, ...) of the iterator function; for a "
     "dataset of Grain or tf.data, its repeat()"
@@ -27,7 +26,7 @@ _CALL = "of the iterator function that data_iterator returns"
 
 # Arguments of other libraries. If there are several replacements, the first accepted one is named.
 ARGUMENTS: Mapping[str, str | tuple[str, ...]] = {
-    **dict.fromkeys(("drop_remainder", "drop_last"), _DROP),
+    "drop_last": "drop_remainder=True",
     **dict.fromkeys(("num_epochs", "epochs", "n_epochs"), _EPOCHS),
     "repeat": _ENDLESS,
     **dict.fromkeys(("prefetch", "prefetch_factor", "prefetch_size", "buffer_size"), _DEPTH),
@@ -71,11 +70,10 @@ _LENGTH = "len(iterator)"
 
 # Attributes of other libraries, by the object or module that lacks them.
 AUGMENT: Mapping[str, str] = {
-    "normalize": "nvidia.dali.fn.crop_mirror_normalize(images, mean=[...], std=[...])",
     **dict.fromkeys(("mixup", "cutmix"), _GLOBAL),
     **dict.fromkeys(("randomhorizontalflip", "randomverticalflip", "horizontalflip"), _FLIP),
     **dict.fromkeys(("hflip", "vflip", "randomflip", "randomflipleftright"), _FLIP),
-    "totensor": "nothing: batches are jax.Arrays; scale them by nvidia.dali.fn.cast and arithmetic",
+    "totensor": "normalize(images, mean, std); batches are jax.Arrays",
     "resize": "nvidia.dali.fn.resize(images, size=(224, 224))",
     **dict.fromkeys(
         ("randomrotation", "rotate"),

@@ -208,7 +208,16 @@ MISTAKES = [
     (dict(size=3, reader_name="reader"), {}, ValueError, "size=3 together with reader_name"),
     (dict(reader_name="nobody"), {}, ValueError, r"'nobody' is not in .* \['reader'\]"),
     (dict(reader_name="reader", last_batch_padded=True), {}, ValueError, "pad_last_batch=False"),
-    (dict(last_batch_policy="FILL"), {}, ValueError, "LastBatchPolicy.FILL, DROP and PARTIAL"),
+    (dict(last_batch_policy="keep"), {}, ValueError, "'fill', 'drop' or 'partial'.*'keep'"),
+    (dict(last_batch_policy=None), {}, ValueError, "'fill', 'drop' or 'partial'.*None"),
+    (dict(last_batch_policy="fill", drop_remainder=True), {}, ValueError, "policy=FILL disagree"),
+    (dict(last_batch_policy="partial"), dict(drop_remainder=True), ValueError, "PARTIAL disagree"),
+    (dict(last_batch_policy="drop", drop_remainder=False), {}, ValueError, "DROP disagree"),
+    (dict(drop_remainder=True), dict(drop_remainder=False), ValueError, "DROP disagree"),
+    (dict(drop_remainder=True), dict(last_batch_policy="fill"), ValueError, "given both to"),
+    (dict(drop_remainder="yes"), {}, TypeError, "drop_remainder must be True or False"),
+    (dict(mask=1), {}, TypeError, "mask must be True for the name 'mask', or a name, not 1"),
+    (dict(output_map=["mask"], mask=True), {}, ValueError, "a name that is not in output_map"),
     (dict(), dict(size=2, reader_name="reader"), ValueError, "size=2 together"),
     (dict(reader_name="reader"), dict(reader_name="reader"), ValueError, "given both to"),
     (dict(reader_name="reader"), dict(flavour=1), TypeError, r"no argument \['flavour'\]"),
@@ -225,6 +234,45 @@ MISTAKES = [
 def test_mistakes_name_the_value_and_the_fix(jpegs, config, call, error, words):
     with pytest.raises(error, match=words):
         data_iterator(files, **{"output_map": ["x"], **config})(jpegs, batch_size=2, **call)
+
+
+@pytest.mark.parametrize("policy", LastBatchPolicy)
+@pytest.mark.parametrize("form", (str.upper, str.lower, str.title))
+def test_policies_may_be_names(jpegs, policy, form):
+    call = {"last_batch_policy": form(policy.name), "batch_size": 4, "reader_name": "reader"}
+    expected = {**call, "last_batch_policy": policy}
+    with (
+        data_iterator(files, ["x"], **_config(call))(jpegs, batch_size=4) as iterator,
+        data_iterator(files, ["x"], **_config(expected))(jpegs, batch_size=4) as other,
+    ):
+        rows = [np.asarray(batch["x"]).ravel().tolist() for batch in iterator]
+        assert rows == [np.asarray(batch["x"]).ravel().tolist() for batch in other]
+        assert iterator.get_state() == other.get_state()
+
+
+def _config(call):
+    return {name: value for name, value in call.items() if name != "batch_size"}
+
+
+@pytest.mark.parametrize("more", ({}, {"last_batch_policy": "drop"}, {"last_batch_policy": "Drop"}))
+def test_drop_remainder_is_the_policy_drop(jpegs, more):
+    iterator_fn = data_iterator(files, ["x"], reader_name="reader", **more)
+    with (
+        iterator_fn(jpegs, batch_size=5, drop_remainder=True) as iterator,
+        data_iterator(files, ["x"], reader_name="reader", last_batch_policy=LastBatchPolicy.DROP)(
+            jpegs, batch_size=5
+        ) as other,
+    ):
+        assert len(iterator) == len(other) == len(jpegs) // 5
+        assert [b["x"].tolist() for b in iterator] == [b["x"].tolist() for b in other]
+
+
+def test_mask_true_is_named_mask(jpegs):
+    iterator_fn = data_iterator(files, ["x"], reader_name="reader")
+    with iterator_fn(jpegs, batch_size=5, mask=True) as iterator:
+        assert sorted(next(iterator)) == ["mask", "x"]
+    with iterator_fn(jpegs, batch_size=5, mask=False) as iterator:
+        assert sorted(next(iterator)) == ["x"]
 
 
 def sharding():

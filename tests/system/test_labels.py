@@ -52,16 +52,16 @@ def test_an_examples_labels(jpegs, monkeypatch, name, batches):
     iterator.close()
 
 
-def test_the_readmes_labels(jpegs):
-    code = Page(ROOT / "README.md").block("Quick start")
-    code = code.replace("batch_size=256", f"batch_size={BATCH}")
-    steps = []
-
-    def step(images, labels, mask):
-        check(np.asarray(labels), np.asarray(mask))
-        steps.append(images)
-
-    folder = pathlib.Path(jpegs[0]).parent.parent
-    exec(code.replace("imagenet/train", str(folder)), names := {"step": step})  # noqa: S102 - ours
+def test_the_readmes_labels(jpegs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = Page(ROOT / "README.md").program().replace("batch_size=16", f"batch_size={BATCH}")
+    names = {}
+    exec(code.partition("get_state()")[0].rpartition("\n")[0], names)  # noqa: S102 - ours
+    with names["train"](
+        source=names["sources"].Files(pathlib.Path(jpegs[0]).parent.parent), batch_size=BATCH
+    ) as iterator:
+        batches = list(iterator)
+    for batch in batches:
+        check(np.asarray(batch["labels"]), np.asarray(batch["mask"]))
+    assert len(batches) == NUM_FILES // BATCH
     names["iterator"].close()
-    assert len(steps) == NUM_FILES // BATCH

@@ -148,8 +148,7 @@ class Unrelated:
 
 # Names of arguments of other libraries: the argument, its value and the replacement.
 ARGUMENTS = [
-    ("drop_remainder", True, "last_batch_policy=LastBatchPolicy.DROP"),
-    ("drop_last", True, "last_batch_policy=LastBatchPolicy.DROP"),
+    ("drop_last", True, "drop_remainder=True"),
     ("num_epochs", 3, "stream(num_epochs"),
     ("epochs", 3, "stream(num_epochs"),
     ("repeat", True, "stream("),
@@ -189,8 +188,7 @@ ARGUMENTS = [
 ATTRIBUTES = [
     ("iterator", "stream", "use stream(...) of the iterator function"),
     ("stream", "epochs", "num_epochs= of stream(...)"),
-    ("augment", "normalize", "crop_mirror_normalize"),
-    ("augment", "Normalize", "crop_mirror_normalize"),
+    ("augment", "Normalize", "normalize"),
     ("augment", "mixup", "jax_function"),
     ("augment", "MixUp", "jax_function"),
     ("augment", "cutmix", "jax_function"),
@@ -287,11 +285,11 @@ PROGRAMS = {
     "one name": (lambda d: data_iterator(same, "x"), TypeError, "output_map ['x']"),
     "names of numbers": (lambda d: data_iterator(same, [1]), TypeError, "output_map 1"),
     "output_map=1": (lambda d: data_iterator(same, 1), TypeError, "output_map 1 list of names"),
-    "mask=True": (lambda d: open_numbers(mask=True), TypeError, "mask True mask='mask'"),
+    "mask=1": (lambda d: open_numbers(mask=1), TypeError, "mask must be True not 1"),
     "a policy as text": (
-        lambda d: open_numbers(last_batch_policy="drop"),
+        lambda d: open_numbers(last_batch_policy="keep"),
         ValueError,
-        "'drop' LastBatchPolicy.FILL DROP",
+        "'fill', 'drop' 'partial' 'keep'",
     ),
     "on_error='ignore'": (lambda d: open_numbers(on_error="ignore"), ValueError, "'ignore' 'skip'"),
     "epochs as a number": (lambda d: take.stream("3"), TypeError, "num_epochs '3'"),
@@ -862,10 +860,10 @@ PROGRAMS = {
         TypeError,
         "drop_last drop_remainder",
     ),
-    "drop_remainder of a DALIDataset": (
-        lambda d: DALIDataset(take, source=NUMBERS, batch_size=2, drop_remainder=True),
+    "drop_last of a DALIDataset": (
+        lambda d: DALIDataset(take, source=NUMBERS, batch_size=2, drop_last=True),
         TypeError,
-        "drop_remainder LastBatchPolicy.DROP",
+        "drop_last drop_remainder=True",
     ),
     "num_epochs of data_iterator": (
         lambda d: data_iterator(same, ["x"], num_epochs=2),
