@@ -262,7 +262,7 @@ def eval_get_dataset_fn(
         raise TypeError(
             f"masked={masked!r} must be a list of names, not a string. Pass masked=[{masked!r}]"
         )
-    unknown = sorted(set(masked) - set(outputs))
+    unknown = sorted(set(masked) - set(outputs)) if outputs else []  # of a dict: at its batches
     adds_arrays = call.get("batch_map", iterator_fn._config.batch_map) is not None
     if unknown and not adds_arrays:
         raise ValueError(
@@ -333,6 +333,12 @@ class EvalDataset:
 
     def _with_weights(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Adds weights to a batch, and zeros the padded rows of the masked outputs."""
+        if missing := sorted(set(self._masked) - set(batch)):
+            raise ValueError(
+                f"masked={self._masked!r}, but a batch has no {missing}, only {sorted(batch)}. "
+                "Name the outputs that your loss reads, or pass masked=() if it multiplies by "
+                f"{self._weights!r}"
+            )
         valid = batch[self._weights]
         weighed = batch | {self._weights: valid.astype(np.float32)}
         if not valid.all():

@@ -444,9 +444,9 @@ def data_iterator(
 ) -> IteratorFunction | Callable[[Callable[..., Any]], IteratorFunction]:
     """Converts a graph function to an iterator function.
 
-    Works as a decorator with arguments and as a plain call, with the names and the order of
-    ``nvidia.dali.plugin.jax.data_iterator``. (A bare ``@data_iterator`` is rejected, because the
-    outputs need names; DALI's would return empty batches.) ::
+    Works as a decorator, with or without arguments, and as a plain call, with the names and the
+    order of ``nvidia.dali.plugin.jax.data_iterator``. The outputs need names: the keys of a dict
+    that the function returns, or ``output_map``. ::
 
         @data_iterator(output_map=["images", "labels"], reader_name="reader")
         def iterator_fn(data_dir):

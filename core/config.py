@@ -174,7 +174,7 @@ class IteratorConfig:
         TypeError: If a value has the wrong type.
     """
 
-    output_map: Sequence[str]
+    output_map: Sequence[str]  # empty: the keys of the dict that the graph function returns
     size: int = -1
     reader_name: str | None = None
     auto_reset: Any = False
@@ -291,11 +291,6 @@ class IteratorConfig:
                 f"{self.output_map!r}"
             )
         names = tuple(self.output_map)
-        if not names:
-            raise ValueError(
-                "output_map is empty. Name each output of the pipeline, "
-                "e.g. @data_iterator(output_map=['images', 'labels'])"
-            )
         for name in names:
             if not isinstance(name, str):
                 raise TypeError(f"output_map must contain names, not {name!r}")
@@ -308,7 +303,7 @@ class IteratorConfig:
             raise TypeError(f"mask must be True for the name 'mask', or a name, not {self.mask!r}")
         if self.mask in names:
             raise ValueError(
-                f"mask must be a name that is not in output_map {list(names)}, not {self.mask!r}"
+                f"mask must be a name that is not an output, {list(names)}, not {self.mask!r}"
             )
         return names
 

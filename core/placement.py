@@ -148,10 +148,10 @@ def _output_shardings(
     """Expands a sharding to one sharding for each output."""
     sharding = over_current_mesh(sharding)
     if isinstance(sharding, Sharding):
-        return dict.fromkeys(names, sharding)
+        return dict.fromkeys(names or [""], sharding)
     if not isinstance(sharding, Mapping):
         raise _no_sharding("sharding must be a jax.sharding.Sharding or a dict", sharding)
-    if set(sharding) != set(names):
+    if names and set(sharding) != set(names):
         raise ValueError(
             f"sharding has entries for {sorted(sharding)}, but the outputs are {sorted(names)}. "
             "Pass a sharding for each output"
@@ -196,7 +196,7 @@ class GlobalPlacement:
     Args:
         sharding: One Sharding for all outputs, or a dict of output name to Sharding or
             PartitionSpec (on the mesh of another output's NamedSharding).
-        names: The outputs' names.
+        names: The outputs' names; empty if they are unknown, before any array is placed.
 
     Attributes:
         shards: Data shards of this process, one for each pipeline. If outputs split the rows

@@ -29,7 +29,8 @@ class DALIBatch(grain.transforms.Batch):
     Args:
         pipeline_fn: As for `DALITransform`.
         batch_size: Number of records in a batch.
-        output_map: A name for each output of the graph.
+        output_map: A name for each output of the graph; by default the keys of the dict that it
+            returns.
         drop_remainder: Whether to drop an incomplete last batch.
         pad, on_error, element_spec, writable, **call: As for `DALITransform`; ``on_error="skip"``
             is not supported.
@@ -39,7 +40,7 @@ class DALIBatch(grain.transforms.Batch):
         self,
         pipeline_fn: Callable[..., Any],
         batch_size: int,
-        output_map: Sequence[str],
+        output_map: Sequence[str] = (),
         *,
         drop_remainder: bool = False,
         pad: str | None = None,

@@ -85,7 +85,7 @@ class DALIDataLoader:
         operations: Sequence[Any] = (),
         *,
         pipeline_fn: Callable[..., Any],
-        output_map: Sequence[str],
+        output_map: Sequence[str] = (),
         batch_size: int,
         sharding: Any = None,
         shard_options: grain.sharding.ShardOptions | None = None,

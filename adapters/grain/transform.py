@@ -115,7 +115,8 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             ``seed``.
         batch_size: Number of records in a batch; with ``sharding`` in the global batch, of which
             each process feeds the rows that it holds.
-        output_map: A name for each output of the graph.
+        output_map: A name for each output of the graph; by default the keys of the dict that it
+            returns.
         drop_remainder: Whether to drop an incomplete last batch.
         pad: "mask" pads the last batch with its last record, and adds an array "mask" to batches,
             bool [batch], which is False for padding.
@@ -157,7 +158,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         pipeline_fn: Callable[..., Any],
         *,
         batch_size: int,
-        output_map: Sequence[str],
+        output_map: Sequence[str] = (),
         drop_remainder: bool = False,
         pad: str | None = None,
         prefetch: int = 2,

@@ -15,6 +15,7 @@ from ...core.config import IteratorConfig
 from ...core.environment.extras import extra
 from ...core.order.epochs import EpochPlan
 from ...core.pipeline.calls import calls
+from ...core.pipeline.output_notes import notes_of
 from ...core.pipeline.pipeline_factory import GraphPipelineFactory
 from ...core.workers import busy
 from .source import Source
@@ -114,10 +115,11 @@ def by_plugin(source: Source, epochs: int | None, chain: Sequence[Step]) -> tf.d
     if pipeline is None:
         return None
     spec = source.spec(epochs, ())
-    dtypes = tuple(spec[name].dtype for name in config.output_map)
+    names = notes_of(pipeline).names or tuple(config.output_map)
+    dtypes = tuple(spec[name].dtype for name in names)
     if not set(dtypes) <= set(_TYPES):
         return None
-    shapes = [[plan.batch_size, *spec[name].shape[1:]] for name in config.output_map]
+    shapes = [[plan.batch_size, *spec[name].shape[1:]] for name in names]
     with tf.device("/cpu:0"):
         raw = plugin.DALIDataset(
             pipeline=pipeline,
@@ -128,7 +130,7 @@ def by_plugin(source: Source, epochs: int | None, chain: Sequence[Step]) -> tf.d
             device_id=None,
         )
     count = source.cardinality(epochs, ())
-    batches = _counted(_delivered(raw, plan, iterator._shards[0], config).take(count), count)
+    batches = _counted(_delivered(raw, plan, iterator._shards[0], config, names).take(count), count)
     for step in chain:
         batches = _applied(batches, step)
     return batches
@@ -163,10 +165,14 @@ def _pipeline(source: Source, plugin: Any) -> Pipeline | None:
 
 
 def _delivered(
-    raw: tf.data.Dataset, plan: EpochPlan, shard: int, config: IteratorConfig
+    raw: tf.data.Dataset,
+    plan: EpochPlan,
+    shard: int,
+    config: IteratorConfig,
+    names: Sequence[str],
 ) -> tf.data.Dataset:
     """Converts batches to dicts, and cuts, drops or masks the last batch of each epoch."""
-    mask, names = config.mask, config.output_map
+    mask = config.mask
     if not plan.padded:
         return raw.map(lambda *arrays: dict(zip(names, arrays)))
     consumed, delivered = plan.consumed(0), plan.delivered(0, shard)

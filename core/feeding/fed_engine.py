@@ -208,7 +208,7 @@ class FedEngine(Engine[P]):
         """Inspects the first pipelines before their first run; returns the pipelines."""
         if self._learned:
             return runner
-        self.learn_outputs(runner.pipelines[0])
+        self.learn_outputs(runner.pipelines[0], self._factory.name)
         first, operators = (runner.checkpoints() or ())[:1], operators_of(runner.pipelines[0])
         self._random = functools.cache(lambda: random_state.stateful(*first))
         if self._graph is not None:

@@ -212,6 +212,8 @@ def record_graph(
         try:
             outputs = function(*args, **kwargs, **drawn, **settings)
             output_list = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+            if isinstance(outputs, dict) and not (args and outputs is args[0]):
+                output_list = list(outputs.values())
             if any(isinstance(output, dict) for output in output_list):
                 raise TypeError("an output of the graph's function is a dict")
             return outputs

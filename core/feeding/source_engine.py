@@ -282,7 +282,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self._check_resumable()
         stream = self._stream()
         if not self._graph_in_state:
-            stream = dataclasses.replace(stream, operators=())
+            stream = dataclasses.replace(stream, operators=(), outputs=self._given_names)
         return states.encode(self.position, stream)
 
     def set_state(

@@ -47,7 +47,9 @@ class DALIGenericIterator:
 
     Args:
         pipelines: A Pipeline or a list of Pipelines, all with the same batch size.
-        output_map: A name for each output of the pipeline, in order.
+        output_map: A name for each output of the pipeline, in order. If its graph function returns
+            a dict, the keys are the names; output_map may then be omitted, or list the same names.
+            Outputs of a dict are in alphabetical order.
         size: Number of samples in an epoch (over all pipelines), if there is no ``reader_name``.
             -1: the epoch ends when an ``external_source`` raises StopIteration, and
             ``last_batch_policy`` has no effect.
@@ -93,7 +95,7 @@ class DALIGenericIterator:
     def __init__(
         self,
         pipelines: Pipeline | Sequence[Pipeline],
-        output_map: Iterable[str],
+        output_map: Iterable[str] = (),
         *in_dalis_order: Any,  # empty: `takes` gives them their names
         **arguments: Unpack[PipelineIteratorArguments],
     ):
@@ -265,7 +267,7 @@ class DALIGenericIterator:
             parts.append(f"device {', '.join(devices)}")
         elif not engine.closed:
             parts.append("not built yet")
-        names = [*self._config.output_map, *([self._config.mask] if self._config.mask else [])]
+        names = [*engine.output_names, *([self._config.mask] if self._config.mask else [])]
         parts.append(f"outputs {names}")
         parts += ["closed"] * engine.closed
         return f"<{type(self).__name__} of {engine.name}: {', '.join(parts)}>"

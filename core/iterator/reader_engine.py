@@ -531,7 +531,7 @@ class ReaderEngine(EpochEngine[Position]):
 
     def _read_plan(self, pipelines: Sequence[Pipeline]) -> None:
         config, factory = self._config, self._factory
-        self.learn_outputs(pipelines[0])
+        self.learn_outputs(pipelines[0], factory.name)
         plan, shards = epochs_of(pipelines, config, self._data_shards)
         if not self.shards:
             check_shards(pipelines, config, self._data_shards, factory)
@@ -557,13 +557,18 @@ class ReaderEngine(EpochEngine[Position]):
         if self._fingerprint is None:
             if not self.batch_size:  # never built
                 return self._unknown()
-            self._fingerprint = self._unknown() | fingerprint(
-                self.prepare().pipelines,
-                self.plan,
-                self.shards,
-                self._factory.serialized,
-                batch_map=self._batch_map_names,
-                bfloat16=self.make_batch.bfloat16,
+            outputs = {"outputs": list(self._config.output_map)}
+            self._fingerprint = (
+                unknown()
+                | outputs
+                | fingerprint(
+                    self.prepare().pipelines,
+                    self.plan,
+                    self.shards,
+                    self._factory.serialized,
+                    batch_map=self._batch_map_names,
+                    bfloat16=self.make_batch.bfloat16,
+                )
             )
             seed = self._factory.seed  # the common seed, instead of the first shard's
             if seed is not None and seed >= 0:  # for a negative seed, DALI draws one
@@ -572,7 +577,7 @@ class ReaderEngine(EpochEngine[Position]):
 
     def _unknown(self) -> Fingerprint:
         """Returns the fingerprint with empty fields, for the time before the first build."""
-        return unknown() | {"outputs": list(self._config.output_map)}
+        return unknown() | {"outputs": list(self._given_names)}
 
     def _can_build_at(self, position: Position) -> bool:
         checkpoints = position.checkpoints

@@ -203,9 +203,9 @@ def outputs_cure(error: Exception, name: str) -> str:
     if "Illegal output type" in str(error) or "contains a nested" in str(error):
         return (
             f"{name}: {error} A graph function returns outputs of DALI's operators in the order of "
-            "output_map, separately and not in a list, e.g. return images, labels. (To compute "
-            "with JAX or NumPy in the graph, use dalijax.fn.jax_function or "
-            "dalijax.fn.dl_tensor_python_function.)"
+            "output_map, separately and not in a list, e.g. return images, labels, or a dict of "
+            "them by name. (To compute with JAX or NumPy in the graph, use "
+            "dalijax.fn.jax_function or dalijax.fn.dl_tensor_python_function.)"
         )
     return ""
 

@@ -96,13 +96,14 @@ class BatchMaker:
         placement: Placement of the batches.
 
     Attributes:
-        bfloat16: Indices of the outputs that are rounded to bfloat16, known once the pipelines
-            were defined.
+        names: Names of the outputs in the order of the pipelines.
+        bfloat16: Indices of the outputs that are rounded to bfloat16. Both are known once the
+            pipelines were defined.
     """
 
     def __init__(self, config: IteratorConfig, placement: GlobalPlacement | LocalPlacement):
         self._placement = placement
-        self._names = config.output_map
+        self.names = tuple(config.output_map)
         self._mask = config.mask
         self._cut = config.last_batch_policy is LastBatchPolicy.PARTIAL
         self._as_numpy = bool(config.as_numpy)
@@ -143,7 +144,7 @@ class BatchMaker:
             return [*map(as_bfloat16, arrays)] if k in self.bfloat16 else arrays
 
         batch: Batch = {
-            name: self._placement.place(name, pieces(k, name)) for k, name in enumerate(self._names)
+            name: self._placement.place(name, pieces(k, name)) for k, name in enumerate(self.names)
         }
         if self._mask is not None:
             masks = [

@@ -10,7 +10,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import FunctionType, MappingProxyType, MethodType
 from typing import Any, TypeVar
 
@@ -311,13 +311,3 @@ def can_checkpoint(pipeline: Pipeline) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def check_outputs(pipeline: Pipeline, output_map: Sequence[str]) -> None:
-    """Raises ValueError unless a built pipeline has one output for each name."""
-    outputs = pipeline.num_outputs
-    if outputs != len(output_map):
-        raise ValueError(
-            f"output_map names {len(output_map)} outputs, {list(output_map)}, "
-            f"but the pipeline has {outputs}. Pass one name for each output"
-        )

@@ -27,7 +27,6 @@ from ..stats import UNTRACED, InputStats
 from ..workers import WorkersEnded
 from .batch import Batch, BatchMaker, choose_placement
 from .calls import calls
-from .dali_pipeline import check_outputs
 from .failure import RETRY_DELAYS, EnvironmentFailure, strip_tracebacks
 from .failure_errors import (
     MOST_UNEXPLAINED,
@@ -36,7 +35,7 @@ from .failure_errors import (
     graph_error,
     too_many_skipped,
 )
-from .output_notes import notes_of
+from .output_notes import check_outputs, notes_of
 from .processes import Agreement, agreement_of
 from .runner import Runner
 from .traced import check_not_traced, trace_state_clean
@@ -146,6 +145,7 @@ class Engine(abc.ABC, Generic[P]):
         self.make_batch = BatchMaker(config, placement)
         self._data_shards = placement.shards  # of each pipeline, if batches are placed by shards
         self._config = config
+        self._given_names = tuple(config.output_map)  # a first state has no others
         self._batch_map_names = () if config.batch_map is None else config.batch_map.names
         self.errors = FailedBatches()
         self.closed = False
@@ -182,14 +182,28 @@ class Engine(abc.ABC, Generic[P]):
             )
         return self._lock
 
-    def learn_outputs(self, pipeline: Pipeline) -> None:
+    def learn_outputs(self, pipeline: Pipeline, name: str) -> None:
         """Learns from a built pipeline which outputs its graph has.
+
+        Args:
+            pipeline: The pipeline.
+            name: Name of its graph function, for errors.
 
         Raises:
             ValueError: If they do not agree with the iterator's arguments.
         """
-        check_outputs(pipeline, self._config.output_map)
-        self.make_batch.bfloat16 = notes_of(pipeline).bfloat16
+        names = check_outputs(pipeline, self._config.output_map, name)
+        if not self._config.output_map:  # the function returned a dict
+            self._config = dataclasses.replace(self._config, output_map=names)
+            placement = choose_placement(self._config)
+            self._placement = placement if isinstance(placement, GlobalPlacement) else None
+            self.make_batch = BatchMaker(self._config, placement)
+        self.make_batch.names, self.make_batch.bfloat16 = names, notes_of(pipeline).bfloat16
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of the outputs; empty until they are known."""
+        return tuple(self._config.output_map)
 
     def peek(self) -> Outcome[P]:
         """Returns the next batch, an error that counts as a batch, or the end of the epoch.

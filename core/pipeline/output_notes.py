@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from nvidia.dali import Pipeline
 from nvidia.dali.data_node import DataNode
@@ -20,10 +22,13 @@ class OutputNotes:
     """Properties of a graph's outputs.
 
     Attributes:
+        names: Names of the outputs in order, if the graph function returned a dict; otherwise
+            empty.
         bfloat16: Indices of the float32 outputs that the batch contains as bfloat16, for which
             DALI has no type.
     """
 
+    names: tuple[str, ...] = ()
     bfloat16: tuple[int, ...] = ()
 
 
@@ -38,20 +43,63 @@ def mark_bfloat16(node: DataNode) -> DataNode:
 def note_outputs(pipeline: Pipeline, name: str) -> None:
     """Stores the notes about the outputs of a pipeline that was defined and is not built.
 
+    A dict of outputs becomes their sequence, in the alphabetical order of the names: states do not
+    depend on the order in which a function adds them, and JAX uses the same order for dicts.
+
     Args:
         pipeline: The pipeline.
         name: Name of its graph function, for errors.
 
     Raises:
-        TypeError: If an operator takes an output that becomes bfloat16.
+        TypeError: If a name is not a string, or an operator takes an output that becomes bfloat16.
     """
+    # Private in DALI; without it, outputs can be neither a dict nor bfloat16.
+    outputs: Sequence[Any] = getattr(pipeline, "_graph_out", None) or ()
+    names: tuple[str, ...] = ()
+    if len(outputs) == 1 and isinstance(outputs[0], Mapping):
+        named = outputs[0]
+        for key in named:
+            if not isinstance(key, str):
+                raise TypeError(f"{name} returns a dict with the key {key!r}. Use names as keys")
+        names = tuple(sorted(named))
+        outputs = [named[key] for key in names]
+        pipeline.set_outputs(*outputs)
     marked = vars(pipeline).get(_BFLOAT16, set())
     if marked:
         _check_last(pipeline, marked, name)
-    # Private in DALI; without it, no output is bfloat16.
-    outputs = getattr(pipeline, "_graph_out", None) or ()
     bfloat16 = [k for k, node in enumerate(outputs) if getattr(node, "name", "") in marked]
-    set_notes(pipeline, OutputNotes(bfloat16=tuple(bfloat16)))
+    set_notes(pipeline, OutputNotes(names, tuple(bfloat16)))
+
+
+def check_outputs(pipeline: Pipeline, output_map: Sequence[str], name: str) -> tuple[str, ...]:
+    """Returns the names of a built pipeline's outputs, in order.
+
+    Args:
+        pipeline: The pipeline.
+        output_map: The names that the iterator was given, or none.
+        name: Name of its graph function, for errors.
+
+    Raises:
+        ValueError: If an output has no name, or the names disagree.
+    """
+    names, count = notes_of(pipeline).names, pipeline.num_outputs
+    if not output_map and not names:
+        raise ValueError(
+            f"output_map is empty. Name each output of {name}: return a dict, as in "
+            "return {'images': images, 'labels': labels}, or pass "
+            "output_map=['images', 'labels']"
+        )
+    if names and output_map and sorted(output_map) != list(names):
+        raise ValueError(
+            f"output_map is {list(output_map)}, but {name} returns a dict with the keys "
+            f"{list(names)}. Omit output_map, or name the same outputs"
+        )
+    if not names and count != len(output_map):
+        raise ValueError(
+            f"output_map names {len(output_map)} outputs, {list(output_map)}, "
+            f"but the pipeline has {count}. Pass one name for each output"
+        )
+    return names or tuple(output_map)
 
 
 def _check_last(pipeline: Pipeline, marked: set[str], name: str) -> None:

@@ -110,5 +110,7 @@ def check(
     # Operators are unknown before the first build.
     built = bool(saved.operators and current.operators)
     alike = current if built else dataclasses.replace(current, operators=saved.operators)
+    if not (saved.outputs and alike.outputs):  # nor are the keys of a dict
+        alike = dataclasses.replace(alike, outputs=saved.outputs)
     if named or saved != alike:
         differences.check(saved.fingerprint(), current.fingerprint(), allow, named)

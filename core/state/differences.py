@@ -32,7 +32,7 @@ _FIXED = frozenset(
 )
 _FIXED_ARGUMENTS = frozenset({"num_shards", "pad_last_batch", "stick_to_shard"})
 _LEFT_OUT = "(left out)"  # an argument
-_BLANKS = {"operators": [], "seed": -1}
+_BLANKS = {"operators": [], "outputs": [], "seed": -1}
 # Explanations of values with unclear names.
 _MEANINGS = {
     "identity": " (how many records there are, their names and their bytes)",
@@ -97,7 +97,7 @@ def differences(saved: Fingerprint, current: Fingerprint) -> list[Difference]:
         after = current[name]
         if name == "unchecked" or before == after or (not_built and name != "outputs"):
             continue
-        if _BLANKS.get(name, ()) in (before, after):  # the graph is not known, or has no seed
+        if _BLANKS.get(name, ()) in (before, after):  # the graph is unknown, or has no seed
             continue
         if name == "sources":
             result += _sources_differ(before, after)
