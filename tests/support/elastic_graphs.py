@@ -1,7 +1,6 @@
 """Sources, graphs and layouts for tests/sources/test_processes.py and its workers."""
 
 import hashlib
-import itertools
 import pathlib
 
 import jax
@@ -32,13 +31,13 @@ def write(folder):
             folder / f"{tar}.tar",
             [e for k, data in entries for e in ((f"{k}.jpg", data), (f"{k}.cls", k.encode()))],
         )
-    write_episodes(folder / "episodes.tfrecord", files[:IMAGES])
+    write_episodes(folder / "episodes.tfrecord", files[:IMAGES], [*range(1, 6), IMAGES - 15])
 
 
-def write_episodes(path, images):
-    """Writes an RLDS file of episodes of 1 to 6 steps, without TensorFlow."""
+def write_episodes(path, images, lengths):
+    """Writes an RLDS file of episodes with some numbers of steps, without TensorFlow."""
     records, step = [], 0
-    for length in itertools.chain(range(1, 6), [len(images) - 15]):
+    for length in lengths:
         steps = range(step, step + length)
         features = {
             b"steps/image": (1, [(1, images[k]) for k in steps]),
@@ -113,8 +112,8 @@ def episodes(folder):
     return sources.RLDS(f"{folder}/episodes.tfrecord", fields, cache_dir=f"{folder}/index")
 
 
-LOCAL = {"Files": files, "Tar": tar, "Records": records, "Mixture": mixture}
-SOURCES = {**LOCAL, "remote Mixture": remote, "RLDS": episodes}
+LOCAL = {"Files": files, "Tar": tar, "Records": records, "Mixture": mixture, "RLDS": episodes}
+SOURCES = {**LOCAL, "remote Mixture": remote}
 GRAPHS = {"draw": drawn, "augment": augmented, "rand_augment": by_policy}
 
 
