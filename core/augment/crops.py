@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 from nvidia.dali import fn, types
+from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names
-from ..random.draw import Draw, check_draw, check_share
+from ..random.draw import Draw, check_draw, check_share, draw_of_pipeline
 from . import windows
 from .windows import Pair, Range
 
@@ -137,20 +138,21 @@ def center_crop(
     images: DataNode,
     size: int | Pair,
     *,
-    draw: Draw,
+    draw: Draw | None = None,
     resize: int | None = None,
     interp_type: Any = types.INTERP_LINEAR,
     antialias: bool = True,
 ) -> DataNode:
     """Crops the centre, for evaluation: torchvision's ``Resize`` and ``CenterCrop``.
 
-    Sizes and positions are rounded as in torchvision. Nothing is random; ``draw`` supplies the
-    image sizes.
+    Sizes and positions are rounded as in torchvision. Nothing is random. Without ``draw``, the
+    graph computes the windows from the images' sizes, over any reader or source and after any
+    operator. With ``draw``, dalijax computes the same windows from the sizes of the files.
 
     Args:
-        images: Images [height, width, channels], with sizes that ``draw`` can look up.
+        images: Images [height, width, channels]; with ``draw``, of sizes that it can look up.
         size: Height and width of the output, in pixels; an int sets both.
-        draw: The graph's ``draw``.
+        draw: The graph's ``draw``, or None.
         resize: Length of the image's shorter side before cropping, in pixels; None: not resized.
         interp_type: Interpolation, a ``nvidia.dali.types.DALIInterpType``.
         antialias: Whether to apply a low-pass filter before scaling down.
@@ -159,13 +161,15 @@ def center_crop(
         Images [*size, channels] of the same dtype. An image smaller than the crop is a bad record.
 
     Raises:
-        ValueError: If a size is invalid.
+        ValueError: If a size is invalid; without ``draw`` also if ``size`` exceeds ``resize``.
         TypeError: If ``draw`` cannot look up the sizes of the images.
     """
-    check_draw(draw)
     size = windows.pair(size, "size")
     if resize is not None:
         windows.pair(resize, "resize")
+    if draw is None:
+        return _central(images, size, resize, interp_type, antialias)
+    check_draw(draw)
     start, end = draw._compute_outputs(
         lambda _, sizes: windows.central_crops(sizes, size, resize),
         [_PIXELS, _PIXELS],
@@ -176,6 +180,35 @@ def center_crop(
         kind="augment.center_crop",
     )
     return draw.sized(_resized(images, size, start, end, interp_type, antialias), size)
+
+
+def _central(
+    images: DataNode, size: Pair, shorter: int | None, interp_type: Any, antialias: bool
+) -> DataNode:
+    """Crops the centre by operators of the graph; equals `windows.central_crops`."""
+    if shorter is not None and max(size) > shorter:
+        raise ValueError(
+            f"center_crop: size={size} exceeds resize={shorter}, so that small images would not "
+            "fill the crop. Pass a larger resize, or draw=draw, which makes them bad records"
+        )
+    extent = types.Constant(np.array(size, np.int64))
+    sizes: Any = images.shape()[0:2]  # int64
+    resized = sizes
+    if shorter is not None:
+        resized = sizes * shorter // dali_math.min(sizes[0], sizes[1])
+    room = resized - extent
+    half = room // 2
+    start = half + room % 2 * (half % 2)  # half of the room, rounded to even
+    cropped: Any
+    if shorter is None:
+        start = fn.cast(start, dtype=types.INT32)
+        cropped = fn.slice(images, start=start, shape=list(size), axis_names="HW")
+    else:
+        back = fn.cast(sizes, dtype=types.FLOAT64) / fn.cast(resized, dtype=types.FLOAT64)
+        roi = [fn.cast(edge * back, dtype=types.FLOAT) for edge in (start, start + extent)]
+        cropped = _resized(images, size, *roi, interp_type, antialias)
+    draw = draw_of_pipeline()
+    return cropped if draw is None else draw.sized(cropped, size)
 
 
 def _resized(

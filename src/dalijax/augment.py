@@ -10,7 +10,7 @@ shard or device it comes in, and after a restore. Each function takes the graph'
         images = augment.random_resized_crop(images, 224, flip=0.5, draw=draw)
         return augment.color_jitter(images, brightness=0.3, draw=draw), label
 
-`normalize` is not random. It takes no draw, and works in any graph.
+`center_crop` and `normalize` are not random: they need no draw, and work in any graph.
 """
 
 import typing as _typing

@@ -333,8 +333,10 @@ def test_an_image_that_is_too_small_is_a_bad_record(call):
 
 
 @pytest.mark.parametrize("draw", (None, 3), ids=str)
-@pytest.mark.parametrize("name", sorted(augment.__all__))
+@pytest.mark.parametrize("name", sorted({*augment.__all__} - {"normalize"}))
 def test_invalid_draws_are_named(name, draw):
+    if name == "center_crop" and draw is None:
+        pytest.skip("needs no draw")
     size = (8,) if name.endswith("crop") else ()
     with pytest.raises(TypeError, match=rf"draw must be .* not {draw}. Add"):
         getattr(augment, name)(None, *size, draw=draw)
