@@ -21,6 +21,7 @@ _KINDS = (
     *((b"\x78" + level, "compressed by zlib", "unpack it") for level in (b"\1", b"^", b"\x9c")),
     (b"\x78\xda", "compressed by zlib", "it has no random access. Unpack it"),
 )
+_TEXT = b"\t\n\r" + bytes(range(32, 127)) + bytes(range(128, 256))  # UTF-8
 
 
 def described(head: bytes) -> str:
@@ -32,6 +33,8 @@ def described(head: bytes) -> str:
     if is_tar(head):
         return "it is a tar; use sources.Tar"
     kinds = (f"it is {kind}; {cure}" for magic, kind, cure in _KINDS if head.startswith(magic))
+    if head and not head.translate(None, _TEXT):
+        return "it is text, such as JSON; omit it, e.g. by a narrower pattern"
     return next(kinds, "")
 
 

@@ -220,6 +220,9 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     (tmp_path / "c.gz").write_bytes(gzip.compress(data))
     with pytest.raises(ValueError, match="it is compressed"):
         TFRecord(tmp_path / "c.gz", FEATURES)
+    (tmp_path / "features.json").write_text('{\n  "name": "ein Würfel"\n}')
+    with pytest.raises(ValueError, match="not a TFRecord file: it is text, such as JSON; omit it"):
+        TFRecord(tmp_path / "features.json", FEATURES)
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(ValueError, match="empty has no records"):
         TFRecord(tmp_path / "empty", FEATURES)
