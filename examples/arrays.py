@@ -55,13 +55,13 @@ def crop_and_flip(volume: Any, draw: Any) -> Any:
     return dali_fn.flip(volume, depthwise=flip[0], vertical=flip[1], horizontal=flip[2])
 
 
-@data_iterator(output_map=["volume", "label"], mask="mask")
+@data_iterator(output_map=["volume", "label"], mask=True)
 def volumes(data: Any, label: Any, *, draw: Any) -> Any:
     """Defines crops of volumes in files, for `sources.Files`."""
     return crop_and_flip(dali_fn.decoders.numpy(data, dtype=types.FLOAT), draw), label
 
 
-@data_iterator(output_map=["volume", "age", "dose", "label"], mask="mask")
+@data_iterator(output_map=["volume", "age", "dose", "label"], mask=True)
 def patients(volume: Any, age: Any, dose: Any, label: Any, *, draw: Any) -> Any:
     """Defines crops of rows of a large array, and columns of a table, for `open_table`."""
     return crop_and_flip(volume, draw), age / 100.0, dose, label

@@ -60,7 +60,7 @@ def spec_augment(mel: Any, frames: Any, draw: Any, bands: int = 12, share: float
     return masked(masked(mel, 0, BANDS, bands), 1, size, dali_math.floor(size * share))
 
 
-@data_iterator(output_map=["mel", "augmented", "frames", "label"], mask="mask")
+@data_iterator(output_map=["mel", "augmented", "frames", "label"], mask=True)
 def recordings(data: Any, label: Any, *, draw: Any, bucket: int = 0) -> Any:
     """Defines spectrograms padded to MOST frames, or to a multiple of `bucket` frames."""
     sound, _ = dali_fn.decoders.audio(data, sample_rate=RATE, downmix=True)

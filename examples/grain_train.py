@@ -117,8 +117,7 @@ def main() -> None:
             )
             model, optimizer = nnx.merge(graph, restored["state"])
             print(f"resuming after step {start}")
-        for step in range(start + 1, arguments.steps + 1):
-            batch = next(iterator)
+        for step, batch in zip(range(start + 1, arguments.steps + 1), iterator):
             loss = float(train_step(model, optimizer, batch["image"], batch["label"]))
             losses.add(step, loss)
             if step % arguments.save_every == 0 or step == arguments.steps:

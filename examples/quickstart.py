@@ -67,7 +67,7 @@ def training_data(files: list[str], classes: list[int], gpu: bool) -> Any:
     output_map=["images", "labels"],
     reader_name="held_out",
     last_batch_policy=LastBatchPolicy.FILL,
-    mask="mask",
+    mask=True,
 )
 def held_out_data(files: list[str], classes: list[int], gpu: bool) -> Any:
     """Defines evaluation images: each image once, in order, without augmentation."""

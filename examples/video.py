@@ -25,7 +25,7 @@ EXTENSIONS = ("avi", "mkv", "mov", "mp4", "webm")
 DEVICE = "cpu"  # GPUs can't decode the generated Motion JPEG; use "mixed" for H.264
 
 
-@data_iterator(output_map=["frames", "start", "label"], mask="mask")
+@data_iterator(output_map=["frames", "start", "label"], mask=True)
 def clips(
     data: Any,
     label: Any,

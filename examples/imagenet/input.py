@@ -124,4 +124,4 @@ def evaluation(config: Config, sharding: jax.sharding.Sharding, source: Any) -> 
         return images, label.gpu() if GPU else label
 
     names = ["images", "labels"]
-    return data_iterator(graph, names, source=source, shuffle=False, sharding=sharding, mask="mask")
+    return data_iterator(graph, names, source=source, shuffle=False, sharding=sharding, mask=True)
