@@ -36,6 +36,7 @@ COMMANDS = {
         *("--files", "512", "--tars", "64", "--latencies", "1", "50"),
         *("--seconds", "3", "--servers", "1", "--threads", "2", "--read-ahead", "4MB"),
     ],
+    "robot": ["--episodes", "60", "--seconds", "5"],
     "memory": ["--batches", "2000", "--rebuild", "500"],
 }
 
