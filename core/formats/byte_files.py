@@ -20,7 +20,7 @@ from ..remote.cache_folder import object_name
 from ..remote.disk_cache import DiskCache
 from ..remote.fsspec_client import FsspecFile, is_http
 from ..remote.fsspec_client import read as read_fsspec
-from ..remote.locations import Place
+from ..remote.locations import Place, server_settings
 from ..remote.owned_files import OpenFile
 from ..remote.range_cache import Lease, RangeCache
 from ..remote.request_threads import request_threads
@@ -288,8 +288,12 @@ class ByteFiles:
         if self._storage.cache is None:
             return None
         options = self._storage.options
+        kinds = {place.kind: place for place in self._places if place is not None}
+        servers = {
+            kind: server_settings(place, options, os.environ) for kind, place in kinds.items()
+        }
         names = [
-            object_name(path, stamp, options)
+            object_name(path, stamp, options, servers[place.kind] if place else {})
             if (place is not None or (is_remote(path) and is_http(path)))
             and has_version(stamp)
             and is_certain(stamp)

@@ -49,6 +49,21 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     },
 }
 
+# Environment variables from which obstore gets the server, or the account, of a bucket.
+_SERVER_VARIABLES: Mapping[str, tuple[str, ...]] = {
+    "http": (),
+    "s3": ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": (
+        "AZURE_ENDPOINT",
+        "AZURE_STORAGE_ACCOUNT_NAME",
+        "AZURE_STORAGE_ENDPOINT",
+        "AZURE_STORAGE_USE_EMULATOR",
+        "AZURE_USE_FABRIC_ENDPOINT",
+        "AZURITE_BLOB_STORAGE_URL",
+    ),
+}
+
 
 class Place(NamedTuple):  # created faster than a dataclass; a data set has thousands
     """The place of an object for obstore.
@@ -172,6 +187,21 @@ def store_arguments(
     if not has_keys and (options.get("profile") or "AWS_ACCESS_KEY_ID" not in environment):
         config = {**aws_profile(profile or "default", environment), **config}
     return "S3Store", {"bucket": place.root, "config": config, **arguments}
+
+
+def server_settings(
+    place: Place, options: Mapping[str, Any], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns settings of a place's server from the environment and ``~/.aws``; see `Place`.
+
+    Buckets of two servers, or containers of two accounts, may have equal URLs.
+    """
+    names = _SERVER_VARIABLES[place.kind]
+    settings = {name: environment[name] for name in names if environment.get(name)}
+    config = store_arguments(place, options, environment)[1].get("config", {})
+    if place.kind == "s3" and config.get("endpoint"):
+        settings["endpoint"] = config["endpoint"]
+    return settings
 
 
 def aws_profile(profile: str, environment: Mapping[str, str]) -> dict[str, str]:

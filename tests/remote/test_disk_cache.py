@@ -40,6 +40,7 @@ from dalijax.core.remote.cache_folder import (
 from dalijax.core.remote.cache_users import names_in_use, register
 from dalijax.core.remote.disk_cache import DiskCache
 from dalijax.core.remote.journals import ENTRY, Journals
+from dalijax.core.remote.locations import place_of, server_settings
 from dalijax.core.remote.owned_files import locked, new_file
 from dalijax.core.tools import cache_command
 from dalijax.sources import Files, Mixture, Tar, TFRecord
@@ -267,6 +268,44 @@ def test_another_version_uses_another_file(server, folder):
             {"headers": {"Host": "b", "Authorization": "Bearer x"}, "anon": True},
         )
     }
+
+
+@pytest.mark.parametrize("how", ("environment", "profile"))
+def test_equal_urls_of_two_servers(how, tmp_path, folder, monkeypatch):
+    pytest.importorskip("obstore")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / ".aws").mkdir()
+    for shift in (0, 1000):
+        bucket = tmp_path / str(shift) / "bucket"
+        bucket.mkdir(parents=True)
+        contents = [content(k + shift)[:SIZE] for k in range(3)]
+        write_tar(bucket / "a.tar", [(f"{k}.bin", data) for k, data in enumerate(contents)])
+        with serving(bucket.parent) as (url, server):
+            server.tag = '"equal"'
+            if how == "environment":
+                monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+            keys = "aws_access_key_id=a\naws_secret_access_key=b\n"
+            endpoint = f"endpoint_url={url}\n" if how == "profile" else ""
+            (tmp_path / ".aws/config").write_text(f"[default]\n{keys}{endpoint}")
+            source = Tar("s3://bucket/a.tar", {"bin": "data"}, cache=folder)
+            values = source.read(np.arange(3), ["data"])["data"]
+            assert [value.tobytes() for value in values] == contents
+
+
+@pytest.mark.parametrize(
+    ("url", "variable"),
+    (
+        ("s3://a/b", "AWS_ENDPOINT_URL_S3"),
+        ("gs://a/b", "GOOGLE_BASE_URL"),
+        ("az://a/b", "AZURE_STORAGE_ACCOUNT_NAME"),
+    ),
+)
+def test_variables_that_choose_the_server(url, variable, tmp_path):
+    environment = {"HOME": str(tmp_path), "AWS_SECRET_ACCESS_KEY": "secret", variable: "x"}
+    assert server_settings(place_of(url), {}, environment) == {variable: "x"}
+    assert server_settings(place_of("http://a/b"), {}, environment) == {}
 
 
 def test_an_older_version_is_not_stored(server, folder):
