@@ -6,22 +6,33 @@ lifetime: requests of a forked child would wait forever. A second copy has its o
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import importlib.util
+import logging
 import os
 import threading
 from typing import Any
 
 from ..environment.extras import extra
 
+_log = logging.getLogger("dalijax")
+
 _module: Any = None
 _process = 0  # the process that loaded the module
 _lock = threading.Lock()
 
 
-def is_installed() -> bool:
-    """Returns whether obstore is installed."""
-    return importlib.util.find_spec("obstore") is not None
+@functools.lru_cache(maxsize=1)  # asked for each of thousands of URLs, and warns once
+def has_obstore() -> bool:
+    """Returns whether obstore is installed; if it is not, logs a warning."""
+    if importlib.util.find_spec("obstore") is not None:
+        return True
+    _log.warning(
+        "URLs are read by fsspec, whose requests are slow. "
+        'For http, s3, gs and az: pip install "dalijax[remote]"'
+    )
+    return False
 
 
 def obstore() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,23 +12,12 @@ from .folders import Folders, FsspecFolders, ObjectFolders
 from .fsspec_client import filesystem, read_files
 from .listing import listings_of
 from .locations import Place, check_options, folder_place_of, place_of
-from .native import is_installed
+from .native import has_obstore
 from .object_client import ObjectClient
 from .request_threads import request_threads
 from .versions import Version
 
 _log = logging.getLogger("dalijax")
-
-
-@functools.lru_cache(maxsize=1)  # one warning for each process
-def _has_obstore() -> bool:
-    if is_installed():
-        return True
-    _log.warning(
-        "URLs are read by fsspec, whose requests are slow. "
-        'For http, s3, gs and az: pip install "dalijax[remote]"'
-    )
-    return False
 
 
 class Storage:
@@ -63,7 +51,7 @@ class Storage:
             ValueError: If the store does not have one of the options.
         """
         place = place_of(url)
-        if place is None or not _has_obstore():
+        if place is None or not has_obstore():
             return None
         if place.kind not in self._checked:  # once, as there may be thousands of URLs
             check_options(place.kind, self.options)
@@ -73,7 +61,7 @@ class Storage:
     def folders(self, url: str) -> tuple[Folders, str]:
         """Returns access to the folders of a URL, and the path of the URL in them."""
         place = folder_place_of(url)
-        if place is None or not _has_obstore():
+        if place is None or not has_obstore():
             folders = FsspecFolders(url, self.options)
             return folders, folders.path(url)
         check_options(place.kind, self.options)

@@ -104,5 +104,5 @@ def test_conformance_with_faults(server):
 
 def test_conformance_without_obstore(server, monkeypatch):
     pytest.importorskip("aiohttp")
-    monkeypatch.setattr(storage, "_has_obstore", lambda: False)
+    monkeypatch.setattr(storage, "has_obstore", lambda: False)
     check(functools.partial(iterator_of, server.urls, "128MB", False), expected())

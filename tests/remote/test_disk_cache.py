@@ -123,7 +123,7 @@ def batches_of(stream, count):
 @pytest.mark.parametrize("read_ahead", ("128MB", 0))
 def test_later_epochs_send_no_requests(server, folder, read_ahead, client, monkeypatch):
     pytest.importorskip("obstore" if client == "obstore" else "aiohttp")
-    monkeypatch.setattr(storage, "_has_obstore", lambda: client == "obstore")
+    monkeypatch.setattr(storage, "has_obstore", lambda: client == "obstore")
     arguments = {"batch_size": 10, "num_threads": 1, "as_numpy": True, "seed": 3}
 
     def stream(source):

@@ -56,12 +56,8 @@ def client(request, monkeypatch):
     """Reads by obstore or by fsspec."""
     if request.param == "fsspec":
         pytest.importorskip("aiohttp")
-        monkeypatch.setattr(storage, "is_installed", lambda: False)
-        storage._has_obstore.cache_clear()
-        yield request.param
-        storage._has_obstore.cache_clear()
-    else:
-        yield request.param
+        monkeypatch.setattr(storage, "has_obstore", lambda: False)
+    return request.param
 
 
 @pytest.fixture
