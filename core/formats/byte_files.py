@@ -289,11 +289,11 @@ class ByteFiles:
             return None
         options = self._storage.options
         kinds = {place.kind: place for place in self._places if place is not None}
-        servers = {
+        servers: dict[str, Any] = {
             kind: server_settings(place, options, os.environ) for kind, place in kinds.items()
         }
         names = [
-            object_name(path, stamp, options, servers[place.kind] if place else {})
+            object_name(path, stamp, {**options, "server": servers[place.kind] if place else None})
             if (place is not None or (is_remote(path) and is_http(path)))
             and has_version(stamp)
             and is_certain(stamp)

@@ -11,7 +11,6 @@ import re
 import stat
 import time
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from ..messages.log_once import warn_once
@@ -170,12 +169,7 @@ def existing_cache(folder: str) -> CacheFolder:
     return cache
 
 
-def object_name(
-    url: str,
-    stamp: Sequence[Any],
-    options: Mapping[str, Any],
-    server: Mapping[str, str] = MappingProxyType({}),
-) -> str:
+def object_name(url: str, stamp: Sequence[Any], options: Mapping[str, Any]) -> str:
     """Returns the name of a version of a file in a cache.
 
     The name has digests of the URL and of the version, with 16 digits each.
@@ -183,10 +177,9 @@ def object_name(
     Args:
         url: The URL.
         stamp: The size and the names of the version.
-        options: The user's storage options, which may name the server of the URL.
-        server: Settings of the server that are not in the options; see `server_settings`.
+        options: The user's storage options, and other settings that name the server of the URL.
     """
-    parts = [url, repr(_significant(options)), *map(repr, sorted(server.items()))]
+    parts = [url, repr(_significant(options))]
     return f"{_digest(parts)}-{_digest([*parts, repr(stamp)])}"
 
 

@@ -50,18 +50,11 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 }
 
 # Environment variables from which obstore gets the server, or the account, of a bucket.
-_SERVER_VARIABLES: Mapping[str, tuple[str, ...]] = {
-    "http": (),
-    "s3": ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
-    "gs": ("GOOGLE_BASE_URL",),
-    "az": (
-        "AZURE_ENDPOINT",
-        "AZURE_STORAGE_ACCOUNT_NAME",
-        "AZURE_STORAGE_ENDPOINT",
-        "AZURE_STORAGE_USE_EMULATOR",
-        "AZURE_USE_FABRIC_ENDPOINT",
-        "AZURITE_BLOB_STORAGE_URL",
-    ),
+_SERVER_VARIABLES = {
+    "http": re.compile(""),
+    "s3": re.compile("AWS_ENDPOINT(_URL(_S3)?)?"),
+    "gs": re.compile("GOOGLE_BASE_URL"),
+    "az": re.compile("AZURE_(STORAGE_)?(ACCOUNT_NAME|ENDPOINT|USE_.*)|AZURITE_BLOB_STORAGE_URL"),
 }
 
 
@@ -192,12 +185,12 @@ def store_arguments(
 def server_settings(
     place: Place, options: Mapping[str, Any], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns settings of a place's server from the environment and ``~/.aws``; see `Place`.
+    """Returns settings that name the server, or the account, of a place.
 
-    Buckets of two servers, or containers of two accounts, may have equal URLs.
+    They come from the environment and ``~/.aws``. Buckets of two servers may have equal URLs.
     """
-    names = _SERVER_VARIABLES[place.kind]
-    settings = {name: environment[name] for name in names if environment.get(name)}
+    is_of_server = _SERVER_VARIABLES[place.kind].fullmatch
+    settings = {name: value for name, value in environment.items() if is_of_server(name) and value}
     config = store_arguments(place, options, environment)[1].get("config", {})
     if place.kind == "s3" and config.get("endpoint"):
         settings["endpoint"] = config["endpoint"]

@@ -255,29 +255,18 @@ class RangeCache:
             self._blocks.add(weakref.ref(block, self._blocks.discard))
             lease.take(block, are_new=True)
             lease.num_bytes += int(counts.sum())
-            jobs = self._jobs(planned, fetches, open_files)
+            bounds = planned.bounds.tolist()
+            jobs = [
+                self._job(planned, slice(first, last), fetch, open_files)
+                for first, last, fetch in zip(bounds, bounds[1:], fetches)
+            ]
             request_threads().add(jobs, urgent=turns is None)
         return lease
 
-    def _jobs(self, planned: Plan, fetches: Sequence[Fetch], open_files: OpenFiles) -> list[Job]:
-        """Returns the jobs of calls, which do not keep their fetches alive."""
-        columns = [planned.files.tolist(), planned.starts.tolist(), planned.ends.tolist()]
-        jobs = []
-        for fetch, first, last in zip(
-            fetches, planned.bounds.tolist(), planned.bounds[1:].tolist()
-        ):
-            files, starts, ends = (column[first:last] for column in columns)
-            jobs.append(self._job(files, starts, ends, fetch, open_files))
-        return jobs
-
-    def _job(
-        self,
-        files: list[int],
-        starts: list[int],
-        ends: list[int],
-        fetch: Fetch,
-        open_files: OpenFiles,
-    ) -> Job:
+    def _job(self, planned: Plan, call: slice, fetch: Fetch, open_files: OpenFiles) -> Job:
+        """Returns the job of a call, which does not keep its fetch alive."""
+        columns = planned.files, planned.starts, planned.ends
+        files, starts, ends = (column[call].tolist() for column in columns)
         ref, result = weakref.ref(fetch), fetch.result
         place = self._places[files[0]]
         url, version = self._urls[files[0]], self._versions[files[0]]
