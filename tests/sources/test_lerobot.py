@@ -3,6 +3,7 @@
 import fcntl
 import io
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from lerobot_data import AV1, DEPTH, FPS, H264, LENGTHS, TASKS, TOP, WRIST
 from PIL import Image, JpegImagePlugin
 
 from dalijax.core.tools.lerobot.pack import PackOptions, pack_lerobot
+from dalijax.core.tools.lerobot.processes import call_in_processes
 from dalijax.sources import RLDS
 from full import in_full
 
@@ -509,12 +511,27 @@ def test_the_command_packs_in_processes(roots, tmp_path, workers):
     assert files_of(out) == files_of(tmp_path / "alone")
 
 
-def test_missing_packages_are_named(tmp_path):
-    program = (
-        "import sys; sys.modules['av'] = None; sys.argv = ['', 'pack-lerobot', 'a', 'b']; "
-        "import runpy; runpy.run_module('dalijax.sources', run_name='__main__')"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300
-    )
-    assert result.returncode == 1 and 'pip install "dalijax[lerobot]"' in result.stderr
+@pytest.mark.parametrize(
+    ("items", "error", "words"),
+    [
+        in_full([1, 2, 3, 4, 5], None, ""),
+        in_full([1, "error", 3], ValueError, "no number"),
+        in_full([1, "kill", 3], RuntimeError, "ended with the exit code -9.*fewer --workers"),
+    ],
+)
+def test_calls_in_processes(items, error, words):
+    progress = []
+    results = call_in_processes(lerobot_data.double, items, 2, progress.append)
+    if error is None:
+        assert sorted(results) == [2, 4, 6, 8, 10] and sorted(progress) == items
+        return
+    with pytest.raises(error, match=words):
+        list(results)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("package", ["av", "google_crc32c", "pyarrow"])
+def test_missing_packages_are_named(roots, tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=r'pip install "dalijax\[lerobot\]"'):
+        pack(roots("v3-images"), tmp_path / "out")

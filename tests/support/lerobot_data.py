@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import signal
 
 import numpy as np
 from PIL import Image
@@ -116,6 +118,16 @@ def table_of(episode, length, images):
             rows.append({"bytes": encoded(pixels, kind), "path": f"frame-{step:06d}.png"})
         columns[camera] = pa.array(rows, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
     return pa.table(columns)
+
+
+def double(item, advance):
+    """Doubles a number in another process; fails for "error", and is killed for "kill"."""
+    if item == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if item == "error":
+        raise ValueError("no number")
+    advance(item)
+    return 2 * item
 
 
 def write(root, version="v3.0", videos=None, images=None, lengths=LENGTHS):

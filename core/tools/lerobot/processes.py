@@ -10,7 +10,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -53,32 +53,45 @@ def call_in_processes(
             process.start()
             other.close()
             processes[own] = process
-            own.send(next(pending))
-        busy = set(processes)
-        while busy:
-            for connection in wait(list(busy)):
-                assert isinstance(connection, Connection)
-                try:
+        idle, busy = list(processes), set[Connection]()
+        while True:
+            for connection, item in zip(idle, pending):
+                with _living(processes[connection]):
+                    connection.send(item)
+                busy.add(connection)
+            idle = []
+            if not busy:
+                return
+            for connection in cast("list[Connection]", wait(list(busy))):
+                with _living(processes[connection]):
                     kind, value = connection.recv()
-                except EOFError:
-                    processes[connection].join(_PATIENCE)
-                    code = processes[connection].exitcode
-                    raise RuntimeError(
-                        f"a process ended with the exit code {code}, e.g. because the memory was "
-                        "exhausted. Pass fewer --workers"
-                    ) from None
                 if kind == _ERROR:
                     raise value
                 if kind == _ADVANCE:
                     advance(value)
                     continue
-                try:
-                    connection.send(next(pending))
-                except StopIteration:
-                    busy.remove(connection)
+                busy.remove(connection)
+                idle.append(connection)
                 yield value
     finally:
         _end(processes)
+
+
+@contextlib.contextmanager
+def _living(process: Any) -> Iterator[None]:
+    """Replaces errors of the connection to a process.
+
+    Raises:
+        RuntimeError: If the process has ended.
+    """
+    try:
+        yield
+    except (EOFError, ConnectionError):
+        process.join(_PATIENCE)
+        raise RuntimeError(
+            f"a process ended with the exit code {process.exitcode}, e.g. because the memory was "
+            "exhausted. Pass fewer --workers"
+        ) from None
 
 
 def _end(processes: dict[Connection, Any]) -> None:
