@@ -71,6 +71,8 @@ def _run(options: argparse.Namespace) -> None:
             options.name,
         )
         packed = pack_lerobot(options.root, options.out, chosen, options.workers)
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted. Run the same command again to resume") from None
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         raise SystemExit(f"the data set can't be packed: {error}") from error
     kept = f", of which {packed.num_kept:,} were finished" if packed.num_kept else ""
