@@ -205,8 +205,8 @@ def _central(
         cropped = fn.slice(images, start=start, shape=list(size), axis_names="HW")
     else:
         back = fn.cast(sizes, dtype=types.FLOAT64) / fn.cast(resized, dtype=types.FLOAT64)
-        roi = [fn.cast(edge * back, dtype=types.FLOAT) for edge in (start, start + extent)]
-        cropped = _resized(images, size, *roi, interp_type, antialias)
+        first, last = (fn.cast(edge * back, dtype=types.FLOAT) for edge in (start, start + extent))
+        cropped = _resized(images, size, first, last, interp_type, antialias)
     draw = draw_of_pipeline()
     return cropped if draw is None else draw.sized(cropped, size)
 
