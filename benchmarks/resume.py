@@ -6,7 +6,7 @@ from a state that was saved before. Its batches are compared with those of an un
 the same loader::
 
     python benchmarks/resume.py                                   # all loaders, all cases
-    python benchmarks/resume.py --loader grain_map --case batch   # prints the differences
+    python benchmarks/resume.py --loader grain_map --case 2to1    # prints the differences
 
 Loaders that need PyTorch run in virtual environments, ``.venv-resume-NAME``, which the program
 creates.
@@ -64,7 +64,7 @@ SHARDS = 10  # files of the loaders that store several records in a file
 EPOCHS = 2
 BATCH = 40
 EVALUATION: dict[str, Any] = {"batch": 48, "processes": 3, "shuffle": "none", "evaluation": True}
-TIMEOUT = 90  # seconds for the processes of a run
+TIMEOUT = 300  # seconds for the processes of a run
 YES, NO, REFUSED, NOT_OFFERED = "yes", "no", "refused", "not offered"
 
 
@@ -250,7 +250,10 @@ class Session:
         self._memo: dict[Any, Run] = {}
 
     def data(self, kind: str) -> str:
-        """Returns the folder of a data set, and writes it if necessary."""
+        """Returns a link to the folder of a data set, and writes the folder if necessary.
+
+        All data sets have the same path, as if their files had been replaced.
+        """
         if kind not in self._data:
             folder = self._folder / f"data-{kind}"
             folder.mkdir()
@@ -266,7 +269,10 @@ class Session:
             if errors:
                 raise RuntimeError(f"{self.loader}: {errors}")
             self._data[kind] = str(folder)
-        return self._data[kind]
+        link = self._folder / "data"
+        link.unlink(missing_ok=True)
+        link.symlink_to(self._data[kind])
+        return str(link)
 
     def run(
         self,
@@ -441,6 +447,8 @@ class Session:
             return Result(YES, f"warning: {beginning(warned[0])}", figures)
         if verdict.equal:
             return Result(NO, "continues as saved", figures)
+        if name == "transform":
+            return Result(NO, "continues with the other transform", figures)
         first_epoch = f"in the epoch of the restart: {repeated} repeated, {lost} lost"
         return Result(NO, first_epoch, figures)
 
@@ -531,27 +539,42 @@ def print_answers(
 def print_details(
     results: Mapping[str, Mapping[str, Result]], sessions: Mapping[str, Session]
 ) -> None:
-    """Prints the figures of the answers, with the options of the command that repeats them."""
+    """Prints the figures of the answers, with the options of the command that repeats them.
+
+    Cases of a loader with equal figures share a row, unless the answer is "no".
+    """
     for answer, column in (
         (NO, "difference"),
         (REFUSED, "error"),
         (NOT_OFFERED, "source"),
         (YES, "notice"),
     ):
+        rows: dict[tuple[str, ...], list[str]] = {}
+        for loader, row in results.items():
+            for name, result in row.items():
+                if result.answer != answer or not (result.details or answer == NO):
+                    continue
+                if name != "evaluation" or answer == NO:
+                    case = name if answer == NO else ""
+                    rows.setdefault((loader, result.details, case), []).append(name)
         report.table(
             ["loader", f'"{answer}"', column, "options of the command"],
             [
                 (
                     sessions[loader].facts["title"],
-                    CASES[name].title,
-                    result.details,
-                    f"`--loader {loader} --case {name}`",
+                    "; ".join(CASES[name].title for name in names),
+                    text,
+                    f"`--loader {loader} --case {' '.join(names)}`",
                 )
-                for loader, row in results.items()
-                for name, result in row.items()
-                if result.answer == answer and (result.details or answer == NO)
+                for (loader, text, _), names in rows.items()
             ],
         )
+
+
+def evaluated(row: Mapping[str, Result]) -> str:
+    """Returns the figures of an evaluation in which each record counts once."""
+    result = row["evaluation"]
+    return f"({result.details})" if result.answer == YES and result.details else ""
 
 
 def print_costs(
@@ -572,7 +595,9 @@ def print_costs(
                 f"{costs[name]['bytes']:,}",
                 seconds(costs[name]["new"]),
                 seconds(costs[name]["resumed"]),
-                results[name]["evaluation"].answer,
+                " ".join(
+                    filter(None, [results[name]["evaluation"].answer, evaluated(results[name])])
+                ),
                 session.facts["augmentation"],
             )
             for name, session in sessions.items()
@@ -591,10 +616,16 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=1000, help="a multiple of 200")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--folder", type=pathlib.Path, help="keeps data, states and errors here")
+    parser.set_defaults(out=None)
     args = parser.parse_args()
+    complete = args.loader == list(LOADERS)
     report.heading()
     for environment in sorted({LOADERS[name] for name in args.loader}):
-        python_of(environment)
+        try:
+            python_of(environment)
+        except subprocess.CalledProcessError as error:
+            print(f"the loaders of .venv-resume-{environment} are left out: {error}")
+            args.loader = [name for name in args.loader if LOADERS[name] != environment]
     with contextlib.ExitStack() as stack:
         folder = args.folder or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
@@ -616,9 +647,9 @@ def main() -> None:
             costs = {name: session.costs() for name, session in sessions.items()}
             print_costs(costs, results, sessions)
         print_details(results, sessions)
-    if list(costs) == list(LOADERS):
+    if costs and (args.out or complete):
         report.write(
-            args.out,
+            args.out or report.RESULTS,
             "resume",
             {
                 name: {case: dataclasses.asdict(result) for case, result in row.items()}

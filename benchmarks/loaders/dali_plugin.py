@@ -14,8 +14,10 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from nvidia.dali import fn, types
+from nvidia.dali.plugin.jax import data_iterator
 
 from loaders.protocol import Batch, Config, Loader, own
 
@@ -81,9 +83,6 @@ class Adapter(Loader):
         self._config, self._iterator = config, None
 
     def _open(self, checkpoints: Any = None) -> Any:
-        import jax
-        from nvidia.dali.plugin.jax import data_iterator
-
         jax.config.update("jax_platforms", "cpu")
         create = data_iterator(graph, output_map=["label", "random"], reader_name="reader")
         return create(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import jax
 
+from dalijax import data_iterator
 from loaders import dali_plugin
 from loaders.dalijax_source import rows, sharding_of
 from loaders.protocol import Batch, Config, Loader, own
@@ -22,8 +23,6 @@ class Adapter(Loader):
     write = staticmethod(dali_plugin.write_files)
 
     def __init__(self, config: Config) -> None:
-        from dalijax import data_iterator
-
         self._config = config
         sharding = sharding_of(config)
         self._iterator = data_iterator(

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from dalijax import data_iterator, sources
 from loaders.protocol import Batch, Config, Loader, own
 
 
@@ -64,8 +65,6 @@ class Adapter(Loader):
     write = staticmethod(write_tars)
 
     def __init__(self, config: Config) -> None:
-        from dalijax import data_iterator, sources
-
         self._config = config
 
         def graph(label: Any, *, draw: Any) -> Any:

@@ -3,7 +3,8 @@
 https://docs.mosaicml.com/projects/streaming/en/stable/distributed_training/fast_resumption.html:
 ``state_dict`` and ``load_state_dict`` of the loader, whose state is that of rank 0. As
 elastic_determinism.html requires, ``num_canonical_nodes`` is set, and the global batch size is
-constant over all numbers of processes. Windows are ``shuffle_block_size`` of
+constant over all numbers of processes. getting_started/faqs_and_tips.html removes the shared memory
+of killed processes. Windows are ``shuffle_block_size`` of
 dataset_configuration/shuffling.html. streaming has no random numbers for transforms, so each sample
 takes PyTorch's, as a transform of torchvision does.
 """
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+from streaming.base.util import clean_stale_shared_memory
 
 from loaders.protocol import Batch, Config, Loader
 
@@ -58,6 +60,7 @@ class Adapter(Loader):
         }
         if config.processes > 1:
             torch.distributed.init_process_group("gloo")
+        clean_stale_shared_memory()  # of processes that were killed
         torch.manual_seed(config.seed)
         dataset = Numbers(
             config.scale,

@@ -4,8 +4,9 @@ https://www.tensorflow.org/guide/data#iterator_checkpointing: `tf.train.Checkpoi
 iterator, whose shuffle buffers are part of the checkpoint. Stateful random ops are not, so the
 random numbers are stateless, with a counter as their seed, as in
 https://www.tensorflow.org/tutorials/images/data_augmentation (option 1). Each process takes
-``shard(processes, process)`` of the records before the shuffle, as the docstring of
-`tf.data.Dataset.shard` recommends.
+``shard(processes, process)`` of the shuffled records. The docstring of `tf.data.Dataset.shard`
+recommends to shard before a shuffle, so that a process reads only its own records; then the order
+depends on the number of processes.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ def dataset(config: Config, skip: int = 0) -> Any:
 
     Args:
         config: The configuration.
-        skip: Number of records of this process to skip.
+        skip: Number of records of all processes to skip.
     """
     tf.random.set_seed(config.seed)
     files = sorted(map(str, pathlib.Path(config.data).glob("*.tfrecord")))
-    ds = tf.data.TFRecordDataset(files).shard(config.processes, config.process)
+    ds = tf.data.TFRecordDataset(files)
     if config.shuffle != "none":
         size = FULL if config.shuffle == "full" else config.window
         ds = ds.shuffle(size, seed=config.seed, reshuffle_each_iteration=True)
@@ -54,6 +55,7 @@ def dataset(config: Config, skip: int = 0) -> Any:
         return number, tf.random.stateless_uniform([], seed) * config.scale
 
     ds = tf.data.Dataset.zip((ds, tf.data.Dataset.counter())).skip(skip)
+    ds = ds.shard(config.processes, config.process)
     ds = ds.map(augment, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return ds.batch(config.rows).prefetch(config.prefetch)
 

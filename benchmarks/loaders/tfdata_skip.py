@@ -28,7 +28,7 @@ class Adapter(Loader):
         self._taken = 0
 
     def batches(self, epoch: int) -> Iterator[Batch]:
-        for batch in dataset(self._config, self._taken // self._config.processes):
+        for batch in dataset(self._config, self._taken):
             self._taken += self._config.batch
             yield rows(batch)
 
