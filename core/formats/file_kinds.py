@@ -22,6 +22,7 @@ _KINDS = (
     (b"\x78\xda", "compressed by zlib", "it has no random access. Unpack it"),
 )
 _TEXT = b"\t\n\r" + bytes(range(32, 127)) + bytes(range(128, 256))  # UTF-8
+_BEGINS = (b"{", b"[", b"<", b"#")  # of short texts; a tar begins with the name of a member
 
 
 def described(head: bytes) -> str:
@@ -33,7 +34,8 @@ def described(head: bytes) -> str:
     if is_tar(head):
         return "it is a tar; use sources.Tar"
     kinds = (f"it is {kind}; {cure}" for magic, kind, cure in _KINDS if head.startswith(magic))
-    if head and not head.translate(None, _TEXT):
+    may_be_text = len(head) >= HEAD or head.lstrip().startswith(_BEGINS)
+    if may_be_text and not head.translate(None, _TEXT):
         return "it is text, such as JSON; omit it, e.g. by a narrower pattern"
     return next(kinds, "")
 

@@ -230,6 +230,7 @@ def test_preserve_false_drops_what_nobody_uses_whatever_its_parameters(preserve)
 
 def test_the_public_functions():
     assert set(fn.__all__) == {
+        "cast",
         "dl_tensor_python_function",
         "jax_function",
         "numba_function",

@@ -234,10 +234,6 @@ def forgotten():
     fn.random.uniform(shape=[2])
 
 
-def as_dict():
-    return {"x": fn.random.uniform(shape=[2])}
-
-
 def as_list():
     return fn.readers.file(files=["a.jpg"])
 
@@ -292,7 +288,6 @@ JAX = ("DataNode", "dalijax.fn.jax_function", "batches that", "the iterator retu
 NUMPY = (*JAX, "dalijax.fn.numba_function")
 GRAPHS = [
     (forgotten, TypeError, r"forgotten\(\) returns no outputs", "return images, labels"),
-    (as_dict, TypeError, r"as_dict\(\)", "dict", "return images, labels"),
     (
         as_list,
         TypeError,

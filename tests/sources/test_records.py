@@ -240,7 +240,10 @@ def test_fractions_are_rounded_and_infinities_are_kept():
 
 
 FOREIGN = [
-    (np.zeros(3, jnp.bfloat16), r"convert it by \.astype\('float32'\), and cast it back"),
+    (
+        np.zeros(3, jnp.bfloat16),
+        r"convert it by \.astype\('float32'\), and cast outputs to bfloat16",
+    ),
     (
         np.zeros(3, jnp.float8_e5m2),
         r"convert it by \.astype\('float32'\)",

@@ -125,23 +125,24 @@ def loader(files):
     return iter(DALIDataLoader(records(files), sampler, **options))
 
 
+GRAPH = {"operators", "outputs"}  # empty lists mean that the graph is not known yet
 # The form of each kind, an iterator, and the fields that may have another value: the position, a
 # seed that was not given, uncompared fields, lists with an item twice.
 KINDS = {
     "reader": (
         *(reader_state.FORM, reader, {"epoch", "step", "errors", "to_drop", "epoch_to_drop"}),
-        {"epoch_checkpoints", "dali", "seed", "sources", "unchecked", "operators"},
+        {"epoch_checkpoints", "dali", "seed", "sources", "unchecked", "operators", "outputs"},
     ),
-    "source": (source_state.FORM, source, {"epoch", "start", "sample", "seed"}, {"operators"}),
+    "source": (source_state.FORM, source, {"epoch", "start", "sample", "seed"}, GRAPH),
     "chain": (stepped_stream.FORM, chain, {"stream"}, set()),
     # The graph is known after the first record.
     "transform": (
         *(transform_module.FORM, transform, {"step", "records", "parent", "skip", "failed"}),
-        {"random", "operators"},
+        {"random"} | GRAPH,
     ),
     "loader": (
         *(data_loader.FORM, loader, {"step", "random", "shards", "seed"}),
-        {"operators"},
+        GRAPH,
     ),
 }
 

@@ -65,6 +65,7 @@ def repeated():
 
 # The owners of private names, and the names.
 USED = {
+    "os": (module("os"), "_exit"),
     "Pipeline": (
         built,
         "_checkpoint _first_iter _graph_out _names_and_devices _ops _pipe _pipes _py_pool_started "
