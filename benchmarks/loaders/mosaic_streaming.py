@@ -4,9 +4,9 @@ https://docs.mosaicml.com/projects/streaming/en/stable/distributed_training/fast
 ``state_dict`` and ``load_state_dict`` of the loader, whose state is that of rank 0. As
 elastic_determinism.html requires, ``num_canonical_nodes`` is set, and the global batch size is
 constant over all numbers of processes. getting_started/faqs_and_tips.html removes the shared memory
-of killed processes. Windows are ``shuffle_block_size`` of
-dataset_configuration/shuffling.html. streaming has no random numbers for transforms, so each sample
-takes PyTorch's, as a transform of torchvision does.
+of killed processes. Windows are ``shuffle_block_size`` of dataset_configuration/shuffling.html.
+streaming has no random numbers for transforms; they are drawn from the seed, the epoch and the
+index. A state after an epoch has an empty remainder, which the trainer takes before the next epoch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from streaming.base.util import clean_stale_shared_memory
@@ -24,14 +25,19 @@ from loaders.protocol import Batch, Config, Loader
 
 
 class Numbers(StreamingDataset):  # type: ignore[misc]
-    """Samples with their number, and a random number."""
+    """Samples with their number, and a random number.
 
-    def __init__(self, scale: float, **options: Any) -> None:
+    Attributes:
+        epoch: Set by the trainer before each epoch, for whose worker processes it is copied.
+    """
+
+    def __init__(self, seed: int, scale: float, **options: Any) -> None:
         super().__init__(**options)
-        self._scale = scale
+        self._seed, self._scale, self.epoch = seed, scale, 0
 
     def __getitem__(self, at: int) -> Any:
-        return super().__getitem__(at)["id"], float(torch.rand(())) * self._scale
+        generator = np.random.default_rng([self._seed, self.epoch, at])
+        return super().__getitem__(at)["id"], generator.uniform() * self._scale
 
 
 class Adapter(Loader):
@@ -39,12 +45,12 @@ class Adapter(Loader):
 
     title = "MosaicML streaming"
     packages = ("mosaicml-streaming", "torch")
-    augmentation = "`torch.rand`"
+    augmentation = "of seed, epoch and index"
 
     @staticmethod
     def write(folder: str, shards: Sequence[Sequence[int]]) -> None:
         size = 100 * len(shards[0])  # bytes of a shard
-        with MDSWriter(out=folder, columns={"id": "int"}, size_limit=size) as writer:
+        with MDSWriter(out=folder, columns={"id": "int"}, size_limit=size, exist_ok=True) as writer:
             for shard in shards:
                 for number in shard:
                     writer.write({"id": number})
@@ -61,8 +67,9 @@ class Adapter(Loader):
         if config.processes > 1:
             torch.distributed.init_process_group("gloo")
         clean_stale_shared_memory()  # of processes that were killed
-        torch.manual_seed(config.seed)
-        dataset = Numbers(
+        self._saved_epoch: int | None = None
+        self._dataset = Numbers(
+            config.seed,
             config.scale,
             local=config.data,
             shuffle=config.shuffle != "none",
@@ -72,13 +79,16 @@ class Adapter(Loader):
             batch_size=config.rows,
         )
         self._loader = StreamingDataLoader(
-            dataset,
+            self._dataset,
             batch_size=config.rows,
             num_workers=2,
             prefetch_factor=config.prefetch,
         )
 
     def batches(self, epoch: int) -> Iterator[Batch]:
+        if self._saved_epoch is not None and self._saved_epoch < epoch:
+            assert not list(self._loader)
+        self._saved_epoch, self._dataset.epoch = None, epoch
         for numbers, random in self._loader:
             yield numbers.tolist(), random.tolist()
 
@@ -86,4 +96,6 @@ class Adapter(Loader):
         return json.dumps(self._loader.state_dict()).encode()
 
     def load(self, states: Sequence[bytes]) -> None:
-        self._loader.load_state_dict(json.loads(states[0]))
+        state = json.loads(states[0])
+        self._saved_epoch = state["epoch"]
+        self._loader.load_state_dict(state)

@@ -1,9 +1,10 @@
 """torchdata's StatefulDataLoader over a map-style dataset.
 
-https://docs.pytorch.org/data/main/stateful_dataloader_tutorial.html ("Saving Custom State with
-Map-Style Datasets"): the dataset has ``state_dict`` and ``load_state_dict`` for the state of
-PyTorch's random generator in each worker. The sampler is `StatefulDistributedSampler`, also for a
-single process, so that the states of both have the same fields.
+https://docs.pytorch.org/data/main/stateful_dataloader_tutorial.html: ``state_dict`` and
+``load_state_dict`` of the loader. The sampler is `StatefulDistributedSampler`, also for a single
+process, so that the states of both have the same fields. torchdata has no random numbers for
+transforms. The page saves PyTorch's generator of each worker; here they are drawn from the seed,
+the epoch and the index, so that they do not depend on the batch.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import io
 import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
+import numpy as np
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
@@ -22,24 +24,21 @@ from loaders.protocol import Batch, Config, Loader, own
 
 
 class Numbers(torch.utils.data.Dataset):  # type: ignore[misc]
-    """Numbers of a list, and a random number; the generator's state is saved."""
+    """Numbers of a list, and a random number.
 
-    def __init__(self, numbers: Sequence[int], scale: float) -> None:
-        self._numbers, self._scale = numbers, scale
+    Attributes:
+        epoch: Set by the trainer before each epoch, for whose worker processes it is copied.
+    """
+
+    def __init__(self, numbers: Sequence[int], seed: int, scale: float) -> None:
+        self._numbers, self._seed, self._scale, self.epoch = numbers, seed, scale, 0
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def __getitem__(self, at: int) -> tuple[int, float]:
-        return self._numbers[at], float(torch.rand(())) * self._scale
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the worker's generator."""
-        return {"rng": torch.get_rng_state()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state of the worker's generator."""
-        torch.set_rng_state(state["rng"])
+        generator = np.random.default_rng([self._seed, self.epoch, at])
+        return self._numbers[at], generator.uniform() * self._scale
 
 
 class Adapter(Loader):
@@ -47,7 +46,7 @@ class Adapter(Loader):
 
     title = "torchdata, StatefulDataLoader"
     packages = ("torchdata", "torch")
-    augmentation = "`torch.rand`, saved"
+    augmentation = "of seed, epoch and index"
     not_offered: ClassVar[Mapping[str, str]] = {
         "buffer": "samplers shuffle globally: docs.pytorch.org/data, stateful_dataloader_tutorial"
     }
@@ -59,15 +58,14 @@ class Adapter(Loader):
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        torch.manual_seed(config.seed)
         numbers = json.loads((pathlib.Path(config.data) / "numbers.json").read_text())
-        dataset = Numbers(numbers, config.scale)
+        self._dataset = Numbers(numbers, config.seed, config.scale)
         shuffle = config.shuffle != "none"
         self._sampler = StatefulDistributedSampler(
-            dataset, config.processes, config.process, shuffle, config.seed
+            self._dataset, config.processes, config.process, shuffle, config.seed
         )
         self._loader = StatefulDataLoader(
-            dataset,
+            self._dataset,
             batch_size=config.rows,
             sampler=self._sampler,
             num_workers=2,
@@ -76,6 +74,7 @@ class Adapter(Loader):
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         self._sampler.set_epoch(epoch)
+        self._dataset.epoch = epoch
         for numbers, random in self._loader:
             yield numbers.tolist(), random.tolist()
 
