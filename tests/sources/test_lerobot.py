@@ -532,6 +532,7 @@ def test_calls_in_processes(items, error, words):
 
 @pytest.mark.parametrize("package", ["av", "google_crc32c", "pyarrow"])
 def test_missing_packages_are_named(roots, tmp_path, monkeypatch, package):
+    root = roots("v3-images")  # is written by the packages
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=r'pip install "dalijax\[lerobot\]"'):
-        pack(roots("v3-images"), tmp_path / "out")
+        pack(root, tmp_path / "out")
