@@ -327,7 +327,7 @@ class Session:
                 elif "warning" in event:
                     result.warnings.append(event["warning"])
                 elif "error" in event:
-                    result.errors.append(event["error"])
+                    result.errors.append(event["error"].replace(f"{HERE.parent}/", ""))
                 elif "end" in event:
                     ends[number] = True
             reached[number].set()
