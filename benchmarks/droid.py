@@ -10,14 +10,13 @@ import io
 import json
 import pathlib
 import struct
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 from PIL import Image
 
 import photos
-from dalijax.core.formats.protobuf import message
+from dalijax.core.formats.example_message import example_message
 from dalijax.core.formats.tfrecord_headers import masked_crc
 
 CAMERAS = ("exterior_image_1_left", "exterior_image_2_left", "wrist_image_left")
@@ -31,7 +30,6 @@ FIELDS = {
     "prompt": "steps/language_instruction",
 }
 _POOL = 300  # different images of a camera
-_BYTES, _FLOATS, _INTS = 1, 2, 3  # kinds of a tf.train.Feature
 
 
 def _jpegs(size: tuple[int, int], rng: np.random.Generator) -> list[bytes]:
@@ -46,26 +44,6 @@ def _jpegs(size: tuple[int, int], rng: np.random.Generator) -> list[bytes]:
         image.resize(size, Image.Resampling.BICUBIC, box=box).save(file, "JPEG", quality=95)
         found.append(file.getvalue())
     return found
-
-
-def _feature(values: Any) -> bytes:
-    """Returns a serialized tf.train.Feature of byte strings, float32 or small integers."""
-    if isinstance(values, list):
-        kind, content = _BYTES, message([(1, value) for value in values])
-    elif values.dtype == np.float32:
-        kind, content = _FLOATS, message([(1, values.tobytes())])
-    else:
-        kind, content = _INTS, message([(1, values.astype(np.uint8).tobytes())])
-    return message([(kind, content)])
-
-
-def _record(features: Mapping[str, Any]) -> bytes:
-    """Returns an episode as a tf.train.Example."""
-    entries = [
-        (1, message([(1, name.encode()), (2, _feature(values))]))
-        for name, values in features.items()
-    ]
-    return message([(1, message(entries))])
 
 
 def _episode(number: int, steps: int, pool: list[bytes], rng: np.random.Generator) -> bytes:
@@ -83,7 +61,7 @@ def _episode(number: int, steps: int, pool: list[bytes], rng: np.random.Generato
     texts = {
         f"steps/language_instruction{k}": f"put cube {number % 40} away{k}" for k in ("", "_2")
     }
-    return _record(
+    return example_message(
         {
             **{
                 f"steps/observation/{name}": [pool[k] for k in row]
