@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-
-import jax
+from collections.abc import Mapping
+from typing import ClassVar
 
 from dalijax import data_iterator
-from loaders import dali_plugin
-from loaders.dalijax_source import rows, sharding_of
-from loaders.protocol import Batch, Config, Loader, own
+from loaders import dali_plugin, dalijax_source
+from loaders.dalijax_source import sharding_of
+from loaders.protocol import Config
 
 
-class Adapter(Loader):
+class Adapter(dalijax_source.Adapter):
     """An iterator over `fn.readers.file`."""
 
     title = "dalijax, DALI reader"
-    packages = ("dalijax", "nvidia-dali-cuda120", "jax")
     augmentation = "`fn.random`"
+    not_offered: ClassVar[Mapping[str, str]] = {}
 
     write = staticmethod(dali_plugin.write_files)
 
@@ -32,18 +30,3 @@ class Adapter(Loader):
             batch_size=config.batch,
             sharding=sharding,
         )
-
-    def batches(self, epoch: int) -> Iterator[Batch]:
-        for _, batches in self._iterator.epochs(epoch + 1):
-            yield from map(rows, batches)
-
-    def state(self) -> bytes:
-        return json.dumps(self._iterator.get_state()).encode()
-
-    def load(self, states: Sequence[bytes]) -> None:
-        self._iterator.set_state(json.loads(own(states, self._config)))
-
-    def close(self) -> None:
-        self._iterator.close()
-        if self._config.processes > 1:
-            jax.distributed.shutdown()

@@ -6,24 +6,17 @@ any shard restores all shards after a change of the number of shards or of the g
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-
 import grain
 
-from loaders.grain_map import Augment, open_source, rows, write_array_records
-from loaders.protocol import Batch, Config, Loader, own
+from loaders import grain_map
+from loaders.grain_map import Augment, open_source
+from loaders.protocol import Config
 
 
-class Adapter(Loader):
+class Adapter(grain_map.Adapter):
     """`ElasticIterator` over a `MapDataset`."""
 
     title = "Grain, ElasticIterator"
-    packages = ("grain",)
-    stream = True
-    augmentation = "`random_map`"
-
-    write = staticmethod(write_array_records)
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -45,12 +38,3 @@ class Adapter(Loader):
                 read_options=grain.ReadOptions(num_threads=2, prefetch_buffer_size=config.prefetch),
             )
         )
-
-    def batches(self, epoch: int) -> Iterator[Batch]:
-        yield from map(rows, self._iterator)
-
-    def state(self) -> bytes:
-        return json.dumps(self._iterator.get_state()).encode()
-
-    def load(self, states: Sequence[bytes]) -> None:
-        self._iterator.set_state(json.loads(own(states, self._config)))
