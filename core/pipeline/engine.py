@@ -20,7 +20,7 @@ from nvidia.dali import Pipeline
 from ..config import IteratorConfig
 from ..errors import BatchError, GraphError, ProcessError, RecordError
 from ..order.epochs import EpochPlan
-from ..placement import GlobalPlacement
+from ..placement import DataShard, GlobalPlacement
 from ..state.agreement import Values
 from ..state.position import FailedBatch, FailedBatches
 from ..stats import UNTRACED, InputStats
@@ -140,11 +140,8 @@ class Engine(abc.ABC, Generic[P]):
 
     def __init__(self, start: P, config: IteratorConfig):
         self.position = self._beginning = start
-        placement = choose_placement(config)
-        self._placement = placement if isinstance(placement, GlobalPlacement) else None
-        self.make_batch = BatchMaker(config, placement)
-        self._data_shards = placement.shards  # of each pipeline, if batches are placed by shards
-        self._config = config
+        # Of each pipeline, if batches are placed by shards.
+        self._data_shards = self._configure(config)
         self._given_names = tuple(config.output_map)  # a first state has no others
         self._batch_map_names = () if config.batch_map is None else config.batch_map.names
         self.errors = FailedBatches()
@@ -182,6 +179,14 @@ class Engine(abc.ABC, Generic[P]):
             )
         return self._lock
 
+    def _configure(self, config: IteratorConfig) -> tuple[DataShard, ...]:
+        """Places batches by a configuration; returns the shards of the placement."""
+        placement = choose_placement(config)
+        self._placement = placement if isinstance(placement, GlobalPlacement) else None
+        self.make_batch = BatchMaker(config, placement)
+        self._config = config
+        return placement.shards
+
     def learn_outputs(self, pipeline: Pipeline, name: str) -> None:
         """Learns from a built pipeline which outputs its graph has.
 
@@ -194,10 +199,7 @@ class Engine(abc.ABC, Generic[P]):
         """
         names = check_outputs(pipeline, self._config.output_map, name)
         if not self._config.output_map:  # the function returned a dict
-            self._config = dataclasses.replace(self._config, output_map=names)
-            placement = choose_placement(self._config)
-            self._placement = placement if isinstance(placement, GlobalPlacement) else None
-            self.make_batch = BatchMaker(self._config, placement)
+            self._configure(dataclasses.replace(self._config, output_map=names))
         self.make_batch.names, self.make_batch.bfloat16 = names, notes_of(pipeline).bfloat16
 
     @property
