@@ -244,6 +244,7 @@ def _exit_code(pid: int, deadline: float) -> tuple[bool, int | None]:
 def _become(request: dict[str, Any]) -> None:
     """Runs the program of a request in this process, like a new process."""
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & ignores SIGINT
     for number, path in enumerate(request["files"]):
         with open(path, "wb" if number else "rb") as file:
             os.dup2(file.fileno(), number)
