@@ -1,4 +1,4 @@
-"""Creates the pictures of docs/getting-started.md by running the example of the tutorial::
+"""Creates the pictures of docs/dali-readers.md by running the example of the tutorial::
 
 python docs/drawings/getting_started.py
 """

@@ -58,7 +58,7 @@ def test_a_batch_is_a_plain_dict_for_jax():
         batch = next(iterator)
     assert type(batch) is dict
     assert jax.tree.structure(batch) == jax.tree.structure({"x": 0})
-    with pytest.raises(KeyError, match="images"):  # Python's own: see docs/getting-started.md
+    with pytest.raises(KeyError, match="images"):  # Python's own: a batch is a plain dict
         batch["images"]
 
 
