@@ -14,8 +14,8 @@ from .progress import progress
 
 T = TypeVar("T")
 
-_THREADS = 8  # files that are read at once, since reading waits for the disk
-_REMOTE_THREADS = 32
+THREADS = 8  # files that are read at once, since reading waits for the disk
+REMOTE_THREADS = 32
 _AHEAD = 32  # windows of all remote files that are requested ahead
 
 
@@ -60,7 +60,7 @@ def each_file(
         results = call_each(
             lambda number: read_file(number, advance),
             range(len(paths)),
-            _REMOTE_THREADS if are_remote else _THREADS,
+            REMOTE_THREADS if are_remote else THREADS,
             "dalijax-index",
         )
     return sizes, [result for found in results for result in found]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,18 @@ from .tfrecord_index import KINDS, features_of
 
 STEP_PREFIX = f"{STEPS}/"
 # Features of a single value for each step.
-_COUNTERS = (b"steps/is_first", b"steps/is_last", b"steps/is_terminal")
+COUNTERS = (b"steps/is_first", b"steps/is_last", b"steps/is_terminal")
 _RAGGED = ("/ragged_flat_values", "/ragged_row_lengths_")
 _MOST_BYTES = 1 << 32  # of a record; sizes in the index have 32 bits
+HEAD = 4  # bytes of an image that tell its kind
 # Bytes of a read of a local file. Small reads between the images would need less CPU, but each may
 # wait for a network file system, and threads contend for the GIL after each.
 _WINDOW = 1 << 20
 _REPORTED = 16  # episodes between two updates of the progress bar
 _JPEG, _PNG = b"\xff\xd8", b"\x89PNG"
+
+# Offset, size and features of an episode, in the order of the file.
+Episode = tuple[int, int, Iterable[tuple[bytes, example.Feature]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +53,11 @@ class EpisodeFeatures:
 def is_of_steps(feature: str) -> bool:
     """Returns whether a feature has a value for each step, not for each episode."""
     return feature.startswith(STEP_PREFIX)
+
+
+def kind_of(head: bytes) -> str:
+    """Returns IMAGE or TEXT, given the first bytes of a value."""
+    return IMAGE if head.startswith((_JPEG, _PNG)) else TEXT
 
 
 class _Column:
@@ -111,9 +120,9 @@ class _Column:
             return self._cast(_numbers(feature, take))
         if not self.kind or (self.kind == IMAGE and self._is_first_image):
             at, size = feature.ranges[0]
-            head = take(at, min(len(_PNG), size))
+            head = take(at, min(HEAD, size))
             self.is_png, self._is_first_image = head == _PNG, False
-            self.kind = self.kind or (IMAGE if head[:2] == _JPEG or self.is_png else TEXT)
+            self.kind = self.kind or kind_of(head)
         if self.kind == IMAGE:
             return np.array(feature.ranges, np.int64)
         return np.array([self._text(take(at, size)) for at, size in feature.ranges], np.int32)
@@ -222,6 +231,8 @@ def _numbers(feature: example.Feature, take: BufferedReader) -> NDArray[Any]:
 
 def _length(feature: example.Feature, values: NDArray[Any] | None, take: BufferedReader) -> int:
     """Returns the number of values of a feature, given the values if they were read."""
+    if feature.count is not None:
+        return feature.count
     if feature.kind == example.BYTES:
         return len(feature.ranges)
     return len(_numbers(feature, take) if values is None else values)
@@ -284,18 +295,44 @@ def read_episodes(
     Raises:
         ValueError: If the file is damaged, or an episode can't be read as steps.
     """
-    file, reported = take.file, 0
+    file = take.file
     if isinstance(file, LocalFile):
         take = BufferedReader(file, _WINDOW)
-    texts: dict[bytes, int] = {}
+    names = {*(name.encode() for name in features.names), *COUNTERS}
+
+    def located() -> Iterator[Episode]:
+        reported = 0
+        for number, (at, size) in enumerate(records(take, file.size, file.shown)):
+            yield at, size, _located(f"{file.shown}: episode {number}", take, at, size, names)
+            if number % _REPORTED == 0:
+                advance(at - reported)
+                reported = at
+        advance(file.size - reported)
+
+    return columns_of(located(), take, features)
+
+
+def columns_of(
+    episodes: Iterable[Episode], take: BufferedReader, features: EpisodeFeatures
+) -> EpisodeColumns:
+    """Reads the features of a file's episodes, given their places.
+
+    Args:
+        episodes: The episodes, with the wanted features and `COUNTERS`.
+        take: Reads the file.
+        features: The wanted features.
+
+    Raises:
+        ValueError: If an episode can't be read as steps.
+    """
+    file, texts = take.file, dict[bytes, int]()
     columns = {
         name.encode(): _Column(name, features.specs.get(name), texts) for name in features.names
     }
     for column in columns.values():
         column.check(file.shown)
-    names = {*columns, *_COUNTERS}
     lengths: list[int] = []
-    for number, (at, size) in enumerate(records(take, file.size, file.shown)):
+    for number, (at, size, located) in enumerate(episodes):
         label = f"{file.shown}: episode {number}"
         if size >= _MOST_BYTES:
             raise ValueError(
@@ -305,7 +342,7 @@ def read_episodes(
         loaded: dict[bytes, NDArray[Any]] = {}
         counts: dict[bytes, int] = {}
         # Values are read in the order of the file, because remote files are read in large parts.
-        for name, feature in _located(label, take, at, size, names):
+        for name, feature in located:
             try:
                 if name in columns:
                     loaded[name] = columns[name].load(feature, take)
@@ -326,10 +363,6 @@ def read_episodes(
             except ValueError as error:
                 raise ValueError(f"{column.name!r} of {label} {error}") from error
         lengths.append(num_steps)
-        if number % _REPORTED == 0:
-            advance(at - reported)
-            reported = at
-    advance(file.size - reported)
     arrays: dict[str, NDArray[Any]] = {}
     for column in columns.values():
         arrays |= column.arrays()
@@ -363,7 +396,7 @@ def _num_steps(counts: Mapping[bytes, int], columns: Mapping[bytes, _Column]) ->
     Raises:
         ValueError: If it is not known.
     """
-    for name in _COUNTERS:
+    for name in COUNTERS:
         if name in counts:
             return counts[name]
     step_columns = {name: column for name, column in columns.items() if is_of_steps(column.name)}
@@ -373,7 +406,7 @@ def _num_steps(counts: Mapping[bytes, int], columns: Mapping[bytes, _Column]) ->
     if step_columns and not any(map(counts.get, step_columns)):
         return 0
     raise ValueError(
-        f"has neither {_text(_COUNTERS[0])!r} nor a wanted feature of images or texts, so that its "
+        f"has neither {_text(COUNTERS[0])!r} nor a wanted feature of images or texts, so that its "
         "number of steps is unknown. Add a feature of images or texts to fields="
     )
 

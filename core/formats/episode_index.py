@@ -23,13 +23,17 @@ from numpy.typing import NDArray
 
 from ..messages.printable import printable
 from ..order.shuffle import Indices
+from ..workers import call_each
 from . import index_checks
 from .buffered_reader import BufferedReader
-from .byte_files import open_files, within
-from .each_file import each_file
-from .episode_columns import EpisodeColumns, EpisodeFeatures, is_of_steps, read_episodes
+from .byte_files import Stamp, is_remote, open_files, within
+from .each_file import REMOTE_THREADS, THREADS, each_file
+from .episode_columns import COUNTERS, EpisodeColumns, EpisodeFeatures, is_of_steps, read_episodes
+from .episode_places import PlacedEpisodes
+from .file_columns import FileColumns
 from .index import Index
 from .paths import object_names
+from .progress import progress
 from .rlds_features import IMAGE, NUMBER, TEXT
 from .spooled_array import SpooledArray
 
@@ -88,8 +92,27 @@ class _Joined:
         self.episodes.append(self.episodes[-1] + len(columns.lengths))
         self.digests.append(columns.digest)
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Returns the arrays of the index."""
+    def index(self, paths: Sequence[str], sizes: Sequence[int]) -> Index:
+        """Returns the index of the files.
+
+        Raises:
+            ValueError: If they have no steps.
+        """
+        if not self.first[-1]:
+            raise ValueError(f"{printable(', '.join(paths[:3]))} has no steps")
+        about = {
+            "names": object_names(paths),
+            "sizes": list(sizes),
+            "first": self.first,
+            "episodes": self.episodes,
+            "columns": hashlib.blake2b("".join(self.digests).encode(), digest_size=16).hexdigest(),
+            "kinds": self.kinds,
+            "png": sorted(self.png),
+            "digests": self.digests,
+        }
+        return Index(about, self._joined_arrays())
+
+    def _joined_arrays(self) -> dict[str, NDArray[Any]]:
         joined = {name: spooled.array() for name, spooled in self._arrays.items()}
         texts = list(self._texts)
         joined["text.bytes"] = np.frombuffer(b"".join(texts), np.uint8)
@@ -113,19 +136,44 @@ def index_episodes(paths: Sequence[str], features: EpisodeFeatures) -> Index:
         lambda take, advance: read_episodes(take, features, advance),
         joined.add,
     )
-    if not joined.first[-1]:
-        raise ValueError(f"{printable(', '.join(paths[:3]))} has no steps")
-    about = {
-        "names": object_names(paths),
-        "sizes": sizes,
-        "first": joined.first,
-        "episodes": joined.episodes,
-        "columns": hashlib.blake2b("".join(joined.digests).encode(), digest_size=16).hexdigest(),
-        "kinds": joined.kinds,
-        "png": sorted(joined.png),
-        "digests": joined.digests,
-    }
-    return Index(about, joined.arrays())
+    return joined.index(paths, sizes)
+
+
+def select_episodes(
+    table: FileColumns, paths: Sequence[str], stamps: Sequence[Stamp], features: EpisodeFeatures
+) -> Index | None:
+    """Builds the index of some features, given the places of all; equal to that of a scan.
+
+    Args:
+        table: The places.
+        paths: The files.
+        stamps: Their stamps.
+        features: The wanted features.
+
+    Returns:
+        The index; None if the table lacks a place.
+
+    Raises:
+        OSError: If a file can't be read, or has changed.
+        ValueError: If episodes can't be read as steps.
+    """
+    names = {*features.names, *(name.decode() for name in COUNTERS)}
+    if names & table.unknown or not (table.is_complete or names <= table.columns.keys()):
+        return None
+    joined, placed = _Joined(), PlacedEpisodes(table, paths, stamps, features)
+
+    def read(number: int, advance: Callable[[int], object]) -> None:
+        joined.add(number, placed.read(number))
+        advance(1)
+
+    with progress("Reading the numbers of TFRecord files", len(paths), "files") as advance:
+        call_each(
+            lambda number: read(number, advance),
+            range(len(paths)),
+            REMOTE_THREADS if any(map(is_remote, paths)) else THREADS,
+            "dalijax-index",
+        )
+    return joined.index(paths, [stamp[0] for stamp in stamps])
 
 
 def has_content(

@@ -27,11 +27,13 @@ class Feature:
         kind: BYTES, FLOATS or INTS; 0 if the feature has no value.
         ranges: Offset and size of each byte string; for packed numbers, of each packed list.
         loose: Unpacked numbers: offsets of floats, or raw varint values.
+        count: Number of values, if an index contains it.
     """
 
     kind: int
     ranges: list[tuple[int, int]]
     loose: list[int]
+    count: int | None = None
 
 
 def features(

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from ..order.shuffle import Indices
 
-ABSENT, PRESENT, EMPTY = 0, 1, 2  # states of a value; an empty list of numbers has no place
+# States of a value. An empty list has no place. UNSET: a feature without any list.
+ABSENT, PRESENT, EMPTY, UNSET = 0, 1, 2, 3
 _MOST_COLUMNS = 256
 _DTYPES = ("|i1", "<i2", "<i4", "<i8", "<f4")
 
@@ -26,12 +27,15 @@ class Column:
     """The values of an extension of tars, or of a feature of TFRecords.
 
     Attributes:
-        kind: The kind of the feature; 0 for tars.
-        states: ABSENT, PRESENT or EMPTY for each record, uint8.
+        kind: The kind of the feature; 0 for tars, and for features that are always UNSET.
+        states: ABSENT, PRESENT, EMPTY or UNSET for each record, uint8.
         offsets: Offsets in the file, int64; 0 for absent values.
         sizes: Sizes in bytes, int64; 0 for absent values.
         values: A number for each record; None if a value is not a single number.
         has_list: Whether no value is a single number.
+        counts: Length of the list of each record, int64, for episodes; otherwise None. The place is
+            then that of the numbers, or from the first to the last byte string.
+        items: Sizes of the byte strings of all records, int64; None for numbers.
     """
 
     kind: int
@@ -40,6 +44,36 @@ class Column:
     sizes: Indices
     values: NDArray[Any] | None = None
     has_list: bool = False
+    counts: Indices | None = None
+    items: Indices | None = None
+
+
+def head_sizes(sizes: Indices) -> Indices:
+    """Returns the number of bytes before each byte string of a list: a tag and its size."""
+    limits = np.array([1 << 7 * k for k in range(1, 9)])
+    return 2 + np.searchsorted(limits, sizes, side="right")
+
+
+def item_offsets(column: Column) -> Indices:
+    """Returns the offset of each byte string of a column.
+
+    Raises:
+        ValueError: If the sizes of a record's byte strings are not those of its place.
+    """
+    if column.items is None or column.counts is None:
+        raise ValueError("the column has no byte strings")
+    heads = head_sizes(column.items)
+    counts, ends = column.counts, np.cumsum(column.items + heads)
+    first = np.cumsum(counts) - counts
+    before = np.concatenate([[0], ends])
+    filled = counts > 0
+    bases = np.zeros(len(counts), np.int64)
+    bases[filled] = column.offsets[filled] - before[first[filled]] - heads[first[filled]]
+    stops = bases + before[first + counts]
+    if not np.array_equal(stops[filled], (column.offsets + column.sizes)[filled]):
+        raise ValueError("the byte strings of a list don't fit its size")
+    offsets: Indices = np.repeat(bases, counts) + ends - column.items
+    return offsets
 
 
 @dataclasses.dataclass
@@ -78,16 +112,7 @@ def of_files(table: FileColumns, files: Indices) -> FileColumns:
     if np.array_equal(files, np.arange(len(table.first) - 1)):
         return table
     rows = rows_of(table.first, files)
-    columns = {
-        name: dataclasses.replace(
-            column,
-            states=column.states[rows],
-            offsets=column.offsets[rows],
-            sizes=column.sizes[rows],
-            values=None if column.values is None else column.values[rows],
-        )
-        for name, column in table.columns.items()
-    }
+    columns = {name: _of_rows(column, rows) for name, column in table.columns.items()}
     first = np.concatenate([[0], np.cumsum(np.diff(table.first)[files])])
     return dataclasses.replace(
         table,
@@ -95,6 +120,21 @@ def of_files(table: FileColumns, files: Indices) -> FileColumns:
         starts=table.starts[rows],
         repeated=table.repeated[rows],
         columns={name: column for name, column in columns.items() if column.states.any()},
+    )
+
+
+def _of_rows(column: Column, rows: Indices) -> Column:
+    counts, items = column.counts, column.items
+    if counts is not None and items is not None:
+        items = items[rows_of(np.concatenate([[0], np.cumsum(counts)]), rows)]
+    return dataclasses.replace(
+        column,
+        states=column.states[rows],
+        offsets=column.offsets[rows],
+        sizes=column.sizes[rows],
+        values=None if column.values is None else column.values[rows],
+        counts=None if counts is None else counts[rows],
+        items=items,
     )
 
 
@@ -109,7 +149,7 @@ def joined(tables: Sequence[FileColumns]) -> FileColumns:
         for name, column in table.columns.items():
             parts.setdefault(name, []).append((slice(start, end), column))
     unknown = {name for table in tables for name in table.unknown}
-    unknown |= {name for name, part in parts.items() if len({c.kind for _, c in part}) > 1}
+    unknown |= {name for name, part in parts.items() if len({c.kind for _, c in part} - {0}) > 1}
     often = sorted(parts, key=lambda name: -sum(int(c.states.sum()) for _, c in parts[name]))
     names = {*often[:_MOST_COLUMNS]} - unknown
     total = [table.first[1:] + start for table, start in zip(tables, starts, strict=True)]
@@ -127,13 +167,17 @@ def _joined(parts: Sequence[tuple[slice, Column]], rows: int) -> Column:
     """Joins parts of a column; the other rows are absent."""
     dtypes = [column.values.dtype for _, column in parts if column.values is not None]
     has_values = len(dtypes) == len(parts)
+    has_counts = all(column.counts is not None for _, column in parts)
+    items = [column.items for _, column in parts if column.items is not None]
     whole = Column(
-        parts[0][1].kind,
+        max(column.kind for _, column in parts),
         np.zeros(rows, np.uint8),
         np.zeros(rows, np.int64),
         np.zeros(rows, np.int64),
         np.zeros(rows, np.result_type(*dtypes)) if has_values else None,
         all(column.has_list for _, column in parts),
+        np.zeros(rows, np.int64) if has_counts else None,
+        np.concatenate(items) if items else None,
     )
     for place, column in parts:
         whole.states[place] = column.states
@@ -141,6 +185,8 @@ def _joined(parts: Sequence[tuple[slice, Column]], rows: int) -> Column:
         whole.sizes[place] = column.sizes
         if whole.values is not None and column.values is not None:
             whole.values[place] = column.values
+        if whole.counts is not None and column.counts is not None:
+            whole.counts[place] = column.counts
     return whole
 
 
@@ -171,6 +217,10 @@ def packed(table: FileColumns, layout: Layout) -> tuple[dict[str, Any], dict[str
         ends = np.where(present, places + _padded(column.sizes, layout), ends)
         if column.values is not None:
             streams[f"{number}.value"] = column.values[present]
+        if column.counts is not None:
+            streams[f"{number}.count"] = column.counts[present]
+        if column.items is not None:
+            streams[f"{number}.item"] = column.items
     streams["start"] = table.starts - _before(table.starts + ends, table.first)
     if table.repeated.any():
         streams["repeated"] = table.repeated
@@ -228,7 +278,15 @@ def unpacked(
         if f"{number}.value" in arrays:
             found = stream(f"{number}.value", count)
             values = _spread(found, present, found.dtype)
-        columns[name] = Column(int(kind), states, places, sizes, values, bool(has_list))
+        column = Column(int(kind), states, places, sizes, values, bool(has_list))
+        if f"{number}.count" in arrays:
+            column.counts = _spread(stream(f"{number}.count", count), present, np.int64)
+            if (column.counts < 0).any():
+                raise ValueError("a list has a negative length")
+        if f"{number}.item" in arrays and column.counts is not None:
+            total = int(column.counts.sum())
+            column.items = stream(f"{number}.item", total).astype(np.int64)
+        columns[name] = column
     steps = stream("start", rows) + _before(ends, first)
     totals = np.cumsum(steps)
     bases = np.concatenate([[0], totals])[first[:-1]]
@@ -236,6 +294,8 @@ def unpacked(
     for column in columns.values():
         column.offsets += starts
         column.offsets[column.states != PRESENT] = 0
+        if column.items is not None:
+            item_offsets(column)  # checks them
     repeated = np.zeros(rows, np.bool_)
     if "repeated" in arrays:
         repeated = stream("repeated", rows).astype(np.bool_)

@@ -23,7 +23,7 @@ from ..remote.storage import Storage
 from ..remote.versions import has_version, without_weakness
 from ..workers import call_each
 from .atomic_file import atomic_file
-from .byte_files import WAITING_THREADS, Stamp, is_remote
+from .byte_files import WAITING_THREADS, Stamp, is_remote, within
 from .file_columns import FileColumns, Layout, joined, of_files, packed, unpacked
 from .index import DamagedIndexError, Index, from_bytes, to_bytes
 from .stamps import check_unchanged, settled_stamps
@@ -32,8 +32,8 @@ _log = logging.getLogger("dalijax")
 
 _VERSION = "shared 1"
 _NAMED = 3  # files named in a warning
-LAYOUTS = {"tar": Layout(512, 512), "tfrecord": Layout(0, 1)}
-_LEAST_BYTES = {"tar": 512, "tfrecord": 16}  # of a record
+LAYOUTS = {"tar": Layout(512, 512), "tfrecord": Layout(0, 1), "rlds": Layout(0, 1)}
+_LEAST_BYTES = {"tar": 512, "tfrecord": 16, "rlds": 16}  # of a record
 
 
 @dataclasses.dataclass
@@ -54,7 +54,7 @@ class SharedIndex:
 
 
 def file_name(kind: str) -> str:
-    """Returns the name of a shared index of "tar" or "tfrecord" files; patterns don't match it."""
+    """Returns the name of a shared index of a kind in `LAYOUTS`; patterns don't match it."""
     return f".dalijax-{kind}.index"
 
 
@@ -87,7 +87,7 @@ def load(
 
     Args:
         folder: The folder, with a slash.
-        kind: "tar" or "tfrecord".
+        kind: A kind in `LAYOUTS`.
         storage: Access to remote files.
         names: Names of the wanted columns; None: all.
 
@@ -181,6 +181,10 @@ def _parsed(path: str, kind: str, content: bytes, names: Collection[str] | None)
         if not isinstance(name, str) or not 0 <= end - begin <= most:
             raise DamagedIndexError(f"{name!r:.80} would have {end - begin:,} records")
     table = unpacked(about, index.arrays, LAYOUTS[kind], names)
+    limits = np.repeat(np.array([stamp[0] for stamp in stamps], np.int64), np.diff(table.first))
+    for name, column in table.columns.items():
+        if not within(column.offsets, column.sizes, limits).all():
+            raise DamagedIndexError(f"a place of {name!r:.80} is not in its file")
     return SharedIndex(path, files, stamps, table)
 
 
@@ -212,7 +216,7 @@ def shared_columns(
     """Returns the columns of files from shared indexes; None if no file is in one.
 
     Args:
-        kind: "tar" or "tfrecord".
+        kind: A kind in `LAYOUTS`.
         paths: The files.
         stamps: Versions of the files.
         names: Names of the wanted columns; None: all.
@@ -320,7 +324,7 @@ def write_shared(
     existing index stay in it.
 
     Args:
-        kind: "tar" or "tfrecord".
+        kind: A kind in `LAYOUTS`.
         paths: The files.
         storage: Access to remote files.
         scan: Reads the columns of files.

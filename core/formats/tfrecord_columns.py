@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import array
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -32,24 +32,44 @@ _MOST_BYTES = 10  # of a single number
 _SMALL_WINDOW = 2048
 
 
-class _Places:
+class Places(Protocol):
     """The places of a feature in a file.
 
-    Args:
-        kind: Its kind in the first record that has it.
+    Attributes:
+        is_odd: Whether the values have no column, because they are irregular.
     """
 
-    def __init__(self, kind: int):
-        self.kind = kind
-        self.is_odd = kind not in KINDS
+    is_odd: bool
+
+    def add(self, row: int, feature: example.Feature, take: BufferedReader) -> None:
+        """Adds the values of a record."""
+        ...
+
+    def column(self, count: int) -> Column | None:
+        """Returns the column of a file with a number of records; None if no record has a value."""
+        ...
+
+
+class _Places:
+    """The places of a feature with a single value, or a list of numbers."""
+
+    def __init__(self) -> None:
+        self.kind = 0  # in the first record that has it
+        self.is_odd = False
         self.num_single = 0
         self.states = array.array("B")
         self.rows, self.offsets, self.sizes = (array.array("q") for _ in range(3))
-        self.values: array.array[Any] = array.array("d" if kind == example.FLOATS else "q")
+        self.values: array.array[Any] = array.array("q")
 
     def add(self, row: int, feature: example.Feature, take: BufferedReader) -> None:
-        """Adds the value of a record."""
+        """See `Places`."""
+        if not feature.kind:
+            return
+        if not self.kind:
+            self.kind = feature.kind
+            self.values = array.array("d" if feature.kind == example.FLOATS else "q")
         is_list = feature.kind != example.BYTES
+        self.is_odd |= feature.kind not in KINDS
         self.is_odd |= feature.kind != self.kind or bool(feature.loose)
         self.is_odd |= len(feature.ranges) != 1 and not (is_list and not feature.ranges)
         if self.is_odd:
@@ -65,8 +85,10 @@ class _Places:
                 self.num_single += 1
                 self.values.extend(numbers)
 
-    def column(self, count: int) -> Column:
-        """Returns the column of a file with a number of records."""
+    def column(self, count: int) -> Column | None:
+        """See `Places`."""
+        if not self.kind:
+            return None
         rows = np.array(self.rows, np.int64)
         is_number = self.kind != example.BYTES and self.num_single == len(rows)
 
@@ -87,7 +109,10 @@ class _Places:
 
 
 def tfrecord_columns(
-    paths: Sequence[str], storage: Storage, names: Collection[bytes] | None = None
+    paths: Sequence[str],
+    storage: Storage,
+    names: Collection[bytes] | None = None,
+    new_places: Callable[[], Places] = _Places,
 ) -> tuple[list[int], FileColumns]:
     """Reads the headers of TFRecord files in several threads; returns also their sizes.
 
@@ -95,41 +120,49 @@ def tfrecord_columns(
         paths: The files.
         storage: Access to remote files.
         names: The wanted features; None: all.
+        new_places: Creates the places of a feature in a file.
 
     Raises:
         OSError: If a file can't be read.
         ValueError: If a file is damaged, or a record is not a tf.train.Example.
     """
     sizes, tables = each_file(
-        paths, "TFRecord files", storage, lambda take, advance: _columns(take, names, advance)
+        paths,
+        "TFRecord files",
+        storage,
+        lambda take, advance: _columns(take, names, new_places, advance),
     )
     return sizes, joined(tables)
 
 
-def _columns(take: BufferedReader, names: Collection[bytes] | None, advance: Any) -> FileColumns:
+def _columns(
+    take: BufferedReader,
+    names: Collection[bytes] | None,
+    new_places: Callable[[], Places],
+    advance: Any,
+) -> FileColumns:
     file, starts, reported = take.file, array.array("q"), 0
-    by_name: dict[bytes, _Places] = {}
+    by_name: dict[bytes, Places] = {}
     for number, (at, size) in enumerate(records(take, file.size, file.shown)):
         label = f"{file.shown}: record {number}"
         for name, feature in features_of(label, take, at, size, names).items():
-            if feature.kind:
-                places = by_name.get(name)
-                if places is None:
-                    places = by_name[name] = _Places(feature.kind)
-                places.add(number, feature, take)
+            places = by_name.get(name)
+            if places is None:
+                places = by_name[name] = new_places()
+            places.add(number, feature, take)
         starts.append(at)
         if number % REPORTED == 0:
             advance(at - reported)
             reported = at
     advance(file.size - reported)
     rows = len(starts)
-    columns = {_text(name): places for name, places in by_name.items()}
+    regular = {_text(name): p.column(rows) for name, p in by_name.items() if not p.is_odd}
     return FileColumns(
         np.array([0, rows], np.int64),
         np.array(starts, np.int64),
         np.zeros(rows, np.bool_),
-        {name: places.column(rows) for name, places in columns.items() if not places.is_odd},
-        {name for name, places in columns.items() if places.is_odd},
+        {name: column for name, column in regular.items() if column is not None},
+        {_text(name) for name, places in by_name.items() if places.is_odd},
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from . import file_kinds
 
-_HEADER, _FOOTER = 12, 4  # length and its checksum; the checksum of the content
+HEADER, FOOTER = 12, 4  # length and its checksum; the checksum of the content
 
 
 def records(take: Callable[[int, int], bytes], end: int, path: str) -> Iterator[tuple[int, int]]:
@@ -24,20 +24,20 @@ def records(take: Callable[[int, int], bytes], end: int, path: str) -> Iterator[
     """
     at = number = 0
     while at < end:
-        head = take(at, _HEADER)
+        head = take(at, HEADER)
         size = int.from_bytes(head[:8], "little")
-        stop = at + _HEADER + size + _FOOTER
-        if len(head) == _HEADER and not _is_head(head):
+        stop = at + HEADER + size + FOOTER
+        if len(head) == HEADER and not _is_head(head):
             kind = "" if number else file_kinds.described(take(0, file_kinds.HEAD))
             if kind:
                 raise ValueError(f"{path} is not a TFRecord file: {kind}")
             raise ValueError(f"{path}: the length of record {number} is damaged")
-        if len(head) < _HEADER or stop > end:
+        if len(head) < HEADER or stop > end:
             raise ValueError(
                 f"{path}: record {number} at byte {at:,} is cut off: only {end - at:,} of "
-                f"{stop - at if len(head) == _HEADER else _HEADER:,} bytes are left"
+                f"{stop - at if len(head) == HEADER else HEADER:,} bytes are left"
             )
-        yield at + _HEADER, size
+        yield at + HEADER, size
         at = stop
         number += 1
 

@@ -14,13 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments import knows_its_names
+from ..formats.byte_files import Stamp
 from ..formats.cached_index import cached_index
-from ..formats.episode_columns import EpisodeFeatures, is_of_steps
-from ..formats.episode_index import has_content, index_episodes, is_valid, text_of
+from ..formats.episode_columns import COUNTERS, EpisodeFeatures, is_of_steps
+from ..formats.episode_index import (
+    has_content,
+    index_episodes,
+    is_valid,
+    select_episodes,
+    text_of,
+)
+from ..formats.episode_places import episode_places
 from ..formats.field import Field
 from ..formats.index import Index
 from ..formats.paths import Path, Paths, path_list
 from ..formats.rlds_features import IMAGE, NUMBER, TEXT, described
+from ..formats.shared_index import shared_columns
 from ..order.shuffle import Indices
 from ..remote.cache_folder import open_cache
 from ..remote.ranges import byte_count
@@ -59,7 +68,8 @@ class RLDS(ByteRecords):
 
     A record is a step of an episode, so a shuffle is uniform over all steps. Each record of the
     files is a tf.train.Example with an episode. The files are read once, and an index is stored. It
-    contains the places of the images, all numbers and the texts of the wanted features.
+    contains the places of the images, all numbers and the texts of the wanted features. ``python -m
+    dalijax.sources index`` stores the places of all features next to the files, for all users.
 
     Each value of ``fields`` is one of these:
 
@@ -303,8 +313,20 @@ def _indexed(
         lambda: index_episodes(files, features),
         lambda index: is_valid(index, features),
         storage,
+        functools.partial(_from_shared, files, features),
     )
     return features, index
+
+
+def _from_shared(
+    files: Sequence[str], features: EpisodeFeatures, stamps: Sequence[Stamp]
+) -> Index | None:
+    """Returns the index of files from their shared indexes; None if they have none."""
+    names, storage = {*features.names, *(name.decode() for name in COUNTERS)}, features.storage
+    table = shared_columns(
+        "rlds", files, stamps, names, storage, lambda few: episode_places(few, storage)
+    )
+    return None if table is None else select_episodes(table, files, stamps, features)
 
 
 def _parts(fields: Any) -> dict[str, _Part]:

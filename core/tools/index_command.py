@@ -7,17 +7,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..formats import file_kinds
+from ..formats.buffered_reader import BufferedReader
 from ..formats.byte_files import is_remote, open_files
+from ..formats.episode_columns import STEP_PREFIX
+from ..formats.episode_places import episode_places
 from ..formats.file_columns import FileColumns
 from ..formats.paths import path_list
 from ..formats.shared_index import write_shared
 from ..formats.tar_columns import tar_columns
 from ..formats.tfrecord_columns import tfrecord_columns
+from ..formats.tfrecord_headers import records
+from ..formats.tfrecord_index import features_of
 from ..messages.printable import printable
 from ..remote.storage import Storage
 from .command_line import argument, write
 
-_NOUNS = {"tar": "samples", "tfrecord": "records"}
+_NOUNS = {"tar": "samples", "tfrecord": "records", "rlds": "episodes"}
+_SMALL_WINDOW = 2048
 
 
 def add_command(commands: Any) -> None:
@@ -25,9 +31,9 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "index",
         help="write an index next to tars or TFRecords",
-        description="Writes an index of tars or TFRecords into their folder. `Tar` and `TFRecord` "
-        "find it, so that they need not read the files to open them. Files that an existing index "
-        "contains are read again only if they have changed.",
+        description="Writes an index of tars or TFRecords into their folder. `Tar`, `TFRecord` and "
+        "`RLDS` find it, so that they need not read the files to open them. Files that an existing "
+        "index contains are read again only if they have changed.",
     )
     parser.add_argument("paths", nargs="+", metavar="PATH", help="files, URLs or patterns")
     parser.add_argument(
@@ -65,8 +71,7 @@ def write_indexes(
     """
     storage = Storage(storage_options)
     files = list(dict.fromkeys(path_list(paths, storage)))
-    (first,) = open_files(files[:1], storage)
-    kind = "tar" if file_kinds.is_tar(first.read(0, file_kinds.HEAD)) else "tfrecord"
+    kind = _kind_of(files, storage)
     if output is None and is_remote(files[0]) and files[0].startswith(("http://", "https://")):
         raise ValueError(
             f"{printable(files[0])} is on an HTTP server, which takes no files. Pass --output "
@@ -74,7 +79,11 @@ def write_indexes(
         )
 
     def scan(names: Sequence[str]) -> FileColumns:
-        return tar_columns(names, storage) if kind == "tar" else tfrecord_columns(names, storage)[1]
+        if kind == "tar":
+            return tar_columns(names, storage)
+        if kind == "rlds":
+            return episode_places(names, storage)
+        return tfrecord_columns(names, storage)[1]
 
     for index, size in write_shared(kind, files, storage, scan, output):
         rows = len(index.table)
@@ -82,3 +91,20 @@ def write_indexes(
             f"{printable(index.path)}: {rows:,} {_NOUNS[kind]} of {len(index.names):,} files in "
             f"{size:,} bytes ({size / max(1, rows):.1f} per record)"
         )
+
+
+def _kind_of(paths: Sequence[str], storage: Storage) -> str:
+    """Returns the kind of the shared index of some files, given the first that is not empty."""
+    for path in paths:
+        (file,) = open_files([path], storage)
+        if not file.size:
+            continue
+        if file_kinds.is_tar(file.read(0, file_kinds.HEAD)):
+            return "tar"
+        take = BufferedReader(file, _SMALL_WINDOW)
+        at, size = next(records(take, file.size, file.shown))
+        names = features_of(f"{file.shown}: record 0", take, at, size, None)
+        return (
+            "rlds" if any(name.startswith(STEP_PREFIX.encode()) for name in names) else "tfrecord"
+        )
+    return "tfrecord"

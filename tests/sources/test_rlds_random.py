@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dalijax.core.formats import episode_columns, spooled_array
+from dalijax.core.tools.index_command import write_indexes
 from dalijax.sources import RLDS
 from full import in_full
 
@@ -150,3 +151,30 @@ def test_random_episodes_equal_those_of_protobuf(seed, tmp_path, monkeypatch):
         rows = steps if feature.startswith("steps/") else [(k, 0) for k in range(len(lengths))]
         want = [value_of(episodes[k], lengths[k], feature, step) for k, step in rows]
         np.testing.assert_array_equal(source.column(feature), want)
+
+
+@pytest.mark.parametrize("seed", [*range(QUICK), *(in_full(k) for k in range(QUICK, 200))])
+def test_shared_indexes_of_random_episodes_are_those_of_a_scan(seed, tmp_path):
+    rng = np.random.default_rng(seed)
+    counters = [f"steps/{name}" for name in ("is_first", "is_terminal") if rng.random() < 0.6]
+    shape = Shape(*rng.choice([1, 2, 7], 3).tolist(), counters)
+    paths = [
+        write_file(
+            tmp_path / f"{k}.tfrecord",
+            [some_episode(rng, n, shape) for n in rng.choice(LENGTHS, rng.integers(5))],
+        )
+        for k in range(rng.integers(1, 4))
+    ]
+    choices, indexes = [some_fields(rng) for _ in range(4)], []
+    for folder in ("scanned", "shared"):
+        for fields in choices:
+            try:
+                index = RLDS(paths, fields, cache_dir=tmp_path / folder)._index
+            except ValueError as error:
+                indexes.append(str(error))
+            else:
+                arrays = {name: (a.dtype, a.tolist()) for name, a in index.arrays.items()}
+                indexes.append((index.about, arrays))
+        if folder == "scanned":
+            write_indexes(paths, {})
+    assert indexes[: len(choices)] == indexes[len(choices) :]

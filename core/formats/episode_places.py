@@ -1,0 +1,242 @@
+"""The places of all features of episodes in TFRecord files, for shared indexes.
+
+The index of any features is built from them. It is that of a scan, since the same code reads the
+values: images stay in the files, and only numbers and texts of the wanted features are read.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..order.shuffle import Indices
+from ..remote.storage import Storage
+from . import example
+from .buffered_reader import BufferedReader
+from .byte_files import ByteFile, ByteFiles, Stamp
+from .episode_columns import (
+    COUNTERS,
+    HEAD,
+    Episode,
+    EpisodeColumns,
+    EpisodeFeatures,
+    columns_of,
+    kind_of,
+)
+from .file_columns import (
+    ABSENT,
+    EMPTY,
+    PRESENT,
+    UNSET,
+    Column,
+    FileColumns,
+    head_sizes,
+    item_offsets,
+)
+from .rlds_features import TEXT
+from .tfrecord_columns import tfrecord_columns
+from .tfrecord_headers import FOOTER, HEADER
+from .tfrecord_index import KINDS
+
+_SMALL_WINDOW = 2048
+
+
+class _ListPlaces:
+    """The places of the lists of a feature in a file; see `Places`."""
+
+    def __init__(self) -> None:
+        self.kind = 0  # in the first record that has a list
+        self.is_odd = False
+        self._states = array.array("B")
+        self._rows, self._offsets, self._sizes, self._counts, self._items = (
+            array.array("q") for _ in range(5)
+        )
+
+    def add(self, row: int, feature: example.Feature, take: BufferedReader) -> None:
+        """See `Places`."""
+        kind, ranges = feature.kind, np.array(feature.ranges, np.int64).reshape(-1, 2)
+        if len(ranges):  # the kind of an empty list does not matter
+            self.kind = self.kind or kind
+            self.is_odd |= kind != self.kind
+        self.is_odd |= kind not in (0, *KINDS) or bool(feature.loose)
+        (at, size), count = ranges[0] if len(ranges) else (0, 0), len(ranges)
+        if kind == example.BYTES:
+            size = int(ranges[-1].sum()) - at if count else 0
+            starts = ranges[:-1].sum(axis=1) + head_sizes(ranges[1:, 1])
+            self.is_odd |= not np.array_equal(starts, ranges[1:, 0])
+        elif count == 1:
+            count, is_whole = _count(take(at, size), kind)
+            self.is_odd |= not is_whole
+        else:
+            self.is_odd |= count > 1
+        if self.is_odd:
+            return
+        self._rows.append(row)
+        self._states.append(PRESENT if len(ranges) else EMPTY if kind else UNSET)
+        self._offsets.append(at)
+        self._sizes.append(size)
+        self._counts.append(count)
+        if kind == example.BYTES:
+            self._items.extend(ranges[:, 1].tolist())
+
+    def column(self, count: int) -> Column:
+        """See `Places`."""
+
+        def spread(values: Any, dtype: Any) -> Any:
+            column = np.zeros(count, dtype)
+            column[np.array(self._rows, np.int64)] = np.array(values, dtype)
+            return column
+
+        return Column(
+            self.kind,
+            spread(self._states, np.uint8),
+            spread(self._offsets, np.int64),
+            spread(self._sizes, np.int64),
+            counts=spread(self._counts, np.int64),
+            items=np.array(self._items, np.int64) if self.kind == example.BYTES else None,
+        )
+
+
+def _count(data: bytes, kind: int) -> tuple[int, bool]:
+    """Returns the number of packed numbers, and whether the last of them is complete."""
+    if kind == example.FLOATS:
+        return len(data) // 4, len(data) % 4 == 0
+    ends = np.frombuffer(data, np.uint8) < 128
+    return int(ends.sum()), not len(ends) or bool(ends[-1])
+
+
+def episode_places(paths: Sequence[str], storage: Storage) -> FileColumns:
+    """Reads the places of the lists of all features; a record is an episode.
+
+    Raises:
+        OSError: If a file can't be read.
+        ValueError: If a file is damaged, or a record is not a tf.train.Example.
+    """
+    return tfrecord_columns(paths, storage, new_places=_ListPlaces)[1]
+
+
+class _FetchedReader(BufferedReader):
+    """Reads of a file, some of whose ranges are in memory.
+
+    Args:
+        file: The file.
+        offsets: Offsets of the ranges.
+        ranges: The ranges.
+    """
+
+    def __init__(self, file: ByteFile, offsets: Indices, ranges: Sequence[NDArray[np.uint8]]):
+        super().__init__(file, _SMALL_WINDOW)
+        order = np.argsort(offsets, kind="stable")
+        self._offsets, self._ranges = offsets[order], [ranges[k] for k in order.tolist()]
+
+    def __call__(self, at: int, count: int) -> bytes:
+        number = int(np.searchsorted(self._offsets, at, side="right")) - 1
+        if number >= 0 and at != self._start:
+            start = int(self._offsets[number])
+            if at + count <= start + len(self._ranges[number]):
+                self._data, self._start = self._ranges[number].tobytes(), start
+        return super().__call__(at, count)
+
+
+class PlacedEpisodes:
+    """Episodes whose places are known.
+
+    Args:
+        table: The places, of all wanted features and of `COUNTERS`.
+        paths: The files.
+        stamps: Their stamps.
+        features: The wanted features.
+    """
+
+    def __init__(
+        self,
+        table: FileColumns,
+        paths: Sequence[str],
+        stamps: Sequence[Stamp],
+        features: EpisodeFeatures,
+    ):
+        self._table, self._features = table, features
+        # Without the user's cache: what is read here is in the index, and not read again.
+        storage = Storage(features.storage.options)
+        self._files = ByteFiles(paths, [stamp[0] for stamp in stamps], stamps, storage=storage)
+        names = {*features.names, *(name.decode() for name in COUNTERS)}
+        self._columns = {k: column for k, column in table.columns.items() if k in names}
+        self._items: dict[str, tuple[Indices, Indices]] = {}  # first of each record; offsets
+        for name, column in self._columns.items():
+            if column.items is not None and column.counts is not None:
+                first = np.concatenate([[0], np.cumsum(column.counts)])
+                self._items[name] = first, item_offsets(column)
+
+    def read(self, number: int) -> EpisodeColumns:
+        """Reads the episodes of a file; equal to those of `read_episodes`.
+
+        Raises:
+            OSError: If the file can't be read, or has changed.
+            ValueError: If an episode can't be read as steps.
+        """
+        rows = np.arange(*self._table.first[number : number + 2])
+        offsets, sizes, heads = [], [], []
+        for name in self._features.names:
+            column = self._columns.get(name)
+            present = rows if column is None else rows[column.states[rows] == PRESENT]
+            if column is None or not len(present):
+                continue
+            if name in self._items:
+                heads.append((name, present))
+                continue
+            offsets.append(column.offsets[present])
+            sizes.append(column.sizes[present])
+        for (name, present), head in zip(heads, self._heads(number, heads), strict=True):
+            spec, column = self._features.specs.get(name), self._columns[name]
+            if (spec.kind if spec else kind_of(head.tobytes())) == TEXT:
+                offsets.append(column.offsets[present])
+                sizes.append(column.sizes[present])
+        places = np.concatenate([[], *offsets]).astype(np.int64)
+        ranges = self._ranges(number, places, np.concatenate([[], *sizes]).astype(np.int64))
+        file = self._files.file(number)
+        take = _FetchedReader(file, places, ranges)
+        return columns_of(self._episodes(rows, file.size), take, self._features)
+
+    def _heads(self, number: int, columns: Sequence[tuple[str, Indices]]) -> list[Any]:
+        """Returns the first bytes of the first value of each column."""
+        places, sizes = [], []
+        for name, rows in columns:
+            first, offsets = self._items[name]
+            item = first[rows[0]]
+            places.append(offsets[item])
+            items = self._columns[name].items
+            sizes.append(0 if items is None else min(HEAD, items[item]))
+        return self._ranges(number, np.array(places, np.int64), np.array(sizes, np.int64))
+
+    def _ranges(self, number: int, offsets: Indices, sizes: Indices) -> list[NDArray[np.uint8]]:
+        files = np.full(len(offsets), number)
+        return self._files.read(files, offsets, sizes, lambda row: "an episode")
+
+    def _episodes(self, rows: Indices, file_size: int) -> Iterator[Episode]:
+        """Yields the episodes of a file, given their rows in the table."""
+        starts = self._table.starts[rows].tolist()
+        ends = [start - HEADER for start in starts[1:]] + [file_size] * (len(starts) > 0)
+        for row, start, end in zip(rows.tolist(), starts, ends, strict=True):
+            found = [
+                (column.offsets[row], name.encode(), self._feature(name, column, row))
+                for name, column in self._columns.items()
+                if column.states[row] != ABSENT
+            ]
+            found.sort(key=lambda item: item[0])
+            yield start, end - FOOTER - start, [(name, feature) for _, name, feature in found]
+
+    def _feature(self, name: str, column: Column, row: int) -> example.Feature:
+        if column.states[row] != PRESENT or column.counts is None:
+            return example.Feature(example.INTS if column.states[row] == EMPTY else 0, [], [], 0)
+        count = int(column.counts[row])
+        if name in self._items and column.items is not None:
+            first, offsets = self._items[name]
+            items = slice(first[row], first[row + 1])
+            ranges = list(zip(offsets[items].tolist(), column.items[items].tolist(), strict=True))
+            return example.Feature(column.kind, ranges, [], count)
+        place = int(column.offsets[row]), int(column.sizes[row])
+        return example.Feature(column.kind, [place], [], count)
