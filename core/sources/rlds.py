@@ -36,6 +36,7 @@ from ..remote.ranges import byte_count
 from ..remote.storage import Storage
 from .base import SizeTables
 from .byte_records import ByteRecords
+from .selection import selected_records
 from .source import Values
 
 _log = logging.getLogger("dalijax")
@@ -208,24 +209,7 @@ class RLDS(ByteRecords):
             TypeError: If they are neither booleans nor integers.
             ValueError: If no record is left, or they are not increasing numbers of records.
         """
-        chosen = np.asarray(steps)
-        if chosen.ndim != 1 or (chosen.dtype.kind not in "biu" and chosen.size):
-            raise TypeError(
-                "select() takes a boolean for each record or numbers of records, not an array of "
-                f"{chosen.dtype} with {chosen.ndim} dimensions"
-            )
-        if chosen.dtype == np.bool_:
-            if len(chosen) != len(self):
-                raise ValueError(f"select() got {len(chosen):,} booleans for {len(self):,} records")
-            chosen = np.flatnonzero(chosen)
-        if not len(chosen):
-            raise ValueError("select() leaves no record. Pass at least one")
-        chosen = chosen.astype(np.int64)
-        if chosen[0] < 0 or chosen[-1] >= len(self) or (np.diff(chosen) <= 0).any():
-            raise ValueError(
-                f"select() takes increasing numbers from 0 to {len(self) - 1:,}, without "
-                "repetitions: pass numpy.unique(numbers). Use a Mixture to repeat records"
-            )
+        chosen = selected_records(steps, len(self))
         other = copy.copy(self)
         if len(chosen) < len(self):
             is_small = int(self._first[-1]) <= 1 << 32

@@ -7,6 +7,7 @@
 - `Records`: anything with a length and records by number (Grain's sources, TFDS, HuggingFace).
 - `Arrays`: rows of arrays.
 - `Mixture`: several sources in exact proportions.
+- `Selection`: some of the records of a source.
 - `Named`: a source with the name or number of each record in the batch.
 - `Source` and `Field`: the base class and the kinds of fields, for sources of your own.
 """
@@ -21,6 +22,7 @@ from .core.sources.mixture import Mixture as Mixture
 from .core.sources.named import Named as Named
 from .core.sources.records import Records as Records
 from .core.sources.rlds import RLDS as RLDS
+from .core.sources.selection import Selection as Selection
 from .core.sources.source import Source as Source
 from .core.sources.tar import Tar as Tar
 from .core.sources.tfrecord import TFRecord as TFRecord
@@ -33,6 +35,7 @@ __all__ = [
     "Mixture",
     "Named",
     "Records",
+    "Selection",
     "Source",
     "TFRecord",
     "Tar",

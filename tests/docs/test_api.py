@@ -80,7 +80,9 @@ PUBLIC_NAMES = {
         "StateError UnfitRecordError"
     ),
     "dalijax.fn": "cast dl_tensor_python_function jax_function numba_function read_file",
-    "dalijax.sources": "Arrays Field Files Mixture Named RLDS Records Source TFRecord Tar",
+    "dalijax.sources": (
+        "Arrays Field Files Mixture Named RLDS Records Selection Source TFRecord Tar"
+    ),
     "dalijax.augment": (
         "auto_augment center_crop color_jitter flip normalize rand_augment random_crop "
         "random_erasing random_resized_crop trivial_augment"
