@@ -118,11 +118,12 @@ def train(args: argparse.Namespace, out: pathlib.Path) -> None:
         pixels, classes = described(batch["images"], batch["labels"])
         state, loss = step_fn(state, batch["images"], batch["labels"])
         rows_of_step = [np.asarray(values).tolist() for values in (pixels, classes)]
-        print(json.dumps({"step": step, "loss": float(loss), "rows": rows_of_step}), flush=True)
         if step % args.save_every == 0:
             position = ocp.args.JsonSave(iterator.get_state())
             checkpoint = ocp.args.Composite(state=ocp.args.StandardSave(state), input=position)
             manager.save(step, args=checkpoint)
+        # After the save, so that a process that is killed here has completed the save before it.
+        print(json.dumps({"step": step, "loss": float(loss), "rows": rows_of_step}), flush=True)
     manager.close()
     iterator.close()
     parameters = [np.asarray(leaf).ravel() for leaf in jax.tree.leaves(state["params"])]
