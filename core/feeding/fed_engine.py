@@ -40,6 +40,7 @@ P = TypeVar("P")
 # Returns the rows of a run of a pipeline, given the run's number and the pipeline's number.
 RowsOf = Callable[[int, int], RowBatch]
 Bad = Sequence[tuple[str, Exception]]  # the names of bad records, and their errors
+_FAILED = "failed, and counts as delivered"
 _MOST_PROBED = 24  # the number of records to try before the graph is considered at fault
 
 
@@ -271,7 +272,7 @@ class FedEngine(Engine[P]):
         masked: FailedBatch | None = None
         may_have_masked = error is None and self._config.on_error == "mask"
         if may_have_masked and (bad := self._bad_of(supply, run, valid=True)):
-            named = self._bad_records(position, bad)
+            named = self._bad_records(position, bad, outcome="has bad records")
             masked = FailedBatch(*self._place(position), str(named), named.files)
         after = self._after(position, supply, run, runner)
         if self._supply is supply:  # another thread may have closed it
@@ -321,7 +322,7 @@ class FedEngine(Engine[P]):
         ]
 
     def _bad_records(
-        self, position: P, bad: Bad, with_dali_text: bool = False
+        self, position: P, bad: Bad, with_dali_text: bool = False, outcome: str = _FAILED
     ) -> BatchError | RecordError:
         """Returns an error that names the bad records of a batch.
 
@@ -329,6 +330,7 @@ class FedEngine(Engine[P]):
             position: The position of the batch.
             bad: The bad records.
             with_dali_text: Whether to include DALI's full message.
+            outcome: What happened to the batch.
         """
         groups: dict[str, list[tuple[str, Exception]]] = {}
         for name, reason in bad:
@@ -352,17 +354,22 @@ class FedEngine(Engine[P]):
         if with_dali_text:
             text = with_dali(text, dali_text, files)
         unfit = not any(isinstance(reason, UnusableRecord) for _, reason in bad)
-        error = self._batch_error(position, text, unfit=unfit)
+        error = self._batch_error(position, text, unfit=unfit, outcome=outcome)
         error.files = files
         error.__cause__ = bad[0][1]
         return error
 
     def _batch_error(
-        self, position: P, text: str, is_graph_error: bool = False, unfit: bool = False
+        self,
+        position: P,
+        text: str,
+        is_graph_error: bool = False,
+        unfit: bool = False,
+        outcome: str = _FAILED,
     ) -> BatchError | RecordError:
         """Returns the error of a failed batch; its message begins with the batch's number."""
         kind = GraphError if is_graph_error else self._error_kind(unfit)
-        return kind(f"{self._label(position)} failed, and counts as delivered: {text}")
+        return kind(f"{self._label(position)} {outcome}: {text}")
 
     def _error_kind(self, unfit: bool) -> type[BatchError] | type[RecordError]:
         """Returns the class of the error; ``unfit``: the records don't fit the graph's inputs."""

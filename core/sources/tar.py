@@ -246,7 +246,8 @@ def _check_complete(
             "with names such as 0001.jpg and 0001.cls"
         )
     if count and missing == "raise":
-        raise ValueError(f"{count:,} samples lack a member that fields= names: {reasons}. {cure}")
+        lack = "1 sample lacks" if count == 1 else f"{count:,} samples lack"
+        raise ValueError(f"{lack} a member that fields= names: {reasons}. {cure}")
     if not num_complete:
         raise ValueError(
             f"no sample of {printable(', '.join(tars[:3]))} has all of {sorted(fields)}: "

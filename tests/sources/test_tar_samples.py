@@ -235,7 +235,7 @@ def test_an_unsorted_tar_is_named_with_the_fix(tmp_path, caplog):
         Tar(concatenated(tmp_path, *parts), FIELDS)
     # A sample that is incomplete, but complete in another tar, is not unsorted.
     parts = [tar_bytes(tmp_path, sample(1)), tar_bytes(tmp_path, sample(1)[:1])]
-    with pytest.raises(ValueError, match=r"1 samples lack .*missing='skip'"):
+    with pytest.raises(ValueError, match=r"1 sample lacks .*missing='skip'"):
         Tar(concatenated(tmp_path, *parts), FIELDS)
 
 
@@ -259,7 +259,7 @@ def test_links_are_named_with_the_fix(kind, word, tmp_path):
     for at in range(3):
         entries = [*whole[:at], *links, *whole[at:]]
         path = write_tar(tmp_path / f"{at}.tar", entries)
-        with pytest.raises(ValueError, match=r"^1 samples lack .*: 2 lacks .*--hard-dereference"):
+        with pytest.raises(ValueError, match=r"^1 sample lacks .*: 2 lacks .*--hard-dereference"):
             Tar(path, FIELDS)
         assert read_all(Tar(path, FIELDS, missing="skip"))["data"] == [b"A"]
     # Links that no field needs do no harm.
