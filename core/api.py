@@ -466,7 +466,8 @@ def data_iterator(
         pmap_compatible, mask, as_numpy, on_error: See there.
         sharding: A jax.sharding.Sharding, or a PartitionSpec on the mesh of `jax.set_mesh` when the
             iterator is created, or a dict of these for each output. Batches are global arrays
-            placed by it.
+            placed by it. In a dict, None keeps the rows of this process on the host, as a NumPy
+            array; it may also have entries for the mask and for fields that bypass the graph.
         devices: JAX devices, one for each pipeline. Batches have pmap's layout
             [devices, batch, ...].
         allow_changes: Names of differences that a restore ignores, for trainers that restore states

@@ -32,6 +32,10 @@ _STAYS = "The batch is still the next one"
 class ResultPlacement(Protocol):
     """The placement of arrays that functions of the batch return."""
 
+    def is_on_host(self, name: str) -> bool:
+        """Returns whether an array of the batch stays on the host."""
+        ...
+
     def result_sharding(self, name: str, shape: Sequence[int], rows: int) -> Sharding | None:
         """Returns the sharding of a result, or None to leave it to the compiler."""
         ...
@@ -86,7 +90,8 @@ class BatchMap:
         The arguments are not donated: if a function fails, the batch is needed again.
 
         Args:
-            batch: The batch; its text and objects bypass the functions.
+            batch: The batch; its text, objects and arrays that a sharding keeps on the host bypass
+                the functions.
             seed: The seed of the iterator.
             epoch: The epoch of the batch.
             step: The number of the batch in its epoch.
@@ -101,7 +106,7 @@ class BatchMap:
             TypeError, ValueError: If a function returns something else than a dict of arrays, or
                 not the mask.
         """
-        arrays, unmapped = _split(batch)
+        arrays, unmapped = _split(batch, placement)
         self._check_thread(arrays)
         words = np.array([seed >> 32 & _WORD, seed & _WORD, epoch & _WORD, step & _WORD], np.uint32)
         on_host = as_numpy and all(isinstance(array, np.ndarray) for array in arrays.values())
@@ -154,7 +159,11 @@ class BatchMap:
         Raises:
             BatchMapError, TypeError, ValueError: As for a call.
         """
-        arrays = {name: spec for name, spec in batch.items() if is_number(spec.dtype)}
+        arrays = {
+            name: spec
+            for name, spec in batch.items()
+            if is_number(spec.dtype) and not _is_on_host(name, placement)
+        }
         unmapped = {name: spec for name, spec in batch.items() if name not in arrays}
         return self._result_specs(_specs(arrays), mask, placement, unmapped) | unmapped
 
@@ -171,8 +180,8 @@ class BatchMap:
             self._check_mask(results.get(mask), mask)
         if repeated := sorted(results.keys() & unmapped.keys()):
             raise ValueError(
-                f"batch_map: {self._label} returned arrays named {repeated}, like text or objects "
-                "of the records, which bypass batch_map. Use other names"
+                f"batch_map: {self._label} returned arrays named {repeated}, like text, objects "
+                "or arrays on the host, which bypass batch_map. Use other names"
             )
         order = [name for name in arrays if name in results]
         specs = {}
@@ -272,13 +281,19 @@ def _checked(result: Any, name: str) -> dict[str, jax.Array]:
     return batch
 
 
-def _split(batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Separates the arrays of numbers in a batch from its text and objects."""
+def _is_on_host(name: str, placement: ResultPlacement | None) -> bool:
+    return placement is not None and placement.is_on_host(name)
+
+
+def _split(
+    batch: Mapping[str, Any], placement: ResultPlacement | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Separates the arrays of numbers in a batch from values that bypass the functions."""
     arrays, unmapped = dict[str, Any](), dict[str, Any]()
     for name, value in batch.items():
         if not isinstance(value, np.ndarray):
             arrays[name] = value
-        elif is_number(value.dtype):
+        elif is_number(value.dtype) and not _is_on_host(name, placement):
             arrays[name] = narrowed(value, name)
         else:
             unmapped[name] = value

@@ -20,7 +20,7 @@ from .order.epochs import EpochPlan
 from .placement import over_current_mesh
 
 F = TypeVar("F", bound=Callable[..., Any])
-Shardings: TypeAlias = Sharding | PartitionSpec | Mapping[str, Sharding | PartitionSpec]
+Shardings: TypeAlias = Sharding | PartitionSpec | Mapping[str, Sharding | PartitionSpec | None]
 OnError: TypeAlias = Literal["raise", "skip", "mask"]
 BatchMapArgument: TypeAlias = MapFunction | Sequence[MapFunction] | None
 

@@ -13,7 +13,7 @@ the first of its devices; the other devices receive copies::
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -107,8 +107,8 @@ def over_current_mesh(sharding: Any) -> Any:
     """Resolves PartitionSpecs with the current mesh.
 
     Args:
-        sharding: A Sharding, a PartitionSpec, or a dict of these. In a dict, PartitionSpecs use the
-            mesh of another output's NamedSharding, if there is one.
+        sharding: A Sharding, a PartitionSpec, or a dict of these and None. In a dict,
+            PartitionSpecs use the mesh of another output's NamedSharding, if there is one.
 
     Raises:
         ValueError: If there is no current mesh.
@@ -144,25 +144,31 @@ def _current_mesh(spec: PartitionSpec) -> jax.sharding.Mesh:
 
 def _output_shardings(
     sharding: Sharding | Mapping[str, Any], names: Sequence[str]
-) -> dict[str, Sharding]:
-    """Expands a sharding to one sharding for each output."""
+) -> dict[str, Sharding | None]:
+    """Expands a sharding to one sharding for each output; None keeps an output on the host."""
     sharding = over_current_mesh(sharding)
     if isinstance(sharding, Sharding):
         return dict.fromkeys(names or [""], sharding)
     if not isinstance(sharding, Mapping):
         raise _no_sharding("sharding must be a jax.sharding.Sharding or a dict", sharding)
-    if names and set(sharding) != set(names):
+    if not set(names) <= set(sharding):
         raise ValueError(
             f"sharding has entries for {sorted(sharding)}, but the outputs are {sorted(names)}. "
             "Pass a sharding for each output"
         )
+    if all(value is None for value in sharding.values()):
+        raise ValueError(
+            f"sharding={sharding!r:.80} places no output. Pass a sharding for at least one, or "
+            "as_numpy=True for NumPy arrays"
+        )
     mesh = next((s.mesh for s in sharding.values() if isinstance(s, NamedSharding)), None)
-    shardings: dict[str, Sharding] = {}
+    shardings: dict[str, Sharding | None] = {}
     for name, value in sharding.items():
         if isinstance(value, PartitionSpec) and mesh is not None:
             value = NamedSharding(mesh, value)
-        if not isinstance(value, Sharding):
-            raise _no_sharding(f"sharding[{name!r}] must be a Sharding or PartitionSpec", value)
+        if not (value is None or isinstance(value, Sharding)):
+            problem = f"sharding[{name!r}] must be a Sharding, a PartitionSpec or None"
+            raise _no_sharding(problem, value)
         shardings[name] = value
     return shardings
 
@@ -195,7 +201,9 @@ class GlobalPlacement:
 
     Args:
         sharding: One Sharding for all outputs, or a dict of output name to Sharding or
-            PartitionSpec (on the mesh of another output's NamedSharding).
+            PartitionSpec (on the mesh of another output's NamedSharding). None keeps the rows of
+            this process on the host, as a NumPy array. The dict may also contain the mask and
+            values that bypass the graph, which are otherwise split like the mask.
         names: The outputs' names; empty if they are unknown, before any array is placed.
 
     Attributes:
@@ -210,24 +218,42 @@ class GlobalPlacement:
 
     def __init__(self, sharding: Sharding | Mapping[str, Any], names: Sequence[str]):
         self._shardings = _output_shardings(sharding, names)
-        cuts = {name: data_shards(value) for name, value in self._shardings.items()}
+        placed = {name: value for name, value in self._shardings.items() if value is not None}
+        cuts = {name: data_shards(value) for name, value in placed.items()}
         finest = max(cuts, key=lambda name: cuts[name][0].num_shards)
         self.shards = tuple(cuts[finest])
-        self._rows = rows_sharding(self._shardings[finest])
+        self._rows = rows_sharding(placed[finest])
         # Whether a sharding splits the rows as the pipelines do.
-        self._direct = {self._shardings[k]: tuple(cut) == self.shards for k, cut in cuts.items()}
-        self._is_common = isinstance(sharding, Sharding)
+        self._direct = {placed[k]: tuple(cut) == self.shards for k, cut in cuts.items()}
+        self._is_common = not isinstance(sharding, Mapping)
 
     def finish(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Returns the batch unchanged, because `place` already returned global arrays."""
         return batch
 
-    def place_mask(self, name: str, pieces: Sequence[np.ndarray]) -> jax.Array:
-        """Assembles the global mask, split by rows as the pipelines are."""
+    def is_on_host(self, name: str) -> bool:
+        """Returns whether an output stays on the host."""
+        return name in self._shardings and self._shardings[name] is None
+
+    def check_names(self, names: Collection[str]) -> None:
+        """Raises ValueError if the sharding has entries for other values than those of a batch."""
+        unknown = sorted(self._shardings.keys() - {*names})
+        if unknown and not self._is_common:
+            raise ValueError(
+                f"sharding has entries for {unknown}, but the batch has {sorted(names)}. Remove "
+                "them, or correct their names"
+            )
+
+    def place_mask(self, name: str, pieces: Sequence[np.ndarray]) -> Any:
+        """Assembles the global mask, split by rows as the pipelines are, unless it has an entry."""
+        if name in self._shardings and not self._is_common:
+            return self.place(name, pieces)
         return self._assemble(name, pieces, self._rows)
 
-    def place(self, name: str, pieces: Sequence[Any]) -> jax.Array:
+    def place(self, name: str, pieces: Sequence[Any]) -> Any:
         """Assembles a global array from the rows that the local pipelines decoded.
+
+        An output that stays on the host is a NumPy array of these rows.
 
         Args:
             name: The output's name.
@@ -244,6 +270,9 @@ class GlobalPlacement:
                 "one shape in the pipeline, e.g. by fn.resize or fn.pad"
             )
         target = self._shardings[name]
+        if target is None:
+            arrays = [np.asarray(piece) for piece in pieces]
+            return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         if self._direct[target]:
             return self._assemble(name, pieces, target)
         return jax.device_put(self._assemble(name, pieces, self._rows), target)
@@ -260,7 +289,7 @@ class GlobalPlacement:
             rows: The number of rows of the batch.
         """
         is_global = tuple(shape[:1]) == (rows,)
-        named = self._shardings.get(name)
+        named: Sharding | None = self._shardings.get(name)
         if self._is_common:
             named = next(iter(self._shardings.values())) if is_global else None
         for sharding in (named, self._rows if is_global else None):

@@ -300,11 +300,12 @@ class FedEngine(Engine[P]):
             valid = rows.valid.copy()
             valid[list(rows.errors)] = False
             masks.append(valid)
-        batch = self.make_batch(outputs, masks, not runner.dynamic)
         graph = self._graph
-        if graph is not None and graph.passed:
+        passed = () if graph is None else graph.passed
+        batch = self.make_batch(outputs, masks, not runner.dynamic, passed)
+        if graph is not None and passed:
             columns: dict[str, Any] = {
-                name: joined([rows.column(name) for rows in parts]) for name in graph.passed
+                name: joined([rows.column(name) for rows in parts]) for name in passed
             }
             counts = [len(rows.valid) for rows in parts]
             self.make_batch.add_columns(batch, columns, counts, graph.stacked)

@@ -20,7 +20,8 @@ class Field:
         ndim: Number of dimensions: 1 for encoded bytes, 0 for a label.
         is_path: Whether it is the path of a file that DALI reads in the graph.
         bypass: Whether the batch contains the field, in its dtype, if the graph does not take it.
-            With a sharding, it is placed like an output. Otherwise such a field is not read.
+            With a sharding, it is placed like an output, or stays on the host if a dict of
+            shardings has None for it. Otherwise such a field is not read.
     """
 
     dtype: np.dtype[Any] | None

@@ -66,7 +66,7 @@ class DALIGenericIterator:
         drop_remainder: True for ``last_batch_policy="drop"``, as in Grain and tf.data.
         prepare_first_batch: Whether to schedule the first batches immediately.
         sharding: Placement of the batches over devices; a PartitionSpec uses the mesh of
-            `jax.set_mesh`.
+            `jax.set_mesh`. In a dict of output names, None keeps an output on the host.
         pmap_compatible: Whether arrays have a leading device axis.
         mask: True or a name: adds a bool array [batch] of this name ("mask" for True), which is
             True for samples of the epoch and False for padding.

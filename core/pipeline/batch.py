@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -107,6 +107,7 @@ class BatchMaker:
         self._mask = config.mask
         self._cut = config.last_batch_policy is LastBatchPolicy.PARTIAL
         self._as_numpy = bool(config.as_numpy)
+        self._names_are_checked = False
         self.bfloat16: tuple[int, ...] = ()
         self._shapes: dict[str, set[tuple[int, ...]]] = {}  # shapes of samples, by output
         self._device_axis = config.pmap_compatible
@@ -120,6 +121,7 @@ class BatchMaker:
         outputs: Sequence[Outputs],
         valid: Sequence[int | np.ndarray],
         copy: bool,
+        passed: Collection[str] = (),
     ) -> Batch:
         """Creates the batch of one run.
 
@@ -128,7 +130,15 @@ class BatchMaker:
             valid: Number of leading samples of each pipeline's batch that belong to the epoch, or
                 a mask.
             copy: Whether DALI reuses the buffers once they are released.
+            passed: Names of the values that bypass the graph, which `add_columns` adds.
+
+        Raises:
+            ValueError: If the sharding has entries for other values.
         """
+        if not self._names_are_checked and isinstance(self._placement, GlobalPlacement):
+            mask = () if self._mask is None else (self._mask,)
+            self._placement.check_names([*self.names, *passed, *mask])
+            self._names_are_checked = True
         axis = self._has_device_axis(len(outputs))
         cut = self._cut
         rows_kept = [
@@ -161,7 +171,9 @@ class BatchMaker:
         rows: Sequence[int],
         column_of: Callable[[Sequence[Any], str], Any],
     ) -> None:
-        """Adds values that bypass the graph; with a sharding, numbers are placed like outputs.
+        """Adds values that bypass the graph.
+
+        With a sharding, numbers are split like the mask, unless a dict of shardings has their name.
 
         Args:
             batch: The batch of one run.
@@ -181,10 +193,15 @@ class BatchMaker:
                 )
             column = column_of(values, name)
             numeric = isinstance(column, np.ndarray) and is_number(column.dtype)
-            if numeric and isinstance(self._placement, GlobalPlacement):
+            is_global = isinstance(self._placement, GlobalPlacement)
+            if numeric and is_global and not self._keeps_on_host(name):
                 pieces = np.split(narrowed(column, name), np.cumsum(rows)[:-1])
                 column = self._place_rows(name, pieces, self._has_device_axis(len(rows)))
             batch[name] = column
+
+    def _keeps_on_host(self, name: str) -> bool:
+        """Returns whether the sharding keeps a value on the host."""
+        return isinstance(self._placement, GlobalPlacement) and self._placement.is_on_host(name)
 
     def _has_device_axis(self, pipelines: int) -> bool:
         if self._device_axis is None:  # like DALI's plugin, which stacks pipelines
@@ -203,7 +220,8 @@ class BatchMaker:
         """Converts an output of a pipeline to [num_rows, ...], or [1, num_rows, ...] for pmap."""
         check_uniform(tensors, name, pipeline)
         on_gpu = isinstance(tensors, TensorListGPU)
-        if tensors.dtype in WIDE and (on_gpu or not self._as_numpy):
+        on_host = self._as_numpy or self._keeps_on_host(name)
+        if tensors.dtype in WIDE and (on_gpu or not on_host):
             check_width(np.dtype(types.to_numpy_type(tensors.dtype)), name)
         view: Any = gpu_array if on_gpu else host_view
         array = view(tensors, copy, axis)

@@ -264,7 +264,7 @@ def test_mistakes(jpegs_many):
     # It could refer to the mesh of jax.set_mesh, or to another output's mesh.
     with pytest.raises(ValueError, match="no mesh is set in this thread. Create the"):
         make(sharding={"g": PartitionSpec("a"), "x": PartitionSpec()})
-    with pytest.raises(TypeError, match="must be a Sharding or PartitionSpec"):
+    with pytest.raises(TypeError, match="must be a Sharding, a PartitionSpec or None, not 'a'"):
         make(sharding={"g": by_rows, "x": "a"})
     iterator = make(sharding=NamedSharding(mesh, PartitionSpec("a", None, None, "b")))
     with pytest.raises(ValueError, match="output 'g' of shape .* does not fit"):

@@ -15,7 +15,7 @@ from nvidia.dali import fn  # noqa: E402
 
 from dalijax import data_iterator  # noqa: E402
 from dalijax.adapters.grain import DALITransform  # noqa: E402
-from dalijax.sources import Arrays  # noqa: E402
+from dalijax.sources import Arrays, Field  # noqa: E402
 
 SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d"))
 
@@ -58,6 +58,20 @@ def by_grain(step=1, process=0, **more):
     return [rows(batch) for batch in records.pipe(transform)]
 
 
+def on_host():
+    """Returns this process's rows of global arrays, and of values that stay on the host."""
+    source = Arrays({"x": np.arange(8), "state": np.arange(8) * 3.0, "label": np.arange(8) + 50})
+    make = data_iterator(
+        lambda x, label: {"x": x, "label": label},
+        sharding={"x": SHARDING, "label": None, "state": None},
+    )
+    source.fields = {**source.fields, "state": Field(np.float64, bypass=True)}
+    return [
+        [*rows(batch), batch["label"].tolist(), batch["state"].tolist()]
+        for batch in make(source=source, batch_size=4, seed=1)
+    ]
+
+
 def without_sharding():
     """Returns the warnings for a source that each process reads whole."""
     with warnings.catch_warnings(record=True) as warned:
@@ -85,6 +99,7 @@ def main():
     next(short), next(short)
     report["sliced"] = by_grain(jax.process_count(), jax.process_index())
     report["own"] = by_grain(own_records=True)
+    report["host"] = on_host()
     report["warned"] = without_sharding()
     wrong_calls = {
         "short": lambda: next(short),

@@ -147,6 +147,8 @@ def test_a_source_that_raises_stop_iteration(tmp_path, jpegs_many):
     """Each process has a pipeline of unknown size, which ends at StopIteration."""
     reports = started(SOURCE_WORKER, tmp_path, {"files": jpegs_many})
     starts = [10, 20, 30]
+    numbers = [number for report in reports for rows in report["host"] for number in rows[0]]
+    assert sorted(numbers) == list(range(8))
     for process, report in enumerate(reports):
         own = [100 * process + start for start in starts]
         assert report["epochs"] == [[[[start, start + 1]] for start in own]] * 2
@@ -162,6 +164,9 @@ def test_a_source_that_raises_stop_iteration(tmp_path, jpegs_many):
         # In the first process a part looks like its slice, and it waits for the other process.
         absent = "process 1 has not reached the number of batches of <lambda> within 2 s"
         assert ("is not sliced" if process else absent) in report["part"]
+        for numbers, labels, states in report["host"]:
+            assert labels == [number + 50 for number in numbers]
+            assert states == [3.0 * number for number in numbers] and len(numbers) == 2
         assert [text[:45] for text in report["warned"]] == [
             "several processes, but no sharding over them,"
         ]
