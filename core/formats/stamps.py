@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import os
+import re
 import stat
 import time
 from collections.abc import Sequence
@@ -13,6 +16,8 @@ from ..remote.storage import Storage
 from ..remote.versions import plain
 from .byte_files import Stamp, is_remote, local_stamp, stamps_of
 
+_OF_TFDS = re.compile(r".+-(\w+)\.tfrecord-\d+-of-\d+")
+_MOST_NAMES = 10_000  # files of a folder that are considered for a suggestion
 _TICK = 20_000_000  # nanoseconds; file timestamps of a kernel have a resolution of up to 10 ms
 
 
@@ -47,6 +52,28 @@ def check_unchanged(paths: Sequence[str], stamps: Sequence[Stamp], storage: Stor
             )
 
 
+def _pattern(folder: str) -> str:
+    """Returns a pattern of the files of a folder.
+
+    A folder of TFDS has features.json, and files such as ``robot-train.tfrecord-00000-of-00009``.
+    They are in a subfolder for each version.
+    """
+    with contextlib.suppress(OSError):
+        names = sorted(name for name in os.listdir(folder)[:_MOST_NAMES] if name[0] != ".")
+        splits = [match[1] for name in names if (match := _OF_TFDS.fullmatch(name))]
+        if splits:
+            split = "train" if "train" in splits else splits[0]
+            return os.path.join(folder, f"*-{split}.tfrecord*")
+        kinds = collections.Counter(os.path.splitext(name)[1] for name in names)
+        for kind in (".tar", ".tfrecord"):
+            if kinds[kind]:
+                return os.path.join(folder, f"*{kind}")
+        for name in reversed(names):
+            if os.path.exists(os.path.join(folder, name, "features.json")):
+                return _pattern(os.path.join(folder, name))
+    return os.path.join(folder, "*")
+
+
 def _local_stamp(path: str) -> Any:
     try:
         status = os.stat(path)
@@ -56,7 +83,7 @@ def _local_stamp(path: str) -> Any:
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(
                 f"{printable(path)} is a directory. Pass its files, e.g. "
-                f"{printable(os.path.join(path, '*'))}"
+                f"{printable(_pattern(path))}"
             )
         raise FileNotFoundError(f"{printable(path)} is not a file")
     return local_stamp(status)

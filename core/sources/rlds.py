@@ -47,6 +47,9 @@ _EXAMPLE = (
 )
 
 
+_STEP, _EPISODE = "__step__", "__episode__"  # features that no file contains
+
+
 @dataclasses.dataclass(frozen=True)
 class _Part:
     """The part of an episode that a field contains.
@@ -81,6 +84,8 @@ class RLDS(ByteRecords):
       ``NAME_mask`` is added, bool [16], True for steps inside the episode. Beyond an end, the
       window repeats the first or the last step.
     - ``"episode_metadata/file_path"``: a value of the episode.
+    - ``"__step__"``: the number of the step in its episode, and ``"__episode__"``: the number of
+      the episode in the files, int32 from 0 on.
 
     Images are uint8 [bytes]. Numbers have the dtypes and shapes of TFDS's ``features.json``, which
     is next to the files or in the parent folder; 64-bit floats become float32, because records
@@ -127,7 +132,8 @@ class RLDS(ByteRecords):
         ahead = byte_count(read_ahead, "read_ahead")
         files = path_list(paths, storage)
         self._open = functools.partial(_indexed, files, storage, cache_dir)
-        features, index = self._open(sorted({part.feature for part in parts.values()}))
+        stored = {part.feature for part in parts.values()} - {_STEP, _EPISODE}
+        features, index = self._open(sorted(stored))
         self._all_parts = _with_masks(parts, index)
         super().__init__(
             index,
@@ -168,8 +174,8 @@ class RLDS(ByteRecords):
         """Returns the values of a feature for statistics and filters, without reading images.
 
         Args:
-            feature: A feature of numbers or texts. If no field uses it, the files are read again
-                the first time.
+            feature: A feature of numbers or texts, ``"__step__"`` or ``"__episode__"``. If no field
+                uses it, the files are read again the first time.
 
         Returns:
             An array with a row for each record, or for each episode if it is a feature of episodes.
@@ -180,6 +186,8 @@ class RLDS(ByteRecords):
             OSError: If the files have changed.
         """
         index = self._index
+        if feature in (_STEP, _EPISODE):
+            return self._numbers(feature, np.arange(len(self)))
         if feature not in index.about["kinds"]:
             _, index = self._open([feature])
             if index.about["stamps"] != self._index.about["stamps"]:
@@ -229,6 +237,8 @@ class RLDS(ByteRecords):
             if part.is_mask:
                 rows, low, high = self._window(part, indices)
                 columns[name] = (rows >= low) & (rows <= high)
+            elif part.feature in (_STEP, _EPISODE):
+                columns[name] = self._numbers(part.feature, indices)
             elif kinds[part.feature] == TEXT:
                 numbers = arrays[f"{part.feature}.value"][self._rows(name, indices)]
                 columns[name] = text_of(arrays, numbers)
@@ -273,6 +283,13 @@ class RLDS(ByteRecords):
         if self._selected is None:
             return indices
         return self._selected[indices].astype(np.int64)
+
+    def _numbers(self, feature: str, indices: Indices) -> NDArray[np.int32]:
+        """Returns the numbers of the steps of some records in their episodes, or of these."""
+        steps = self._steps(indices)
+        episodes = self._episodes(steps)
+        numbers = episodes if feature == _EPISODE else steps - self._episode_first[episodes]
+        return numbers.astype(np.int32)
 
     def _episodes(self, steps: Indices) -> Indices:
         return np.searchsorted(self._episode_first, steps, side="right") - 1
@@ -335,13 +352,19 @@ def _parts(fields: Any) -> dict[str, _Part]:
                 f"fields[{name!r}] must be a feature, or a pair of a feature and steps, as in "
                 f"{_EXAMPLE}, not {value!r:.120}"
             )
+        if is_pair and feature in (_STEP, _EPISODE):
+            raise ValueError(
+                f"fields[{name!r}] has steps, but {feature!r} is of this step. Pass {feature!r} "
+                "alone"
+            )
         if is_pair and not is_of_steps(feature):
             raise ValueError(
                 f"fields[{name!r}] has steps, but {feature!r} is a feature of the episode. Pass "
                 f"{feature!r} alone"
             )
         parts[name] = _Part(feature, *_offsets(name, offsets))
-    if any("/" in name for name in parts) and not any("/" in p.feature for p in parts.values()):
+    values = [part.feature for part in parts.values()]
+    if any("/" in name for name in parts) and not any("/" in v or v[:2] == "__" for v in values):
         swapped = {part.feature: name for name, part in parts.items()}
         raise ValueError(
             f"fields maps names of fields to features, not features to names. Did you mean "
@@ -394,6 +417,8 @@ def _with_masks(parts: Mapping[str, _Part], index: Index) -> dict[str, _Part]:
 
 
 def _field(part: _Part, index: Index) -> Field:
+    if part.feature in (_STEP, _EPISODE):
+        return Field(np.dtype(np.int32), bypass=True)
     kind = index.about["kinds"][part.feature]
     if part.is_mask:
         return Field(np.dtype(np.bool_), 1, bypass=True)

@@ -575,3 +575,54 @@ def test_a_mixture_of_two_cameras(paths, expected):
     assert [v.tobytes() for v in values["image"][:STEPS]] == [row["image"] for row in expected]
     assert values["number"].tolist() == 2 * [row["number"] for row in expected]
     assert message(episode(0, 0, 1)).count(values["image"][STEPS].tobytes()) == 1
+
+
+# Numbers of steps and episodes
+
+
+def test_numbers_of_steps_and_episodes(paths):
+    fields = {"step": "__step__", "episode": "__episode__", "image": CAM}
+    source = RLDS(paths, fields)
+    lengths = [length for file in LENGTHS for length in file]
+    wanted = np.array([(step, k) for k, n in enumerate(lengths) for step in range(n)], np.int32)
+    chosen = np.array([10, 0, 4, 7, 4])
+    for numbers in (source, RLDS(paths, {k: fields[k] for k in ("step", "episode")})):
+        values = numbers.read(chosen, ["step", "episode"])
+        for column, name in enumerate(("step", "episode")):
+            np.testing.assert_array_equal(values[name], wanted[chosen, column], strict=True)
+            np.testing.assert_array_equal(numbers.column(fields[name]), wanted[:, column])
+            assert numbers.fields[name] == Field(np.dtype(np.int32), bypass=True)
+    some = source.select(np.arange(2, STEPS, 3))
+    np.testing.assert_array_equal(some.column("__step__"), wanted[2::3, 0])
+    assert some.read(np.array([1]), ["episode"])["episode"].tolist() == [wanted[5, 1]]
+    assert pickle.loads(pickle.dumps(some)).identity() == some.identity() != source.identity()
+    with pytest.raises(ValueError, match="'__step__' is of this step. Pass '__step__' alone"):
+        RLDS(paths, {"step": ("__step__", range(4))})
+
+
+# Folders
+
+
+@pytest.mark.parametrize(
+    ("files", "pattern"),
+    [
+        (
+            ["r-test.tfrecord-00000-of-00001", "r-train.tfrecord-00000-of-00001"],
+            "*-train.tfrecord*",
+        ),
+        (["r-test.tfrecord-00000-of-00001", "features.json"], "*-test.tfrecord*"),
+        (["1.0.0/features.json", "1.0.1/r-val.tfrecord-0-of-1", "1.0.1/features.json"], None),
+        (["a.tfrecord", "README.md", "notes"], "*.tfrecord"),
+        (["a.tar", "README.md"], "*.tar"),
+        (["a", "b"], "*"),
+        ([".hidden"], "*"),
+    ],
+)
+def test_a_folder_is_refused_with_a_pattern_of_its_files(files, pattern, tmp_path):
+    for name in files:
+        (tmp_path / "x" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "x" / name).touch()
+    wanted = tmp_path / "x" / (pattern or "1.0.1/*-val.tfrecord*")
+    with pytest.raises(IsADirectoryError) as raised:
+        RLDS(tmp_path / "x", FIELDS)
+    assert str(raised.value).endswith(f"x is a directory. Pass its files, e.g. {wanted}")
