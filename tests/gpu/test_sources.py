@@ -31,7 +31,7 @@ def graph(data, label, *, draw, device="mixed"):
     return augment.flip(images, draw=draw, name="flip"), label, draw.uniform(name="u"), window
 
 
-def over(photos, layout, batch=BATCH, seed=None):
+def over(photos, layout, batch=BATCH, seed=None, on_host=()):
     source = sources.Files(paths=photos, labels=list(range(len(photos))))
     more = {"device": "mixed"}
     if layout == "cpu":
@@ -39,7 +39,9 @@ def over(photos, layout, batch=BATCH, seed=None):
     config = {}
     if layout.startswith("sharded"):
         devices = jax.local_devices()[: 2 if layout.endswith("two") else 1]
-        config["sharding"] = NamedSharding(Mesh(np.array(devices), ("d",)), PartitionSpec("d"))
+        rows = NamedSharding(Mesh(np.array(devices), ("d",)), PartitionSpec("d"))
+        names = ("image", "id", "u", "window")
+        config["sharding"] = {name: None if name in on_host else rows for name in names}
     make = data_iterator(graph, ["image", "id", "u", "window"], mask="mask", **config)
     return make(source=source, batch_size=batch, seed=seed, num_threads=2, **more)
 
@@ -100,6 +102,17 @@ def test_a_state_resumes_on_any_layout(photos, first, second):
         other.set_state(state)
         check(rows_of(other, batches), reference)
         other.close()
+
+
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if "sharded" in layout])
+def test_outputs_that_stay_on_the_host(photos, layout):
+    names = ("image", "u")
+    wanted, found = (over(photos, layout, seed=3, on_host=names_) for names_ in ((), names))
+    for _ in range(3):
+        batches = next(wanted), next(found)
+        for name, array in batches[1].items():
+            assert isinstance(array, np.ndarray if name in names else jax.Array), name
+            np.testing.assert_array_equal(np.asarray(array), np.asarray(batches[0][name]), name)
 
 
 def test_moves_drop_batches_that_a_gpu_has_prepared(photos):
