@@ -143,8 +143,8 @@ class DALIInput(base_input.BaseInput):
         config = self.iterator_fn._prepared((), dict(self._call))[1]
         if config.last_batch_policy is LastBatchPolicy.PARTIAL:
             raise ValueError(
-                "LastBatchPolicy.PARTIAL returns a smaller last batch, but Pax requires constant "
-                f"shapes. Use FILL, whose padding has {self.weights} of 0, or DROP"
+                "last_batch_policy='partial' returns a smaller last batch, but Pax requires "
+                f"constant shapes. Use 'fill', whose padding has {self.weights} of 0, or 'drop'"
             )
         if self.element == "jax" and config.as_numpy:
             raise ValueError("element='jax' excludes as_numpy=True. Omit as_numpy")

@@ -329,8 +329,8 @@ class IteratorConfig:
                 raise ValueError(f"as_numpy=True with {placed}: only jax.Arrays can be placed")
             if self.last_batch_policy is LastBatchPolicy.PARTIAL:
                 raise ValueError(
-                    f"LastBatchPolicy.PARTIAL with {placed}: all shards must have equal shapes. "
-                    "Use LastBatchPolicy.FILL with mask=True, which marks the padding"
+                    f"last_batch_policy='partial' with {placed}: all shards must have equal "
+                    "shapes. Use 'fill' with mask=True, which marks the padding"
                 )
 
 

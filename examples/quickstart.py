@@ -26,7 +26,7 @@ from images import CACHE, make_images, split
 from nvidia.dali import backend, types
 from tqdm import tqdm
 
-from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from dalijax import DALIGenericIterator, data_iterator
 from dalijax.show import show
 
 SIDE = 64  # height and width of the network's input
@@ -61,12 +61,11 @@ def training_data(files: list[str], classes: list[int], gpu: bool) -> Any:
     return images, labels.gpu() if gpu else labels
 
 
-# The last batch is usually incomplete. With a padded reader and FILL it is padded with copies of
-# the last image, so that the jitted step compiles for a single shape. The mask is False for them.
+# The last batch is usually incomplete. With a padded reader it is padded with copies of the last
+# image, so that the jitted step compiles for a single shape. The mask is False for them.
 @data_iterator(
     output_map=["images", "labels"],
     reader_name="held_out",
-    last_batch_policy=LastBatchPolicy.FILL,
     mask=True,
 )
 def held_out_data(files: list[str], classes: list[int], gpu: bool) -> Any:

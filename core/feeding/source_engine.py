@@ -55,9 +55,9 @@ def _mixed(plan: SamplePlan, position: SamplePosition) -> str:
     return (
         f"the last batch of epoch {position.epoch} has {rows} records of the next epoch, since "
         f"batch_size={plan.batch_size} does not divide the {plan.num_samples} records, and the "
-        "next epoch begins after them: an evaluation counts them wrongly. Pass mask='mask' to mark "
-        "padding, last_batch_policy=LastBatchPolicy.PARTIAL for a smaller batch, or "
-        "LastBatchPolicy.DROP to leave it out; to train without end, use stream(...)"
+        "next epoch begins after them: an evaluation counts them wrongly. Pass mask=True to mark "
+        "padding, last_batch_policy='partial' for a smaller batch, or drop_remainder=True to leave "
+        "it out; to train without end, use stream(...)"
     )
 
 
@@ -113,8 +113,8 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         else:
             if hosts[1] > 1 and config.last_batch_policy is LastBatchPolicy.PARTIAL:
                 raise ValueError(
-                    f"LastBatchPolicy.PARTIAL over {hosts[1]} shards of the batch: some shards "
-                    "could be empty. Use FILL and a mask (pad='mask'), or DROP"
+                    f"last_batch_policy='partial' over {hosts[1]} shards of the batch: some shards "
+                    "could be empty. Use 'fill' and a mask (pad='mask'), or 'drop'"
                 )
             parts = [RowRange(hosts[0] * rows, (hosts[0] + 1) * rows)]
             batch_size = rows * hosts[1]

@@ -90,9 +90,9 @@ def epochs_of(
         plan = EpochPlan(samples, shards, rows, policy, padded, stick, per_shard)
         if policy is LastBatchPolicy.PARTIAL and len(built) > 1 and samples % shards:
             raise ValueError(
-                f"LastBatchPolicy.PARTIAL over {len(built)} pipelines, whose shards are unequal "
-                f"({samples} samples in {shards} shards): their last batches would differ in "
-                "length. Use LastBatchPolicy.FILL and mask='mask', which marks the padding"
+                f"last_batch_policy='partial' over {len(built)} pipelines, whose shards are "
+                f"unequal ({samples} samples in {shards} shards): their last batches would differ in "
+                "length. Use 'fill' with mask=True, which marks the padding"
             )
     if rules is not None:
         rules.check(config.reader_name or "", plan)

@@ -14,7 +14,7 @@ from configs.base import Config
 from nvidia.dali import backend
 from scipy.special import betaincinv
 
-from dalijax import LastBatchPolicy, augment, data_iterator, sources
+from dalijax import augment, data_iterator, sources
 
 GPU = backend.GetCUDADeviceCount() > 0
 MEAN = (124, 116, 104)  # mean color of ImageNet, for erased pixels
@@ -110,7 +110,7 @@ def training(config: Config, classes: int, sharding: jax.sharding.Sharding, sour
         ["images", "labels"],
         source=source,
         sharding=sharding,
-        last_batch_policy=LastBatchPolicy.DROP,
+        drop_remainder=True,
         batch_map=mixing(config, classes),
     )
 

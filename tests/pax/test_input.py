@@ -382,7 +382,7 @@ def test_values_that_jax_would_narrow_are_refused():
         ({"arguments": {"batch_size": 3}}, "batch_size"),
         ({"arguments": {"shard_id": 0}}, "infeed_host_index"),
         ({"arguments": {"seed": 1}, "input_random_seed": 2}, "Set only one"),
-        ({"arguments": {"last_batch_policy": LastBatchPolicy.PARTIAL}}, "FILL"),
+        ({"arguments": {"last_batch_policy": LastBatchPolicy.PARTIAL}}, "'fill'"),
         ({"arguments": {"devices": jax.devices()[:1]}}, "by Pax's mesh"),
         ({"weights": "x"}, "name of an output"),
         ({"arguments": {"flies": 1}}, r"no argument \['flies'\]"),

@@ -315,7 +315,7 @@ def test_partial_over_uneven_shards_is_refused(jpegs_many):
         return DALIGenericIterator(pipelines, ["x"], last_batch_policy=policy, **told)
 
     for told in ({"reader_name": "reader"}, {"size": 7}):
-        with pytest.raises(ValueError, match=r"PARTIAL over 2 pipelines.*7 samples in 2 shards"):
+        with pytest.raises(ValueError, match=r"'partial' over 2 pipelines.*7 samples in 2 shards"):
             make(7, **told)
     assert [b["x"].shape for b in make(6, reader_name="reader")] == [(2, 2, 1), (2, 1, 1)]
     filled = make(7, LastBatchPolicy.FILL, reader_name="reader", mask="mask")

@@ -299,7 +299,7 @@ def sharding():
         (
             dict(sharding="s", last_batch_policy=LastBatchPolicy.PARTIAL),
             {},
-            "LastBatchPolicy.FILL with mask",
+            "Use 'fill' with mask=True",
         ),
     ],
 )

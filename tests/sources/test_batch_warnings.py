@@ -27,7 +27,7 @@ def test_an_evaluation_whose_last_batch_has_rows_of_the_next_epoch_warns_once():
     assert [len(one) for one in rows] == [100, 50, 100]
     assert rows[0].tolist() == [*range(75), *range(25)] and rows[1].tolist() == [*range(25, 75)]
     assert len(texts) == 1
-    words = ("25 records of the next epoch", "batch_size=50", "75", "mask=", "PARTIAL", "DROP")
+    words = ("25 records of the next epoch", "batch_size=50", "75", "mask=True", "'partial'")
     assert [word for word in words if word not in texts[0]] == []
 
 

@@ -258,7 +258,7 @@ def test_settings_that_would_desynchronize_hosts_are_refused():
     call = {"batch_size": 2, "hosts": (0, 2)}
     with pytest.raises(ValueError, match="'skip' over several processes or hosts.*'mask'"):
         make(on_error="skip", **call)
-    with pytest.raises(ValueError, match="PARTIAL over 2 shards.*FILL and a mask"):
+    with pytest.raises(ValueError, match="'partial' over 2 shards.*'fill' and a mask"):
         make(last_batch_policy=LastBatchPolicy.PARTIAL, **call)
 
 
