@@ -91,8 +91,8 @@ def epochs_of(
         if policy is LastBatchPolicy.PARTIAL and len(built) > 1 and samples % shards:
             raise ValueError(
                 f"last_batch_policy='partial' over {len(built)} pipelines, whose shards are "
-                f"unequal ({samples} samples in {shards} shards): their last batches would differ in "
-                "length. Use 'fill' with mask=True, which marks the padding"
+                f"unequal ({samples} samples in {shards} shards): their last batches would "
+                "differ in length. Use 'fill' with mask=True, which marks the padding"
             )
     if rules is not None:
         rules.check(config.reader_name or "", plan)
