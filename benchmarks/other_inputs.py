@@ -1,7 +1,8 @@
-"""The augmentation of the benchmarks with OpenCV in Grain's workers, and with tf.data.
+"""The augmentation of the benchmarks in other loaders, each as its documentation recommends.
 
-Random resized crop to 224 and a flip. For the recipe, also brightness, contrast and saturation as
-defined by torchvision.
+OpenCV in Grain's workers, tf.data, torchvision in workers of PyTorch's DataLoader, and DALI's JAX
+plugin: random resized crop to 224 and a flip. For the recipe, also brightness, contrast and
+saturation as defined by torchvision.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import grain
 import jax
 import numpy as np
 from absl import flags
+
+import turns
 
 SIDE = 224
 GREY = np.array([0.299, 0.587, 0.114], np.float32)
@@ -163,6 +166,103 @@ def tensorflow_batches(
     ds = ds.shuffle(len(files), seed=1).repeat()
     ds = ds.map(augmented, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return _ahead(ds.batch(batch, drop_remainder=True).prefetch(2).as_numpy_iterator(), sharding)
+
+
+class TorchFiles:
+    """Map-style dataset of PyTorch: files of images, and their labels.
+
+    Augmented images are uint8 [224, 224, 3].
+
+    Args:
+        jitter: Strength of the jitter; 0 turns it off.
+    """
+
+    def __init__(self, files: Sequence[str], labels: Sequence[int], jitter: float):
+        from torchvision.transforms import v2
+
+        self._files, self._labels = list(files), list(labels)
+        crop = [v2.RandomResizedCrop(SIDE, antialias=True), v2.RandomHorizontalFlip()]
+        colors = [v2.ColorJitter(jitter, jitter, jitter)] if jitter else []
+        self._transform = v2.Compose([*crop, *colors])
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        from torchvision import io
+
+        image = io.decode_jpeg(io.read_file(self._files[index]), mode=io.ImageReadMode.RGB)
+        return {
+            "images": self._transform(image).permute(1, 2, 0),
+            "labels": np.int32(self._labels[index]),
+        }
+
+
+def torchvision_batches(
+    files: Sequence[str],
+    labels: Sequence[int],
+    batch: int,
+    workers: int,
+    jitter: float,
+    sharding: Any,
+) -> Iterator[dict[str, jax.Array]]:
+    """Returns endless batches of the workers of a DataLoader, with one batch placed ahead.
+
+    The documentation of torchvision recommends transforms.v2 on uint8 tensors. The workers start as
+    new processes, since forked processes would inherit the threads of JAX.
+    """
+    from torch.utils import data
+
+    dataset: Any = TorchFiles(files, labels, jitter)
+    # One endless epoch of permutations: at the end of an epoch, the workers would run empty.
+    sampler = data.RandomSampler(dataset, num_samples=1 << 40)
+    loader = data.DataLoader(
+        dataset, batch, sampler=sampler, num_workers=workers, multiprocessing_context="spawn"
+    )
+    return _ahead(({k: v.numpy() for k, v in batch.items()} for batch in loader), sharding)
+
+
+def plugin_batches(
+    files: Sequence[str], labels: Sequence[int], batch: int, threads: int, jitter: float, gpu: bool
+) -> Iterator[dict[str, jax.Array]]:
+    """Returns endless batches of DALI's JAX plugin with DALI's random operators, on one device.
+
+    Args:
+        files: The images.
+        labels: The labels.
+        batch: Batch size.
+        threads: Number of DALI's threads.
+        jitter: Strength of the jitter; 0 turns it off.
+        gpu: Whether DALI decodes and augments on the GPU, with all of its JPEG engines.
+    """
+    from nvidia.dali import fn
+    from nvidia.dali.plugin.jax import data_iterator
+
+    decoder = {"device": "mixed", "hw_decoder_load": 1.0} if gpu else {"device": "cpu"}
+
+    def graph() -> Any:
+        encoded, label = fn.readers.file(
+            files=list(files),
+            labels=list(labels),
+            name="reader",
+            random_shuffle=True,
+            pad_last_batch=True,
+        )
+        images = fn.decoders.image(encoded, **decoder)
+        images = fn.random_resized_crop(images, size=(SIDE, SIDE))
+        images = fn.flip(images, horizontal=fn.random.coin_flip())
+        if jitter:
+            factors = {
+                name: fn.random.uniform(range=[1 - jitter, 1 + jitter])
+                for name in ("brightness", "contrast", "saturation")
+            }
+            images = fn.color_twist(images, **factors)
+        return images, label.gpu() if gpu else label
+
+    create = data_iterator(graph, ["images", "labels"], reader_name="reader", auto_reset=True)
+    return turns.endless(
+        create(batch_size=batch, num_threads=threads, seed=1, device_id=0 if gpu else None)
+    )
 
 
 def _ahead(batches: Iterator[Any], sharding: Any) -> Iterator[dict[str, jax.Array]]:

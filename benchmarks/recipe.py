@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 os.environ["XLA_FLAGS"] = " ".join(  # XLA uses the last value of a flag
@@ -50,6 +50,7 @@ from report import cpu_seconds
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples" / "imagenet"))
 CLASSES = 1000
+Batch = dict[str, Any]
 PLAIN = {"jitter": 0.0, "policy": "none", "erasing": 0.0, "mixup": 0.0, "cutmix": 0.0}
 JITTER = {**PLAIN, "jitter": 0.3}
 POLICY = {**JITTER, "policy": "rand"}
@@ -69,29 +70,132 @@ INPUTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Milliseconds of a step and of its ``next()``, and the number of busy cores."""
+    """Milliseconds of a step, of its ``next()`` and of its wait, and the number of busy cores."""
 
     step: float
     next: float
+    waiting: float
     cores: float
 
 
-def run(step: Any, state: Any, batches: Any, count: int) -> tuple[Any, Timing]:
-    """Runs steps, at most two at a time, and returns the new state and the timing."""
-    begin, in_next, losses, busy = time.perf_counter(), 0.0, [], cpu_seconds()
-    for _ in range(count):
-        start = time.perf_counter()
-        batch = next(batches)
-        in_next += time.perf_counter() - start
-        state, loss = step(state, batch["images"], batch["labels"])
-        losses.append(loss)
-        if len(losses) > 2:
-            losses[-3].block_until_ready()
-    if not np.isfinite(float(losses[-1])):
-        raise RuntimeError("the loss is not finite")
-    total = time.perf_counter() - begin
-    cores = float(np.sum(multihost_utils.process_allgather((cpu_seconds() - busy) / total)))
-    return state, Timing(1e3 * total / count, 1e3 * in_next / count, cores)
+Timings = dict[str, list[Timing]]  # a timing for each round, by input
+
+
+class Trainer:
+    """A model of examples/imagenet, its optimizer, and its compiled step.
+
+    Args:
+        config: Configuration of the model.
+        sharding: Sharding of the parameters.
+        first: A batch on the devices.
+    """
+
+    def __init__(self, config: Any, sharding: Any, first: Batch):
+        begin, self._step, _ = importlib.import_module("steps").steps_of(config, CLASSES, 1000)
+        self._state = jax.device_put(begin(), sharding)
+        self.first = first
+        self.run(itertools.repeat(first), 3)  # compiles
+        self.step_ms = self.run(itertools.repeat(first), 10).step
+
+    def _train(self, batch: Batch) -> Any:
+        self._state, loss = self._step(self._state, batch["images"], batch["labels"])
+        return loss
+
+    def run(self, batches: Iterator[Batch], count: int) -> Timing:
+        """Trains some steps, and returns their timing."""
+        begin, busy = time.perf_counter(), cpu_seconds()
+        timing = turns.time_steps(self._train, batches, count)
+        cores = (cpu_seconds() - busy) / (time.perf_counter() - begin)
+        return Timing(*timing, float(np.sum(multihost_utils.process_allgather(cores))))
+
+
+def measure(
+    trainers: Mapping[str, Trainer],
+    inputs: Mapping[str, Callable[[], Iterator[Batch]]],
+    rounds: int,
+    seconds: float,
+    workers: int,
+    seed: str,
+    is_over: Callable[[], bool],
+) -> dict[str, Timings]:
+    """Times the steps of each model with a constant batch and with each input, in turn.
+
+    Args:
+        trainers: The models by name, the fastest first. They take batches of the same iterator.
+        inputs: Functions that return an endless iterator, by name.
+        rounds: Number of rounds.
+        seconds: Time of all timed steps.
+        workers: Number of Grain's workers.
+        seed: Seed of the orders of the inputs.
+        is_over: Returns whether no turn may begin after the first round.
+    """
+    turn_seconds = seconds / rounds / (1 + len(inputs)) / len(trainers)
+    timings: dict[str, Timings] = {
+        model: {name: [] for name in (MODEL, *inputs)} for model in trainers
+    }
+    for name in turns.in_turn((MODEL, *inputs), rounds, seed, is_over):
+        iterator = inputs[name]() if name in inputs else None
+        for number, (model, trainer) in enumerate(trainers.items()):
+            batches = itertools.repeat(trainer.first) if iterator is None else iterator
+            # First, workers start and fill their buffers (about four batches per worker of Grain),
+            # and tf.data tunes its threads. Then the time of a step is estimated.
+            warm_up = steps_in(min(5.0, turn_seconds), trainer.step_ms)
+            if number:  # a faster loader refills the buffers that the previous model has emptied
+                time.sleep(min(2.0, turn_seconds))
+            else:
+                warm_up = max(warm_up, 4 * workers + 8)
+            trainer.run(batches, warm_up)
+            timing = trainer.run(batches, max(3, warm_up // 5))
+            timing = trainer.run(batches, steps_in(turn_seconds, timing.step))
+            timings[model][name].append(timing)
+            print(f"  {model}, {name}: {timing}", flush=True)
+        getattr(iterator, "close", lambda: None)()
+        del iterator, batches
+        gc.collect()  # ends Grain's workers
+    return timings
+
+
+def medians(timings: Timings) -> dict[str, float]:
+    """Returns the median of the milliseconds of a step, by input."""
+    return {name: statistics.median(run.step for run in runs) for name, runs in timings.items()}
+
+
+def longer(timings: Timings) -> dict[str, list[float]]:
+    """Returns how much longer the steps are than with the constant batch, in percent."""
+    return {
+        name: [100 * (run.step / base.step - 1) for run, base in zip(runs, timings[MODEL])]
+        for name, runs in timings.items()
+    }
+
+
+def as_json(timings: Timings) -> dict[str, dict[str, list[float]]]:
+    """Returns the values of all rounds."""
+    return {
+        name: {
+            "step_ms": [run.step for run in runs],
+            "next_ms": [run.next for run in runs],
+            "waiting_ms": [run.waiting for run in runs],
+            "cores": [run.cores for run in runs],
+        }
+        for name, runs in timings.items()
+    }
+
+
+def recipe_batches(config: Any, source: Any, sharding: Any, threads: int) -> Iterator[Batch]:
+    """Returns endless batches of the input of examples/imagenet."""
+    function = importlib.import_module("input").training(config, CLASSES, sharding, source)
+    return function.stream(None, batch_size=config.batch, num_threads=threads, seed=0)
+
+
+def with_soft_labels(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Yields the batches of another loader with the labels as the step expects them."""
+    soft = jax.jit(lambda labels: jax.nn.one_hot(labels.reshape(-1), CLASSES))
+    return ({**batch, "labels": soft(batch["labels"])} for batch in batches)
+
+
+def default_workers(processes: int = 1) -> int:
+    """Returns the number of workers of a process, so that two cores remain for its loop."""
+    return max(1, len(os.sched_getaffinity(0)) // processes - 2)
 
 
 def steps_in(seconds: float, step_ms: float) -> int:
@@ -149,8 +253,8 @@ def main() -> None:
         """Returns whether the time limit of the first process is over."""
         return bool(multihost_utils.broadcast_one_to_all(time.monotonic() > ends))
 
-    if args.workers is None:  # two cores remain for the training loop
-        args.workers = max(1, len(os.sched_getaffinity(0)) // args.processes - 2)
+    if args.workers is None:
+        args.workers = default_workers(args.processes)
     if args.processes > 1 and PROCESS not in os.environ:
         with tempfile.TemporaryDirectory() as spare:
             folder = args.folder or pathlib.Path(spare)
@@ -162,7 +266,7 @@ def main() -> None:
         jax.distributed.initialize(setup["address"], args.processes, setup["process"])
         args.folder = pathlib.Path(setup["folder"])
     report.heading()
-    recipe, steps = importlib.import_module("input"), importlib.import_module("steps")
+    recipe = importlib.import_module("input")
     config = importlib.import_module(f"configs.{args.config}").config
     config = dataclasses.replace(config, batch=args.batch)
     mesh = Mesh(np.array(jax.devices()), ("data",))
@@ -173,14 +277,9 @@ def main() -> None:
         source = recipe.sources.Files(paths=files, labels=labels)
 
         def batches(changes: dict[str, Any], source: Any = source) -> Any:
-            changed = dataclasses.replace(config, **changes)
-            function = recipe.training(changed, CLASSES, rows, source)
-            return function.stream(None, batch_size=args.batch, num_threads=args.threads, seed=0)
-
-        soft = jax.jit(lambda labels: jax.nn.one_hot(labels, CLASSES))
-
-        def others_batches(batches: Any) -> Any:
-            return ({**batch, "labels": soft(batch["labels"])} for batch in batches)
+            return recipe_batches(
+                dataclasses.replace(config, **changes), source, rows, args.threads
+            )
 
         host = args.batch // jax.process_count()
         inputs: dict[str, Callable[[], Any]] = {
@@ -194,42 +293,28 @@ def main() -> None:
         others_call = (list(map(str, files)), labels, host)
         has_others = config.side == other_inputs.SIDE
         if has_others and importlib.util.find_spec("cv2"):
-            inputs[OPENCV] = lambda: others_batches(
+            inputs[OPENCV] = lambda: with_soft_labels(
                 other_inputs.grain_batches(*others_call, args.workers, config.jitter, rows)
             )
         if has_others and importlib.util.find_spec("tensorflow"):
-            inputs[TENSORFLOW] = lambda: others_batches(
+            inputs[TENSORFLOW] = lambda: with_soft_labels(
                 other_inputs.tensorflow_batches(*others_call, config.jitter, rows)
             )
         inputs = {k: v for k, v in inputs.items() if re.search(args.match, k)}
-        turn_seconds = args.seconds / args.rounds / (1 + len(inputs))
-        begin, step, _ = steps.steps_of(config, CLASSES, 1000)
-        state = jax.device_put(begin(), everything)
         stream = batches(PLAIN)
-        first = next(stream)
+        trainer = Trainer(config, everything, next(stream))
         stream.close()
-        state, _ = run(step, state, itertools.repeat(first), 3)  # compiles
-        state, alone = run(step, state, itertools.repeat(first), 10)
-        timings: dict[str, list[Timing]] = {name: [] for name in (MODEL, *inputs)}
         # The seed gives simultaneous runs different orders.
-        for name in turns.in_turn(timings, args.rounds, args.config, is_over):
-            iterator = inputs[name]() if name in inputs else itertools.repeat(first)
-            # First, workers start and fill their buffers (about four batches per worker of Grain),
-            # and tf.data tunes its threads. Then the time of a step is estimated.
-            warm_up = max(steps_in(min(5.0, turn_seconds), alone.step), 4 * args.workers + 8)
-            state, _ = run(step, state, iterator, warm_up)
-            state, timing = run(step, state, iterator, max(3, warm_up // 5))
-            state, timing = run(step, state, iterator, steps_in(turn_seconds, timing.step))
-            timings[name].append(timing)
-            getattr(iterator, "close", lambda: None)()
-            del iterator
-            gc.collect()  # ends Grain's workers
-            print(f"  {name}: {timing}", flush=True)
-    medians = {name: statistics.median(run.step for run in runs) for name, runs in timings.items()}
-    over = {
-        name: [100 * (run.step / base.step - 1) for run, base in zip(runs, timings[MODEL])]
-        for name, runs in timings.items()
-    }
+        timings = measure(
+            {args.config: trainer},
+            inputs,
+            args.rounds,
+            args.seconds,
+            args.workers,
+            args.config,
+            is_over,
+        )[args.config]
+    step_ms, over = medians(timings), longer(timings)
     report.table(
         (
             *("input", "ms per step", "longer than the model alone, %", "time in next(), %"),
@@ -241,26 +326,18 @@ def main() -> None:
                 report.spread([run.step for run in runs], 2),
                 f"{statistics.median(over[name]):+.1f}",
                 report.spread([100 * run.next / run.step for run in runs], 1),
-                f"{1e3 * args.batch / medians[name]:,.0f}",
+                f"{1e3 * args.batch / step_ms[name]:,.0f}",
                 f"{statistics.median(run.cores for run in runs):.1f}",
                 f"{statistics.median(run.cores * run.step for run in runs) / args.batch:.2f}",
             )
             for name, runs in timings.items()
         ],
     )
-    results = {
-        name: {
-            "step_ms": [run.step for run in runs],
-            "next_ms": [run.next for run in runs],
-            "cores": [run.cores for run in runs],
-        }
-        for name, runs in timings.items()
-    }
     title = f"recipe-{args.config}"
     if args.processes > 1:
         title += f"-{args.processes}-processes"
     if jax.process_index() == 0:
-        report.write(args.out, title, results, {args.config: medians}, "ms per step")
+        report.write(args.out, title, as_json(timings), {args.config: step_ms}, "ms per step")
 
 
 if __name__ == "__main__":

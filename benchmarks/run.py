@@ -31,6 +31,7 @@ COMMANDS = {
         *("--small", "--batch", "24", "--steps", "60", "--save-every", "5"),
         *("--files", "96", "--threads", "1"),
     ],
+    "cores": ["--small"],
     "resume": [],
     "remote": [
         *("--files", "512", "--tars", "64", "--latencies", "1", "50"),

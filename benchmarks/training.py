@@ -13,19 +13,15 @@ default of 8::
 from __future__ import annotations
 
 import pathlib
-import queue
 import re
 import statistics
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from absl import flags
 from nvidia.dali.pipeline import OperatorConcurrency, StreamPolicy
@@ -33,6 +29,7 @@ from nvidia.dali.pipeline import OperatorConcurrency, StreamPolicy
 import photos
 import report
 import throughput
+import turns
 
 CLASSES = 1000
 MODEL = "a batch on the device"
@@ -110,42 +107,12 @@ class Trainer:
 
         self._step = jax.jit(step, donate_argnums=(0, 1))
 
-    def run(self, batches: Iterator[Batch], steps: int) -> tuple[float, float, float]:
-        """Returns milliseconds of a step, in ``next()``, and of an idle device.
-
-        At most three steps run at a time.
-        """
-        done: list[float] = []
-        losses: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        room = threading.Semaphore(3)
-
-        def watch() -> None:
-            for _ in range(steps):
-                losses.get().block_until_ready()
-                done.append(time.perf_counter())
-                room.release()
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        in_next, begun = 0.0, []
-        begin = time.perf_counter()
-        for _ in range(steps):
-            start = time.perf_counter()
-            batch = next(batches)
-            in_next += time.perf_counter() - start
-            room.acquire()
-            begun.append(time.perf_counter())
-            self._state, self._moments, value = self._step(
-                self._state, self._moments, batch["images"], batch["labels"]
-            )
-            losses.put(value)
-        watcher.join()
-        end = time.perf_counter()
-        if not np.isfinite(float(value)):
-            raise RuntimeError("the loss is not finite")
-        idle = sum(max(0.0, start - before) for start, before in zip(begun[1:], done))
-        times = (end - begin, in_next, idle)
-        return tuple(1e3 * seconds / steps for seconds in times)  # type: ignore[return-value]
+    def train(self, batch: Batch) -> Any:
+        """Starts a step, and returns its loss."""
+        self._state, self._moments, loss = self._step(
+            self._state, self._moments, batch["images"], batch["labels"]
+        )
+        return loss
 
 
 def repeated(batch: Batch) -> Iterator[Batch]:
@@ -202,13 +169,15 @@ def main() -> None:
         stream.close()
         trainer = Trainer(tuple(args.stages), args.width, first)
         print(f"{trainer.parameters:,} parameters, batch {args.batch}", flush=True)
-        trainer.run(repeated(first), 5)
-        runs_of: dict[str, list[tuple[float, float, float]]] = {name: [] for name in makers}
+        turns.time_steps(trainer.train, repeated(first), 5)
+        runs_of: dict[str, list[turns.Steps]] = {name: [] for name in makers}
         for _ in range(args.rounds):
             for name, make in makers.items():
                 iterator = make()
-                trainer.run(iterator, 2 * args.workers + 8)  # uses up prefetched batches
-                runs_of[name].append(trainer.run(iterator, args.steps))
+                turns.time_steps(
+                    trainer.train, iterator, 2 * args.workers + 8
+                )  # uses up prefetched batches
+                runs_of[name].append(turns.time_steps(trainer.train, iterator, args.steps))
                 getattr(iterator, "close", lambda: None)()
                 step, in_next, idle = runs_of[name][-1]
                 print(f"  {name}: {step:.2f} ms, {in_next:.2f} in next(), {idle:.2f} idle")

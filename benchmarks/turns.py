@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import importlib
+import math
 import pathlib
+import queue
 import random
 import statistics
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +19,14 @@ from report import GPU, cpu_seconds
 WARM = 4  # untimed batches of a pipeline, more than DALI prefetches
 REST = 3  # pause after a turn, in batches, so that prefetching does not disturb the next turn
 Times = dict[str, list[float]]  # a time for each round, by variant
+
+
+class Steps(NamedTuple):
+    """Milliseconds of a training step, of its ``next()``, and of its wait for the batch."""
+
+    step: float
+    next: float
+    waiting: float
 
 
 class Turns(NamedTuple):
@@ -132,6 +143,50 @@ def time_pipelines(
         time.sleep(REST * seconds / batches)
     gc.unfreeze()
     return Turns(micros, cores)
+
+
+def time_steps(train: Callable[[Any], Any], batches: Iterator[Any], count: int) -> Steps:
+    """Times training steps, at most two at a time, and returns their means.
+
+    A step waits from the end of the previous step until its batch has arrived. While the device
+    still computes the previous steps, the time in ``next()`` costs nothing.
+
+    Args:
+        train: Starts the step of a batch, and returns its loss without waiting for it.
+        batches: The batches.
+        count: Number of steps.
+
+    Raises:
+        RuntimeError: If the last loss is not finite.
+    """
+    ends: list[float] = []
+    losses: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    room = threading.Semaphore(2)
+
+    def watch() -> None:
+        for _ in range(count):
+            losses.get().block_until_ready()
+            ends.append(time.perf_counter())
+            room.release()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    in_next, arrivals = 0.0, []
+    begin = time.perf_counter()
+    for _ in range(count):
+        start = time.perf_counter()
+        batch = next(batches)
+        arrivals.append(time.perf_counter())
+        in_next += arrivals[-1] - start
+        loss = train(batch)
+        losses.put(loss)
+        room.acquire()
+    watcher.join()
+    if not math.isfinite(float(loss)):
+        raise RuntimeError("the loss is not finite")
+    waiting = sum(max(0.0, arrival - end) for arrival, end in zip(arrivals[1:], ends))
+    total = time.perf_counter() - begin
+    return Steps(*(1e3 * seconds / count for seconds in (total, in_next, waiting)))
 
 
 def over(times: Times, base: str) -> Times:
