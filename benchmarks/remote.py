@@ -81,14 +81,16 @@ def worker(args: argparse.Namespace) -> None:
     print(json.dumps(result), flush=True)
 
 
-def start_servers(folder: pathlib.Path, count: int, latency: float) -> tuple[list[Any], list[str]]:
-    """Starts servers of a folder; returns their processes and URLs."""
+def start_servers(
+    folder: pathlib.Path, count: int, latency: float, faults: float = 0.0
+) -> tuple[list[Any], list[str]]:
+    """Starts servers of a folder, with a share of 503s; returns their processes and URLs."""
     processes, urls = [], []
     for _ in range(count):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        command = [sys.executable, str(SERVER), str(folder), str(port), str(latency)]
+        command = [sys.executable, str(SERVER), str(folder), *map(str, (port, latency, faults))]
         processes.append(subprocess.Popen(command))
         urls.append(f"http://127.0.0.1:{port}")
         while True:
@@ -107,7 +109,7 @@ def run(
     processes: list[Any] = []
     paths = list(map(str, tars))
     if latency is not None:
-        processes, urls = start_servers(tars[0].parent, args.servers, latency)
+        processes, urls = start_servers(tars[0].parent, args.servers, latency, args.faults)
         paths = [f"{urls[k % len(urls)]}/{tar.name}" for k, tar in enumerate(tars)]
     try:
         command = [sys.executable, __file__, "--urls", *paths, "--cache", cache]
@@ -128,6 +130,7 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=8192)
     parser.add_argument("--tars", type=int, default=1024)
     parser.add_argument("--latencies", type=float, nargs="+", default=[1, 20, 50, 100], help="ms")
+    parser.add_argument("--faults", type=float, default=0, help="share of responses that are 503")
     parser.add_argument("--servers", type=int, default=2, help="processes of the server")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--threads", type=int, default=4, help="DALI's threads")

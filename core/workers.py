@@ -236,6 +236,7 @@ def set_result(result: Result[T], function: Callable[..., T], *arguments: Any) -
         value = function(*arguments)
     except BaseException as error:
         result.fail(error)
+        del result  # a cycle, since the error's traceback refers to this frame
     else:
         result.set(value)
 

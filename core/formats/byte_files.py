@@ -428,7 +428,7 @@ class ByteFiles:
 
         Ranges of local files are read into one new buffer, aligned to 8 bytes. DALI may read the
         buffer long afterwards, so calls don't share one. Ranges of remote files are read-only parts
-        of the responses, at any address: to align them would be a copy of most bytes.
+        of received bytes, at any address: to align them would be another copy.
 
         Args:
             files: Index of the file of each range.

@@ -20,6 +20,9 @@ T = TypeVar("T")
 # `repeated` replaces obstore's own retries, which end after some seconds.
 _NO_RETRIES = {"max_retries": 0, "retry_timeout": datetime.timedelta(seconds=1)}
 
+# Responses of fewer bytes may be parts of the HTTP client's buffers, which have up to 0.4 MB.
+_BUFFERED = 1 << 19
+
 AT_ONCE = 10  # requests that obstore sends at once for a call
 _lock = threading.Lock()
 
@@ -251,11 +254,13 @@ class ObjectClient:
         edges of a site may.
         """
         module, store = self._store(place)
-        pieces: list[Any] = []
+        views: list[memoryview] = []
         if len(starts) > 1:
-            pieces += module.get_ranges(
+            contents = module.get_ranges(
                 store, place.key, starts=starts[:-1], ends=ends[:-1], coalesce=0
             )
+            views += map(_own_memory, contents)
+            del contents  # before waiting for the last range
         has_one()
         options: dict[str, Any] = {"range": (starts[-1], ends[-1])}
         if version.match is not None:
@@ -263,8 +268,7 @@ class ObjectClient:
         result = module.get(store, place.key, options=options)
         if difference := version.difference(Version.of(result.meta)):
             raise changed(printable(url), difference)
-        pieces.append(result.bytes())
-        views = [memoryview(piece) for piece in pieces]
+        views.append(_own_memory(result.bytes()))
         for view, start, end in zip(views, starts, ends, strict=True):
             if len(view) != end - start:
                 raise wrong_length(start, end, len(view))
@@ -312,3 +316,13 @@ class ObjectClient:
                 "boto3: pip install boto3"
             ) from error
         return Boto3CredentialProvider(boto3.session.Session(profile_name=profile))
+
+
+def _own_memory(content: Any) -> memoryview:
+    """Returns the content of a response in memory that has no other bytes.
+
+    A small response of obstore keeps a buffer of the HTTP client alive, which may have a hundred
+    times as many bytes.
+    """
+    view = memoryview(content)
+    return view if len(view) >= _BUFFERED else memoryview(bytes(view))

@@ -25,6 +25,7 @@ from .locations import Place
 from .object_client import AT_ONCE, ObjectClient
 from .ranges import Limits, Plan, num_bytes, plan
 from .request_threads import Job, request_threads
+from .retries import Unneeded
 from .versions import Version
 
 _OBJECTS = Limits(most_requests=2 * AT_ONCE)
@@ -36,23 +37,34 @@ _LIMITS = (_OBJECTS, _CHECKED, _FSSPEC)
 OpenFiles = Callable[[Sequence[int]], list[FsspecFile]]
 
 
+class _Memory:
+    """The memory of a fetch, which its call also uses while it runs.
+
+    Args:
+        num_bytes: Number of bytes.
+        freed: Gets this number when the memory is freed, if given.
+    """
+
+    def __init__(self, num_bytes: int, freed: collections.deque[int] | None):
+        self.num_bytes, self._freed = num_bytes, freed
+
+    def __del__(self) -> None:
+        if self._freed is not None:
+            self._freed.append(self.num_bytes)
+
+
 class Fetch:
     """A call of a client, and its received bytes.
 
     Args:
         block: The ranges that this call and others read.
-        num_bytes: Number of requested bytes.
-        freed: Collects the number of bytes of each freed fetch, if given.
+        memory: The memory of the received bytes.
     """
 
-    def __init__(self, block: _Block, num_bytes: int, freed: collections.deque[int] | None):
-        self.num_bytes = num_bytes
+    def __init__(self, block: _Block, memory: _Memory):
         self.result = Result[list[memoryview]]()
-        self._block, self._freed = block, freed  # the block exists while it has a fetch
-
-    def __del__(self) -> None:
-        if self._freed is not None:
-            self._freed.append(self.num_bytes)
+        self.memory = memory
+        self._block = block  # it exists while it has a fetch
 
     def pieces(self) -> list[memoryview]:
         """Waits for the bytes of the requests, and returns them.
@@ -250,7 +262,7 @@ class RangeCache:
             planned = plan(files[rows], offsets[rows], sizes[rows], first_turns, limits)
             block = _Block(unique, offsets[rows], sizes[rows], planned)
             counts = np.add.reduceat(planned.ends - planned.starts, planned.bounds[:-1])
-            fetches = [Fetch(block, count, freed) for count in counts.tolist()]
+            fetches = [Fetch(block, _Memory(count, freed)) for count in counts.tolist()]
             block.fetches.extend(map(weakref.ref, fetches))
             self._blocks.add(weakref.ref(block, self._blocks.discard))
             lease.take(block, are_new=True)
@@ -275,9 +287,17 @@ class RangeCache:
             return ref() is not None
 
         def read(has_one: Callable[[], None]) -> list[memoryview]:
-            if place is None:
-                return fsspec_client.read(open_files(files), starts, ends, is_wanted)
-            return self._client.read(place, url, starts, ends, version, is_wanted, has_one)
+            running = ref()
+            if running is None:
+                raise Unneeded
+            memory = running.memory  # counts until the call ends, even if its fetch is dropped
+            del running
+            try:
+                if place is None:
+                    return fsspec_client.read(open_files(files), starts, ends, is_wanted)
+                return self._client.read(place, url, starts, ends, version, is_wanted, has_one)
+            finally:
+                del memory  # an error refers to this frame
 
         most = len(files) if place is None else AT_ONCE
         return Job(

@@ -1,6 +1,8 @@
 """Reads of tars over HTTP through obstore, with latency, faults, changes, forks and exits."""
 
+import collections
 import contextlib
+import ctypes
 import email.utils
 import gc
 import os
@@ -17,9 +19,11 @@ from nvidia.dali import fn, types
 
 from dalijax import data_iterator
 from dalijax.core.feeding.announcer import Announcer
+from dalijax.core.formats.example_message import example_message
+from dalijax.core.formats.tfrecord_headers import masked_crc
 from dalijax.core.remote import storage
 from dalijax.core.workers import Workers
-from dalijax.sources import Files, Mixture, Named, Tar
+from dalijax.sources import Files, Mixture, Named, Tar, TFRecord
 from range_server import serving, share_of_requests
 from tars import numbered_bytes, write_numbered, write_tar
 
@@ -58,6 +62,26 @@ def client(request, monkeypatch):
         pytest.importorskip("aiohttp")
         monkeypatch.setattr(storage, "has_obstore", lambda: False)
     return request.param
+
+
+@pytest.fixture
+def allocated():
+    """Returns a function that returns the bytes that the C library has allocated."""
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+
+    class Info(ctypes.Structure):
+        _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        pytest.skip("the C library is not glibc 2.33 or newer")
+    mallinfo.restype = Info
+
+    def count():
+        info = mallinfo()
+        return info.uordblks + info.hblkhd
+
+    return count
 
 
 @pytest.fixture
@@ -126,10 +150,13 @@ def test_batches_are_those_of_local_files(server, client):
 
 def test_numbers_at_any_address(server, tmp_path):
     values = np.random.default_rng(0).normal(size=(16, 500)).astype(np.float32)
-    entries = [(f"{k}.bin", values[k, : 400 + k].tobytes()) for k in range(16)]
     server.folder = tmp_path
-    write_tar(tmp_path / "0.tar", entries)
-    source = Tar(f"{server.url}/0.tar", {"bin": "data"})
+    with open(tmp_path / "0.tfrecord", "wb") as file:
+        for k in range(16):
+            example = example_message({"x": [values[k, : 400 + k].tobytes()], "y": [bytes(k)]})
+            size = len(example).to_bytes(8, "little")
+            file.write(size + masked_crc(size).to_bytes(4, "little") + example + bytes(4))
+    source = TFRecord(f"{server.url}/0.tfrecord", {"x": "data"})
     read = [array.view(np.float32) for array in source.read(np.arange(16), ["data"])["data"]]
     assert not all(array.flags.aligned for array in read)  # which share a request
 
@@ -308,7 +335,7 @@ def test_announced_bytes_stay_within_the_budget(server):
         gc.collect(0)
         blocks = [block for ref in list(cache._blocks) if (block := ref()) is not None]
         refs = [ref for block in blocks for ref in block.fetches]
-        held.append(sum(fetch.num_bytes for ref in refs if (fetch := ref()) is not None))
+        held.append(sum(fetch.memory.num_bytes for ref in refs if (fetch := ref()) is not None))
         return result
 
     type(cache).lease = watched
@@ -323,6 +350,41 @@ def test_announced_bytes_stay_within_the_budget(server):
         gc.collect()
         time.sleep(0.01)
     assert not cache._blocks
+
+
+def test_responses_take_no_more_memory_than_their_bytes(server, allocated):
+    source = opened(server)
+    files, place = source._files, source._files._places[0]
+    version = files._ranges._versions[0]
+    ends = range(300, 20_300, 20_000 // 10)
+
+    def read():
+        starts = [end - 300 for end in ends]
+        return files._ranges._client.read(place, files.paths[0], starts, list(ends), version)
+
+    read()
+    before = allocated()
+    pieces = [read() for _ in range(200)]
+    assert allocated() - before <= 2 * sum(len(piece) for call in pieces for piece in call)
+
+
+@pytest.mark.parametrize("kind", ("", "503"))
+def test_requests_count_until_they_end(kind, server):
+    source = opened(server)
+    freed = collections.deque()
+    ranges = np.zeros(6, int), np.arange(6) * SIZE, np.full(6, 1000)
+    server.latency = 0.2
+    server.fault = lambda *_: kind
+    ((lease, _),) = source._files.announce(*ranges, np.arange(6), freed)
+    count = lease.num_bytes
+    deadline = time.monotonic() + 20
+    while not server.in_flight and time.monotonic() < deadline:
+        time.sleep(0.01)
+    del lease  # as after a restart
+    assert count == 6000 and not freed
+    while sum(freed) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sum(freed) == count
 
 
 def test_the_bytes_between_ranges_are_in_the_budget(server, tmp_path):

@@ -2,7 +2,9 @@
 
 It also answers S3's requests for lists of objects, if each folder is a bucket, and takes new files.
 
-    python tests/support/range_server.py FOLDER PORT LATENCY
+    python tests/support/range_server.py FOLDER PORT LATENCY [SHARE]
+
+SHARE is the share of responses that are 503.
 
 Faults are a function of the request: a `fault` gets the path, the range and the number of earlier
 requests of this range, and returns the kind of a fault, or "" for a correct response. So the same
@@ -277,12 +279,13 @@ def serving(folder, latency=0.0):
         loop.close()
 
 
-async def serve(folder, port, latency):
-    """Serves a folder until the program ends."""
+async def serve(folder, port, latency, share=0.0):
+    """Serves a folder until the program ends, with a share of 503s."""
     server = RangeServer(folder, latency)
+    server.fault = share_of_requests(share)
     listener = await asyncio.start_server(server.respond, "127.0.0.1", port, backlog=4096)
     await listener.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))
+    asyncio.run(serve(sys.argv[1], int(sys.argv[2]), *map(float, sys.argv[3:])))
