@@ -69,7 +69,7 @@ class PartReader:
         return self.total is not None and step >= self.total
 
     def _batches(self, read: Callable[[], int]) -> Batches:
-        """Returns the number of this process's batches, as far as it is known."""
+        """Returns the number of this process's batches that is known so far."""
         if self._part.batches is not None:
             return Batches(self._part.batches, True)
         count = read()

@@ -160,7 +160,7 @@ class PlacedEpisodes:
         features: EpisodeFeatures,
     ):
         self._table, self._features = table, features
-        # Without the user's cache: what is read here is in the index, and not read again.
+        # Without the user's cache, since the index contains the values that are read here.
         storage = Storage(features.storage.options)
         self._files = ByteFiles(paths, [stamp[0] for stamp in stamps], stamps, storage=storage)
         names = {*features.names, *(name.decode() for name in COUNTERS)}

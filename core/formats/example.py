@@ -138,7 +138,7 @@ def numbers(take: BufferedReader, feature: Feature) -> list[float]:
         while place < size:
             value, place = protobuf.varint(data, place)
             wires.append(value)
-    # Two's complement. Of a damaged number, the lowest 64 bits are used, as in protobuf.
+    # Two's complement. As in protobuf, only the lowest 64 bits of a damaged number are used.
     return [((wire + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63) for wire in wires]
 
 

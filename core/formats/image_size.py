@@ -23,7 +23,7 @@ from .image_headers import TURNED, codec_of, foreign_kind, kind_of, orientation_
 _HEAD = 1 << 18  # bytes of a file that are read first
 _HEAD_FIRST = (b"\xff\xd8", b"BM", b"P")  # formats whose headers are at the start of a file
 _LARGEST = 1 << 31  # height or width
-# Of a JPEG in RGB: libjpeg-turbo refuses more, and the next decoder takes minutes and gigabytes.
+# Limit of libjpeg-turbo for RGB. The decoder that DALI tries next takes minutes and gigabytes.
 _MOST_PIXELS = (1 << 31) // 3
 _VERBOSITY = "PYNVIMGCODEC_VERBOSITY"
 # Sample types that DALI's decoders decode, by trial. Others may crash them.

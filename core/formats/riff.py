@@ -1,4 +1,4 @@
-"""Detects truncated AVI and WAV files, which DALI would decode as far as they go.
+"""Detects truncated AVI and WAV files, which DALI would decode up to the cut.
 
 A truncated WAV would become a shorter recording. A truncated AVI may become uninitialized memory,
 which differs each time.

@@ -14,18 +14,18 @@ Functions and classes:
 Modules:
 
 - `sources`: sources of records by number: files, tars, TFRecords, arrays, mixtures.
-- `augment`: random augmentation whose numbers belong to the records.
-- `fn`: operators for graphs, beside ``nvidia.dali.fn``.
+- `augment`: random augmentation that depends only on the record, the epoch and the seed.
+- `fn`: operators for graphs, in addition to ``nvidia.dali.fn``.
 - `errors`: exceptions to catch.
 - `show`: draws batches; ``from dalijax.show import show``, and a command.
 - `tune`: measures settings; ``from dalijax.tune import tune``, and a command.
-- `profile`: finds what a training loop waits for; ``from dalijax.profile import profile``.
+- `profile`: reports whether a loop waits for its input; ``from dalijax.profile import profile``.
 """
 
 import importlib as _importlib
 import typing as _typing
 
-# First: what is imported below may start CUDA, which then knows its queues.
+# This must come first: the imports below may start CUDA, which reads the number of queues once.
 from .core.environment import cuda_queues as _cuda_queues
 from .core.environment import extras as _extras
 

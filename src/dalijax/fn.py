@@ -1,4 +1,4 @@
-"""Operators for DALI graphs, beside ``nvidia.dali.fn``: ``from dalijax import fn``."""
+"""Operators for DALI graphs, in addition to ``nvidia.dali.fn``: ``from dalijax import fn``."""
 
 import typing as _typing
 

@@ -1,4 +1,4 @@
-"""Finds what a training loop waits for: ``from dalijax.profile import profile``.
+"""Reports whether a training loop waits for its input: ``from dalijax.profile import profile``.
 
     with profile(iterator) as report:
         for batch in itertools.islice(iterator, 100):

@@ -1,4 +1,4 @@
-"""Draws what is in a batch: ``python -m dalijax.show module:iterator_fn``.
+"""Draws batches: ``python -m dalijax.show module:iterator_fn``.
 
     python -m dalijax.show my_data:train --batch-size 16 --arg data_dir=imagenet/train
 

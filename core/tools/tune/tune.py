@@ -3,7 +3,7 @@
 The settings are varied in sequence, with the best values of earlier settings: threads, the load of
 the hardware decoder (if the graph takes it as an argument), the prefetch depth, the batch size. The
 values of a setting are measured in alternating rounds, so that other load on the machine affects
-all of them. Of the values that can't be distinguished from the fastest, the cheapest is chosen.
+all of them. Among values that can't be distinguished from the fastest, the cheapest is chosen.
 """
 
 from __future__ import annotations
