@@ -15,25 +15,27 @@ from .steps import INFINITE, UNKNOWN, Enumerate, Repeat, Skip, Step, Take
 __all__ = ["DALIDataset"]
 
 _COUNT = "a whole number of elements, or -1"
+_SELECTION = "use sources.Selection(source, records), or leave samples out of a reader's files"
 _IN_THE_GRAPH = {
     "batch": "pass batch_size to DALIDataset",
     "bucket_by_sequence_length": "sort the reader's files by length, and use fn.pad",
-    "cache": "the operating system keeps the files; fn.decoders.image keeps decoded images on "
-    "the GPU (cache_size)",
-    "concatenate": "give one reader the files of both",
-    "filter": "leave its samples out of the reader's files",
-    "flat_map": "give one reader all files",
+    "cache": "the operating system keeps local files in memory, and cache= of a source keeps "
+    "remote files on a local disk",
+    "concatenate": "give one source or reader the files of both, or use sources.Mixture",
+    "filter": _SELECTION,
+    "flat_map": "give one source or reader all files",
     "get_single_element": "use next(iter(ds))",
     "group_by_window": "sort the reader's files, and use fn.pad",
     "ignore_errors": "pass on_error='skip' to dalijax.data_iterator",
-    "interleave": "give one reader all files, with random_shuffle=True",
+    "interleave": "give one source or reader all files: a source shuffles all of its records",
     "map": "apply it to the outputs in the pipeline function: DALI's operators, or a Python, JAX "
     "or Numba function",
     "padded_batch": "use fn.pad in the pipeline function, and pass batch_size to DALIDataset",
     "ragged_batch": "use fn.pad in the pipeline function, and pass batch_size to DALIDataset",
     "rebatch": "pass another batch_size to DALIDataset",
     "reduce": "use functools.reduce(function, ds, start)",
-    "rejection_resample": "repeat files in the reader's list",
+    "rejection_resample": "use sources.Mixture of a source for each class, or repeat files of a "
+    "reader",
     "save": "write the batches by a loop of yours",
     "scan": "use a loop over the dataset",
     "shuffle": "a source shuffles all of its records (shuffle=True); of a reader, pass "
@@ -42,9 +44,9 @@ _IN_THE_GRAPH = {
     "sparse_batch": "use fn.pad in the pipeline function",
     "take_while": "use itertools.takewhile(predicate, ds)",
     "unbatch": "index the arrays of a batch, or pass batch_size=1 to DALIDataset",
-    "unique": "leave its samples out of the reader's files",
+    "unique": _SELECTION,
     "window": "use sequence_length of the reader (video, sequences)",
-    "zip": "give one pipeline function both readers",
+    "zip": "use records with the fields of both, or give one pipeline function both readers",
 }
 
 

@@ -65,6 +65,7 @@ _FILES, _TAR, _TFRECORD = "Files(folder)", "Tar(paths, fields)", "TFRecord(paths
 _RLDS = "RLDS(paths, {'image': 'steps/observation/image'})"
 _RECORDS, _ARRAYS = "Records(dataset), of records by number", "Arrays({'x': array})"
 _MIXTURE = "Mixture([(source, weight), ...])"
+_SELECTION = "Selection(source, records), with a boolean for each record"
 _GET, _SET = "json.dump(iterator.get_state(), file)", "iterator.set_state(state)"
 _LENGTH = "len(iterator)"
 
@@ -95,11 +96,12 @@ SOURCES: Mapping[str, str] = {
     **dict.fromkeys(("grain", "torch", "loaddataset", "randomaccessdatasource"), _RECORDS),
     **dict.fromkeys(("numpy", "npy", "tensordataset", "fromtensorslices", "array"), _ARRAYS),
     **dict.fromkeys(("concatdataset", "concatenate", "interleave", "chain", "mix"), _MIXTURE),
+    **dict.fromkeys(("subset", "filter", "select", "randomsplit", "split", "slice"), _SELECTION),
 }
 ITERATOR: Mapping[str, str] = {
     "take": "itertools.islice(iterator, n)",
     "map": "DALI's operators in the graph function, or map(function, iterator)",
-    "filter": "a source without these records",
+    "filter": "source=sources.Selection(source, records)",
     "shuffle": _SHUFFLED,
     **dict.fromkeys(("statedict", "save", "savestate", "checkpoint"), _GET),
     **dict.fromkeys(("loadstatedict", "restore", "load", "loadstate"), _SET),

@@ -226,7 +226,7 @@ ATTRIBUTES = [
     ("sources", "tar", "Tar"),
     ("iterator", "take", "itertools.islice"),
     ("iterator", "map", "in the graph function"),
-    ("iterator", "filter", "a source without"),
+    ("iterator", "filter", "sources.Selection"),
     ("iterator", "shuffle", "shuffle=True"),
     ("iterator", "state_dict", "get_state()"),
     ("iterator", "load_state_dict", "set_state(state)"),
