@@ -134,10 +134,10 @@ class _FetchedReader(BufferedReader):
         self._offsets, self._ranges = offsets[order], [ranges[k] for k in order.tolist()]
 
     def __call__(self, at: int, count: int) -> bytes:
-        number = int(np.searchsorted(self._offsets, at, side="right")) - 1
-        if number >= 0 and at != self._start:
-            start = int(self._offsets[number])
-            if at + count <= start + len(self._ranges[number]):
+        if not self._start <= at <= self._start + len(self._data) - count:
+            number = int(np.searchsorted(self._offsets, at, side="right")) - 1
+            start = int(self._offsets[number]) if number >= 0 else 0
+            if number >= 0 and at + count <= start + len(self._ranges[number]):
                 self._data, self._start = self._ranges[number].tobytes(), start
         return super().__call__(at, count)
 
