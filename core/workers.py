@@ -13,12 +13,13 @@ import atexit
 import concurrent.futures
 import contextlib
 import itertools
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
+
+from .per_process import PerProcess
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -116,9 +117,9 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_busy: dict[int, None] = {}  # identifiers of threads that run a task, or are within `busy`
+# Identifiers of threads that run a task, or are within `busy`.
+_busy = PerProcess[dict[int, None]](dict)
 _at_exit = threading.Event()
-os.register_at_fork(after_in_child=_busy.clear)  # a forked child has no such threads
 
 
 def ending() -> BaseException:
@@ -135,13 +136,14 @@ def busy() -> Iterator[None]:
         SystemExit, WorkersEnded: If Python exits; see `ending`.
     """
     me = threading.get_ident()
-    _busy[me] = None
+    running = _busy.get()
+    running[me] = None
     try:
         if _at_exit.is_set():
             raise ending()
         yield
     finally:
-        _busy.pop(me, None)
+        running.pop(me, None)
 
 
 class Workers:
@@ -252,17 +254,17 @@ def _fulfil(future: concurrent.futures.Future[T], function: Callable[[], T]) -> 
 
 
 def _work(tasks: _Tasks) -> None:
-    me = threading.get_ident()
+    me, running = threading.get_ident(), _busy.get()
     _thread.tasks = tasks
     while (task := tasks.queue.get()) is not None and not tasks.dropped:
-        _busy[me] = None
+        running[me] = None
         try:
             if _at_exit.is_set():  # checked after registering in _busy, so that no task is missed
                 return
             function, arguments = task
             function(*arguments)
         finally:
-            del _busy[me]
+            del running[me]
         del task, function, arguments  # would otherwise stay alive while the thread waits
 
 
@@ -272,5 +274,5 @@ def _end_all() -> None:
     _at_exit.set()
     end = time.monotonic() + _PATIENCE
     with contextlib.suppress(KeyboardInterrupt):
-        while _busy and time.monotonic() < end:
+        while _busy.get() and time.monotonic() < end:
             time.sleep(0.002)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import os
 import resource
 import time
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from ..messages.log_once import warn_once
 from ..messages.printable import printable
 from ..order.shuffle import Indices
+from ..per_process import PerProcess
 from ..remote.cache_folder import object_name
 from ..remote.disk_cache import DiskCache
 from ..remote.fsspec_client import FsspecFile, is_http
@@ -161,6 +163,7 @@ class ObjectFile:
 
 
 ByteFile = LocalFile | RemoteFile | ObjectFile
+_OpenFiles = collections.OrderedDict[int, ByteFile]
 
 
 def open_files(paths: Sequence[str], storage: Storage) -> list[ByteFile]:
@@ -276,14 +279,11 @@ class ByteFiles:
             checks_all=self._storage.cache is not None,
         )
         self._cache = self._new_cache() if stamps and self._are_remote.any() else None
-        # No lock, because a fork could copy it locked. In a race, a file is opened twice.
-        self._open = collections.OrderedDict[int, ByteFile]()
-        self._process = os.getpid()  # which opened them
+        # No lock: in a race, a file is opened twice. fsspec's file systems do not work in a forked
+        # child.
+        self._open = PerProcess[_OpenFiles](collections.OrderedDict)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": collections.OrderedDict()}
-
-    def _new_cache(self) -> DiskCache | None:
+    def _new_cache(self) -> PerProcess[DiskCache] | None:
         """Returns the cache of the remote files; None if the user has none."""
         if self._storage.cache is None:
             return None
@@ -307,7 +307,7 @@ class ByteFiles:
                 "fsspec reads from other servers than HTTP servers, are not cached, such as "
                 f"{printable(self.paths[int(np.argmax(unnamed))])}"
             )
-        return DiskCache(self._storage.cache, names)
+        return PerProcess(functools.partial(DiskCache, self._storage.cache, names))
 
     def file(self, number: int) -> ByteFile:
         """Returns one of the files, open.
@@ -339,16 +339,15 @@ class ByteFiles:
 
         Its own number is that of fsspec's file.
         """
-        if self._process != os.getpid():  # fsspec's file systems do not work in a forked child
-            self._open, self._process = collections.OrderedDict(), os.getpid()
-        return self._open.get(number)
+        return self._open.get().get(number)
 
     def _keep_open(self, number: int, file: ByteFile) -> None:
         """Keeps a file open, and closes others if too many are open."""
+        opened = self._open.get()
         with contextlib.suppress(KeyError):  # another thread has dropped the last file
-            while len(self._open) >= max(1, most_open()):
-                self._open.popitem(last=False)  # the file that was opened first
-        self._open[number] = file
+            while len(opened) >= max(1, most_open()):
+                opened.popitem(last=False)  # the file that was opened first
+        opened[number] = file
 
     def _opened_urls(self, numbers: Sequence[int]) -> list[FsspecFile]:
         """Returns files that fsspec reads, open."""
@@ -381,7 +380,7 @@ class ByteFiles:
         """Returns the rows of the remote ranges that the cache on the local disk has."""
         if self._cache is None:
             return np.empty(0, np.int64)
-        return self._cache.find(files, offsets, sizes)
+        return self._cache.get().find(files, offsets, sizes)
 
     def announce(
         self,
@@ -479,15 +478,16 @@ class ByteFiles:
                     f"can be read {where} of {printable(path)}"
                 )
         if self._cache is not None and len(cached):
-            request(self._read_cached(self._cache, cached, files, offsets, sizes, starts, buffer))
+            cache = self._cache.get()
+            request(self._read_cached(cache, cached, files, offsets, sizes, starts, buffer))
         ends = starts + local_sizes
         arrays = [buffer[start:end] for start, end in zip(starts.tolist(), ends.tolist())]
         for rows, lease in leases:
             received = lease.arrays()
             for row, array in zip(rows.tolist(), received, strict=True):
                 arrays[row] = array
-            if self._cache is not None and self._cache.stores:
-                self._cache.store(files[rows], offsets[rows], received, checksums(received))
+            if self._cache is not None and (cache := self._cache.get()).stores:
+                cache.store(files[rows], offsets[rows], received, checksums(received))
         return arrays
 
     def _read_local(
@@ -528,7 +528,7 @@ class ByteFiles:
             are_right = cache.are_right(files[part], offsets[part], sizes[part], counts, sums)
             damaged.append(part[~are_right])
             for number in set(files[part[~are_right]].tolist()):
-                self._open.pop(~number, None)  # it may have been replaced
+                self._open.get().pop(~number, None)  # it may have been replaced
         return np.concatenate(damaged)
 
     def _copy(self, cache: DiskCache, number: int) -> LocalFile | None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +27,14 @@ from ..random.hashing import fold
 from .cache_folder import CacheFolder, Space, is_full, version_of
 from .cache_users import register
 from .journals import Bits, Journals
-from .owned_files import OpenFile, OwnedFile
+from .owned_files import OpenFile
 
 _PAGE = 4096  # bytes; a range of a sparse file takes whole pages
 _PAUSE = 300.0  # seconds without storing after a failure, which may pass
 
 
 class DiskCache:
-    """Ranges of numbered files in the folder of a cache.
+    """Ranges of numbered files in the folder of a cache, for one process.
 
     Args:
         folder: The folder.
@@ -48,27 +47,12 @@ class DiskCache:
         versions = [0 if name is None else version_of(name) for name in names]
         self._objects = np.array(versions, np.uint64)
         self._is_named = np.array([name is not None for name in names], bool)
-        self._begin()
-        self._process = 0  # so that the first call registers the objects
-
-    def __reduce__(self) -> Any:
-        return DiskCache, (self._folder, self._names)
-
-    def _begin(self) -> None:
-        """Begins the use of the folder in this process."""
-        self._process = os.getpid()
         self._journals = Journals(self._folder.journals, np.unique(self._objects[self._is_named]))
         self._space = Space(self._folder)
-        self._user: OwnedFile | None = None
+        self._user = register(folder, [name for name in self._names if name])
         self._have_objects = np.zeros(len(self._names), bool)  # whose files were seen
         self._refuted = np.empty(0, np.uint64)  # hashes of damaged ranges
         self._resumes = 0.0  # when ranges are stored again
-
-    def _check_process(self) -> None:
-        """Begins the use of the folder in each process."""
-        if self._process != os.getpid():
-            self._begin()
-            self._user = register(self._folder, [name for name in self._names if name])
 
     @property
     def stores(self) -> bool:
@@ -87,7 +71,6 @@ class DiskCache:
             offsets: The first byte of each range.
             sizes: The size of each range.
         """
-        self._check_process()
         rows = np.flatnonzero(self._is_named[files] & (sizes > 0))
         found = self._journals.have(self._objects[files[rows]], offsets[rows], sizes[rows])
         rows = rows[found]
@@ -146,7 +129,6 @@ class DiskCache:
             arrays: The bytes of each range.
             checksums: Their checksums.
         """
-        self._check_process()
         if not self.stores:
             return
         sizes = np.array([array.size for array in arrays], np.int64)

@@ -5,11 +5,11 @@ Both classes have the same methods, with the names and results of fsspec's file 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from ..per_process import PerProcess
 from ..workers import Result
 from .fsspec_client import filesystem, read_together
 from .locations import Place
@@ -34,17 +34,16 @@ class FsspecFolders:
 
     def __init__(self, url: str, options: Mapping[str, Any]):
         self._url, self._options = url, dict(options)
-        # By process, because some file systems do not work in a forked child.
-        self._systems = {os.getpid(): filesystem(url, options)[0]}
+        # Some file systems do not work in a forked child.
+        self._system_of_process = PerProcess(lambda: filesystem(url, options)[0], keeps=True)
+        self._system_of_process.get()  # raises an error if a package is missing
 
     def __reduce__(self) -> Any:
         return FsspecFolders, (self._url, self._options)
 
     @property
     def _system(self) -> Any:
-        if os.getpid() not in self._systems:
-            self._systems[os.getpid()] = filesystem(self._url, self._options)[0]
-        return self._systems[os.getpid()]
+        return self._system_of_process.get()
 
     def path(self, url: str) -> str:
         """Returns the path of a URL in the file system."""

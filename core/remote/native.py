@@ -15,12 +15,12 @@ import threading
 from typing import Any
 
 from ..environment.extras import extra
+from ..per_process import PerProcess
 
 _log = logging.getLogger("dalijax")
 
-_module: Any = None
-_process = 0  # the process that loaded the module
-_lock = threading.Lock()
+_loaded: Any = None  # by this process or by its parent
+_lock = PerProcess(threading.Lock)
 
 
 @functools.lru_cache(maxsize=1)  # asked for each of thousands of URLs, and warns once
@@ -42,12 +42,14 @@ def obstore() -> Any:
         ImportError: If obstore is not installed.
         RuntimeError: If a forked process can't load its own copy.
     """
-    global _module, _process
-    with _lock:
-        if _process != os.getpid():
-            _module = _imported() if _module is None else _copied(_module)
-            _process = os.getpid()
-        return _module
+    with _lock.get():  # two copies would have two runtimes
+        return _module.get()
+
+
+def _load() -> Any:
+    global _loaded
+    _loaded = _imported() if _loaded is None else _copied(_loaded)
+    return _loaded
 
 
 def _imported() -> Any:
@@ -82,9 +84,4 @@ def _copied(module: Any) -> Any:
     return copy
 
 
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_module = PerProcess[Any](_load, keeps=True)

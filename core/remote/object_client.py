@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..messages.printable import printable
+from ..per_process import PerProcess
 from .listing import PAGE, SORTED, Listing, versions_of_page
 from .locations import Place, needs_boto3, store_arguments
 from .native import obstore
@@ -24,15 +25,7 @@ _NO_RETRIES = {"max_retries": 0, "retry_timeout": datetime.timedelta(seconds=1)}
 _BUFFERED = 1 << 19
 
 AT_ONCE = 10  # requests that obstore sends at once for a call
-_lock = threading.Lock()
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()  # another thread of the parent may have held it
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_lock = PerProcess(threading.Lock)
 
 
 class ObjectClient:
@@ -44,8 +37,8 @@ class ObjectClient:
 
     def __init__(self, options: Mapping[str, Any]):
         self._options = dict(options)
-        # By process and place; a forked process makes its own.
-        self._stores: dict[tuple[int, str, str, str], Any] = {}
+        # By place. The destructor of a store could wait for threads of obstore.
+        self._stores = PerProcess[dict[tuple[str, str, str], Any]](dict, keeps=True)
 
     def __reduce__(self) -> Any:
         return ObjectClient, (self._options,)
@@ -277,13 +270,13 @@ class ObjectClient:
     def _store(self, place: Place) -> tuple[Any, Any]:
         """Returns obstore's module, and the store of a place, in this process."""
         module = obstore()
-        key = (os.getpid(), place.kind, place.root, place.account)
-        store = self._stores.get(key)
+        stores, key = self._stores.get(), (place.kind, place.root, place.account)
+        store = stores.get(key)
         if store is None:
-            with _lock:  # each store has its own connections
-                store = self._stores.get(key)
+            with _lock.get():  # each store has its own connections
+                store = stores.get(key)
                 if store is None:
-                    store = self._stores[key] = self._new_store(module, place)
+                    store = stores[key] = self._new_store(module, place)
         return module, store
 
     def _new_store(self, module: Any, place: Place) -> Any:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import collections
 import copy
-import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..order.shuffle import Indices
+from ..per_process import PerProcess
 from ..workers import Result, set_result
 from . import fsspec_client
 from .fsspec_client import FsspecFile
@@ -213,11 +212,8 @@ class RangeCache:
         )
         sizes = np.array([version.size for version in versions], np.int64)
         self._addresses = np.cumsum(sizes) - sizes  # of the first byte of each file
-        self._process = os.getpid()
-        self._blocks = set[weakref.ref[_Block]]()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_blocks": set()}
+        # The requests of a parent never end in a forked child.
+        self._blocks = PerProcess[set[weakref.ref[_Block]]](set)
 
     def num_bytes(self, files: Indices, offsets: Indices, sizes: Indices) -> int:
         """Returns the number of bytes that are requested to read ranges."""
@@ -243,11 +239,10 @@ class RangeCache:
                 requests are sent before those of announced ranges.
             freed: Collects the number of bytes of each freed fetch.
         """
-        if self._process != os.getpid():  # the parent's requests never end in a forked child
-            self._blocks, self._process = set(), os.getpid()
+        blocks = self._blocks.get()
         addresses = self._addresses[files] + offsets
         lease = Lease(addresses, sizes)
-        for ref in list(self._blocks):
+        for ref in list(blocks):
             if (block := ref()) is not None and len(lease.missing):
                 lease.take(block, are_new=False)
         for number, limits in enumerate(_LIMITS):
@@ -264,7 +259,7 @@ class RangeCache:
             counts = np.add.reduceat(planned.ends - planned.starts, planned.bounds[:-1])
             fetches = [Fetch(block, _Memory(count, freed)) for count in counts.tolist()]
             block.fetches.extend(map(weakref.ref, fetches))
-            self._blocks.add(weakref.ref(block, self._blocks.discard))
+            blocks.add(weakref.ref(block, blocks.discard))
             lease.take(block, are_new=True)
             lease.num_bytes += int(counts.sum())
             bounds = planned.bounds.tolist()

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from ..per_process import PerProcess
 from ..workers import Result, set_result
 
 T = TypeVar("T")
@@ -115,20 +115,9 @@ class RequestThreads:
             return self._jobs.popleft()
 
 
-_current: RequestThreads | None = None
+_current = PerProcess(RequestThreads)
 
 
 def request_threads() -> RequestThreads:
     """Returns the threads of this process, which start when they are needed."""
-    global _current
-    if _current is None:  # no lock, which a fork could copy; in a race, there are two
-        _current = RequestThreads()
-    return _current
-
-
-def _after_fork() -> None:
-    global _current
-    _current = None
-
-
-os.register_at_fork(after_in_child=_after_fork)
+    return _current.get()

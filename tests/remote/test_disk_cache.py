@@ -1,6 +1,7 @@
 """A cache of remote files on a local disk: hits, damage, full disks, and several processes."""
 
 import argparse
+import functools
 import gc
 import itertools
 import os
@@ -27,6 +28,7 @@ from dalijax.core.feeding.announcer import Announcer
 from dalijax.core.formats.tfrecord_headers import masked_crc
 from dalijax.core.messages.log_once import warn_once
 from dalijax.core.order.samples import SamplePosition
+from dalijax.core.per_process import PerProcess
 from dalijax.core.remote import cache_folder, disk_cache, journals, storage
 from dalijax.core.remote.cache_contents import cached_objects, remove_objects
 from dalijax.core.remote.cache_folder import (
@@ -782,22 +784,22 @@ def test_a_journal_that_another_thread_leaves(folder):
 
 
 def test_processes_find_what_others_have_stored(folder):
-    cache = DiskCache(open_cache(folder, None), NAMES)
-    store(cache, [0])
+    caches = PerProcess(functools.partial(DiskCache, open_cache(folder, None), NAMES))
+    store(caches.get(), [0])
     begin, end = os.pipe()
 
     def child(first):
         os.read(begin, 1)  # so that both children live at once
         for record in range(first, N, 3):
-            store(cache, [record])
+            store(caches.get(), [record])
 
     children = [in_child(lambda first=first: child(first)) for first in (1, 2)]
     os.write(end, b"12")
-    store(cache, range(3, N, 3))
+    store(caches.get(), range(3, N, 3))
     assert [code_of(child) for child in children] == [0, 0]
     os.close(begin)
     os.close(end)
-    assert stored(cache) == list(range(N))
+    assert stored(caches.get()) == list(range(N))
     assert len(files_of(folder, "journals")) in (2, 3)  # a child may use that of an ended one
     assert stored(DiskCache(open_cache(folder, None), NAMES)) == list(range(N))
 

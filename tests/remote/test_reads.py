@@ -333,7 +333,7 @@ def test_announced_bytes_stay_within_the_budget(server):
     def watched(*arguments, **options):
         result = lease(*arguments, **options)
         gc.collect(0)
-        blocks = [block for ref in list(cache._blocks) if (block := ref()) is not None]
+        blocks = [block for ref in list(cache._blocks.get()) if (block := ref()) is not None]
         refs = [ref for block in blocks for ref in block.fetches]
         held.append(sum(fetch.memory.num_bytes for ref in refs if (fetch := ref()) is not None))
         return result
@@ -346,10 +346,11 @@ def test_announced_bytes_stay_within_the_budget(server):
     # The records that are read without an announcement, at the start, are not in the budget.
     assert max(held) <= 600_000 + 3 * 10 * (SIZE + 120)
     deadline = time.monotonic() + 20
-    while cache._blocks and time.monotonic() < deadline:  # threads end after their current tasks
+    # Threads end after their current tasks.
+    while cache._blocks.get() and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)
-    assert not cache._blocks
+    assert not cache._blocks.get()
 
 
 def test_responses_take_no_more_memory_than_their_bytes(server, allocated):

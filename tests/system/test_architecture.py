@@ -20,7 +20,7 @@ LAYERS = (
     (
         *("core.arguments", "core.batch_map", "core.config", "core.dtypes", "core.environment"),
         *("core.errors", "core.messages", "core.order", "core.placement", "core.random"),
-        *("core.stats", "core.workers"),
+        *("core.per_process", "core.stats", "core.workers"),
     ),
     ("core.remote",),
     ("core.formats",),

@@ -1,0 +1,43 @@
+"""`PerProcess`: values that a forked child makes anew."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class PerProcess(Generic[T]):
+    """A value of which each process makes its own when it first needs it.
+
+    A forked child has copies of its parent's threads, locks, requests, connections and locked
+    files, which do not work there: it has no thread that would answer a request or free a lock.
+
+    Args:
+        make: Makes the value. In a race of threads, it may be called twice, and all threads get the
+            same value. An object that has a `PerProcess` can be pickled if ``make`` can.
+        keeps: Whether a child keeps the value of its parent in memory, because its destructor may
+            wait for threads of the parent.
+    """
+
+    def __init__(self, make: Callable[[], T], keeps: bool = False):
+        self._make, self._keeps = make, keeps
+        self._values: dict[int, T] = {}  # by process
+
+    def __reduce__(self) -> Any:
+        return PerProcess, (self._make, self._keeps)
+
+    def get(self) -> T:
+        """Returns the value of this process."""
+        process = os.getpid()
+        try:
+            return self._values[process]
+        except KeyError:
+            value = self._values.setdefault(process, self._make())  # atomic
+        if not self._keeps:
+            for other in list(self._values):
+                if other != process:
+                    self._values.pop(other, None)
+        return value
