@@ -163,7 +163,6 @@ class ObjectFile:
 
 
 ByteFile = LocalFile | RemoteFile | ObjectFile
-_OpenFiles = collections.OrderedDict[int, ByteFile]
 
 
 def open_files(paths: Sequence[str], storage: Storage) -> list[ByteFile]:
@@ -279,9 +278,15 @@ class ByteFiles:
             checks_all=self._storage.cache is not None,
         )
         self._cache = self._new_cache() if stamps and self._are_remote.any() else None
-        # No lock: in a race, a file is opened twice. fsspec's file systems do not work in a forked
-        # child.
-        self._open = PerProcess[_OpenFiles](collections.OrderedDict)
+        # No lock: in a race, a file is opened twice. A forked child shares the local files, because
+        # each read has an offset.
+        self._open = collections.OrderedDict[int, ByteFile]()
+        # A file system of fsspec does not work in a forked child, and its destructor would close
+        # connections of the parent.
+        self._open_urls = PerProcess[dict[int, RemoteFile]](dict, keeps=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": collections.OrderedDict()}
 
     def _new_cache(self) -> PerProcess[DiskCache] | None:
         """Returns the cache of the remote files; None if the user has none."""
@@ -339,15 +344,17 @@ class ByteFiles:
 
         Its own number is that of fsspec's file.
         """
-        return self._open.get().get(number)
+        return self._open.get(number) or self._open_urls.get().get(number)
 
     def _keep_open(self, number: int, file: ByteFile) -> None:
         """Keeps a file open, and closes others if too many are open."""
-        opened = self._open.get()
+        if isinstance(file, RemoteFile):
+            self._open_urls.get()[number] = file
+            return
         with contextlib.suppress(KeyError):  # another thread has dropped the last file
-            while len(opened) >= max(1, most_open()):
-                opened.popitem(last=False)  # the file that was opened first
-        opened[number] = file
+            while len(self._open) >= max(1, most_open()):
+                self._open.popitem(last=False)  # the file that was opened first
+        self._open[number] = file
 
     def _opened_urls(self, numbers: Sequence[int]) -> list[FsspecFile]:
         """Returns files that fsspec reads, open."""
@@ -528,7 +535,7 @@ class ByteFiles:
             are_right = cache.are_right(files[part], offsets[part], sizes[part], counts, sums)
             damaged.append(part[~are_right])
             for number in set(files[part[~are_right]].tolist()):
-                self._open.get().pop(~number, None)  # it may have been replaced
+                self._open.pop(~number, None)  # it may have been replaced
         return np.concatenate(damaged)
 
     def _copy(self, cache: DiskCache, number: int) -> LocalFile | None:

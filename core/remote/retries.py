@@ -162,6 +162,9 @@ def refusal(error: Exception, url: str) -> Exception | None:
     status = int(found[1]) if found else status_of(error)
     if isinstance(error, RemoteError):
         return error
+    # fsspec also raises FileNotFoundError if a server does not answer.
+    if isinstance(error, FileNotFoundError) and error.__cause__ and is_environment(error.__cause__):
+        return None
     if kinds & {"FileNotFoundError", "NotFoundError"} or status == 404:
         return MissingError(f"{shown} does not exist (404). Check the URL")
     if kinds & {"PermissionError", "PermissionDeniedError", "UnauthenticatedError"} or (
