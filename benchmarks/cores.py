@@ -96,7 +96,7 @@ def is_installed(loader: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """The load of a loader: medians over the rounds.
+    """The load of a loader in a round, or the medians over the rounds.
 
     Attributes:
         rate: Images per second.
@@ -115,29 +115,24 @@ class Load:
     waiting: float
 
 
+def load_of(run: recipe.Timing, alone: recipe.Timing, batch: int) -> Load:
+    """Returns the load of a loader in a round, compared with the model alone."""
+    return Load(
+        rate=1e3 * batch / run.step,
+        share=100 * alone.step / run.step,
+        cores=run.cores,
+        needed=run.cores * run.step / alone.step,
+        cost=100 * ((run.step - run.waiting) / (alone.step - alone.waiting) - 1),
+        waiting=100 * run.waiting / run.step,
+    )
+
+
 def loads(timings: recipe.Timings, batch: int) -> dict[str, Load]:
-    """Returns the load of each input, with ratios within a round."""
+    """Returns the load of each loader: the medians over the rounds."""
     result = {}
     for name, runs in timings.items():
-        pairs = list(zip(runs, timings[recipe.MODEL]))
-        result[name] = Load(
-            *map(
-                statistics.median,
-                zip(
-                    *(
-                        (
-                            1e3 * batch / run.step,
-                            100 * alone.step / run.step,
-                            run.cores,
-                            run.cores * run.step / alone.step,
-                            100 * ((run.step - run.waiting) / (alone.step - alone.waiting) - 1),
-                            100 * run.waiting / run.step,
-                        )
-                        for run, alone in pairs
-                    )
-                ),
-            )
-        )
+        rounds = [load_of(run, alone, batch) for run, alone in zip(runs, timings[recipe.MODEL])]
+        result[name] = Load(*map(statistics.median, zip(*map(dataclasses.astuple, rounds))))
     return result
 
 
