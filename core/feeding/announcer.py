@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,6 +55,7 @@ class Announcer:
         self._next = 0  # the first run that is not announced
         self._position = SamplePosition()  # of that run
         self._first = 0  # the run after the last restart
+        self._num_announced = 1  # runs of the last announcement
         self._fetches: dict[int, set[Any]] = {}  # which each announced run keeps
         self._ahead: dict[int, int] = {}  # bytes of each announced run, also on a local disk
         self._held = 0  # bytes of the requests that the announcements have made
@@ -131,14 +133,21 @@ class Announcer:
         """Announces a run, and the following runs within a number of bytes."""
         runs: list[Indices] = []
         positions = [self._position]
-        sizes: list[int] = []
-        while not runs or (sum(sizes) < num_bytes and len(runs) < _MOST_RUNS):
-            runs.append(self._records_of(positions[-1]))
-            positions.append(self._after(positions[-1]))
-            sizes.append(self._num_bytes(runs[-1:]))
-        # Requests of several runs also read the bytes between their ranges.
-        while len(runs) > 1 and (total := self._num_bytes(runs)) > num_bytes:
+        # Bytes are counted for many runs at once, because each call takes as long as for a hundred
+        # records. The first number of runs is that of the last announcement.
+        count, total = self._num_announced if num_bytes else 1, 0
+        while not runs or (total < num_bytes and len(runs) < _MOST_RUNS):
+            for _ in range(min(count, _MOST_RUNS - len(runs))):
+                runs.append(self._records_of(positions[-1]))
+                positions.append(self._after(positions[-1]))
+            total = self._num_bytes(runs)
+            missing = (num_bytes - total) * len(runs) / max(1, total)
+            count = max(1, min(_MOST_RUNS, math.ceil(missing)))
+        while len(runs) > 1 and total > num_bytes:
             del runs[max(1, min(len(runs) - 1, int(len(runs) * num_bytes / total))) :]
+            total = self._num_bytes(runs)
+        self._num_announced = len(runs)
+        sizes = [total // len(runs)] * len(runs)
         self._ahead.update(zip(range(self._next, self._next + len(runs)), sizes))
         turns = self._next + np.repeat(np.arange(len(runs)), [*map(len, runs)])
         self._position, self._next = positions[len(runs)], self._next + len(runs)

@@ -416,6 +416,27 @@ def test_the_bytes_between_ranges_are_in_the_budget(server, tmp_path):
     announcer.close()
 
 
+def test_bytes_of_many_runs_are_counted_at_once(server, tmp_path):
+    counted = []
+
+    class Counting(Tar):
+        def _range_bytes(self, indices, names):
+            counted.append(len(indices))
+            return super()._range_bytes(indices, names)
+
+    server.folder = tmp_path
+    write_tar(tmp_path / "0.tar", [(f"{k:04d}.bin", bytes(2000)) for k in range(400)])
+    source = Counting([f"{server.url}/0.tar"], {"bin": "data"}, read_ahead=200_000)
+    counted.clear()
+    announcer = Announcer(source, ["data"], lambda run: np.array([run % 400]), lambda run: run + 1)
+    announcer.restart(0, 0)
+    for run in range(400):
+        announcer.was_read(announcer.generation, run)
+        announcer._workers.call(int).get()  # after the announcement
+    announcer.close()
+    assert len(counted) < 60 and sum(counted) < 2000
+
+
 def test_an_error_of_the_announcements_is_raised(server):
     class Failing(Tar):
         fails = False
