@@ -47,6 +47,7 @@ SMALL = {
     "dtype": "float32",  # bfloat16 is slow on a CPU
     "virtual_batch_size": 0,
     "warmup_epochs": 0,
+    "rate": 0.02,
 }
 # Rounding of the mean of an image, in levels of 255, and of its mean class. Other images differ by
 # some levels, and other labels by some classes.
@@ -81,7 +82,8 @@ def open_source(args: argparse.Namespace) -> Any:
 def config_of(args: argparse.Namespace) -> Any:
     """Returns the configuration of examples/imagenet, with the arguments' changes."""
     config = importlib.import_module(f"configs.{args.config}").config
-    changes = {**SMALL, "rate": args.rate} if args.small else {}
+    changes: dict[str, Any] = dict(SMALL) if args.small else {}
+    changes |= {"rate": args.rate} if args.rate else {}
     return dataclasses.replace(config, batch=args.batch, **changes)
 
 
@@ -170,9 +172,11 @@ def parse_arguments() -> argparse.Namespace:
     parser = report.parser(__doc__)
     parser.add_argument("--config", default="resnet50", help="module of examples/imagenet/configs")
     parser.add_argument("--small", action="store_true", help="one block, images of 32 x 32")
-    parser.add_argument("--rate", type=float, default=0.02, help="peak learning rate of --small")
+    parser.add_argument("--rate", type=float, help="peak learning rate, instead of the config's")
     parser.add_argument("--devices", type=int, nargs="+", default=[4, 2, 1], help="of each part")
-    parser.add_argument("--uninterrupted", type=int, nargs="+", help="devices of other runs")
+    parser.add_argument(
+        "--uninterrupted", type=int, nargs="+", help="devices of other runs, at most two of each"
+    )
     parser.add_argument("--kills", type=int, nargs="*", help="last step of each killed part")
     parser.add_argument("--batch", type=int, default=256, help="global batch size")
     parser.add_argument("--steps", type=int, default=120)
@@ -202,9 +206,14 @@ def compare(args: argparse.Namespace) -> None:
     report.heading()
     if not args.data:
         photos.make(args.folder / "photos", args.files)
-    counts = args.uninterrupted or [args.devices[0], args.devices[-1]]
+    # The same run twice: GPUs add numbers in any order, and the optimizer amplifies this.
+    counts = args.uninterrupted or [args.devices[0], args.devices[0], args.devices[-1]]
     broken = " -> ".join(map(str, args.devices))
-    runs = {f"{count}, uninterrupted": [Part(f"{count}-alone", count)] for count in counts}
+    runs: dict[str, list[Part]] = {}
+    for count in counts:
+        name = f"{count}, uninterrupted"
+        name += ", again" * (name in runs)
+        runs[name] = [Part(name.replace(", ", "-"), count)]
     runs[broken] = [
         Part("broken", count, kill) for count, kill in zip(args.devices, [*args.kills, 0])
     ]
