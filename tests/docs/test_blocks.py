@@ -15,9 +15,15 @@ from pages import PAGES, ROOT, Page, commands, words
 from programs import run_python
 
 LANGUAGES = {"python", "sh", "text", "json", "yaml", "toml", "html", "diff", "ini"}
-EXTRAS = set(
-    tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-)
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+# Packages of modules that dalijax does not require.
+PACKAGES = {
+    **{name: name for name in ("clu", "flax", "grain", "numba", "obstore", "optax", "soundfile")},
+    "orbax": "orbax-checkpoint",
+    "tensorflow": "tensorflow-cpu",
+    "PIL": "pillow",
+}
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -77,7 +83,7 @@ def test_its_blocks_are_labelled(path):
 def check_command(where, command):
     """Checks that the extras, targets and files of a command exist in the repository."""
     for extras in re.findall(r"""(?:dalijax|\.)\[([\w,]+)\]""", command):
-        assert set(extras.split(",")) <= EXTRAS, f"{where}: {extras}"
+        assert set(extras.split(",")) <= EXTRAS.keys(), f"{where}: {extras}"
     tokens = shlex.split(command, comments=True)
     if tokens[:1] == ["make"]:
         assert {t for t in tokens[1:] if re.fullmatch("[a-z-]+", t)} <= TARGETS, where
@@ -89,6 +95,31 @@ def check_command(where, command):
 @each_page
 def test_its_lines_and_sentences_are_short(path):
     assert list(Page(path).too_long()) == []
+
+
+@each_page
+def test_it_names_the_extras_of_its_imports(path):
+    """Pages with a command that installs dalijax: new users paste it, and then the blocks."""
+    page = Page(path)
+    named = re.findall(r'pip install\s"\.\[([a-z0-9,]+)\]"', path.read_text())
+    code = page.program()
+    if not named or code is None:
+        return
+    extras = set(",".join(named).split(","))
+    if "all" in extras:
+        extras |= set(re.findall(r"[a-z]+", EXTRAS["all"][0].partition("[")[2]))
+    installed = str([EXTRAS[extra] for extra in extras])
+    imported = {
+        name.name.partition(".")[0]
+        if isinstance(node, ast.Import)
+        else node.module.partition(".")[0]
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in node.names
+        if isinstance(node, ast.Import) or node.module
+    }
+    missing = {m for m in imported & set(PACKAGES) if PACKAGES[m] not in installed}
+    assert not missing, f"the extras {sorted(extras)} of {path.name} do not install {missing}"
 
 
 @each_page
