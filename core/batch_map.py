@@ -176,7 +176,7 @@ class BatchMap:
     ) -> dict[str, jax.ShapeDtypeStruct]:
         rows = next(iter(arrays.values())).shape[0] if arrays else 0
         results = jax.eval_shape(self._apply, dict(arrays), _KEY_WORDS)
-        if mask is not None:
+        if mask is not None and mask not in unmapped:
             self._check_mask(results.get(mask), mask)
         if repeated := sorted(results.keys() & unmapped.keys()):
             raise ValueError(

@@ -7,6 +7,15 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+_forks = 0  # from the first process of the program to this one
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 
 class PerProcess(Generic[T]):
@@ -24,14 +33,14 @@ class PerProcess(Generic[T]):
 
     def __init__(self, make: Callable[[], T], keeps: bool = False):
         self._make, self._keeps = make, keeps
-        self._values: dict[int, T] = {}  # by process
+        self._values: dict[tuple[int, int], T] = {}  # by process and number of forks
 
     def __reduce__(self) -> Any:
         return PerProcess, (self._make, self._keeps)
 
     def get(self) -> T:
         """Returns the value of this process."""
-        process = os.getpid()
+        process = os.getpid(), _forks  # the system uses numbers of processes again
         try:
             return self._values[process]
         except KeyError:

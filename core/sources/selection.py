@@ -13,6 +13,7 @@ from ..arguments import knows_its_names
 from ..order.shuffle import Indices
 from ..remote.range_cache import Lease
 from ..state.envelope import digest
+from .identity import stated_identity
 from .source import Source, Values, announce, names_of, range_bytes, read_ahead_of
 
 
@@ -70,7 +71,7 @@ class Selection(Source):
 
     def identity(self) -> str:
         """See `dalijax.sources.Source`."""
-        return f"{self._source.identity()}, records {digest(self._records.tobytes())}"
+        return f"{stated_identity(self._source)}, records {digest(self._records.tobytes())}"
 
     def _range_bytes(self, indices: Indices, names: Sequence[str]) -> int:
         return range_bytes(self._source, self._records[indices], names)

@@ -122,18 +122,20 @@ def test_a_dict_may_place_values_that_bypass_the_graph():
     np.testing.assert_array_equal(batch["placed"], np.arange(BATCH))
 
 
-def test_rows_on_the_host_bypass_batch_map():
+@pytest.mark.parametrize("mask", (TWO, None), ids=("mask", "mask on the host"))
+def test_rows_on_the_host_bypass_batch_map(mask):
     def doubled(batch, key):
-        assert batch.keys() == {"x", "placed", "mask"}
+        assert batch.keys() - {"mask"} == {"x", "placed"} and ("mask" in batch) == bool(mask)
         return batch | {"x": 2 * batch["x"]}
 
     make = data_iterator(
-        graph, shuffle=False, mask=True, sharding=SHARDING | {"mask": TWO}, batch_map=doubled
+        graph, shuffle=False, mask=True, sharding=SHARDING | {"mask": mask}, batch_map=doubled
     )
     iterator = make(source=source(), batch_size=BATCH, num_threads=1)
     batch = next(iterator)
     np.testing.assert_array_equal(batch["x"], 2.0 * np.arange(4))
     np.testing.assert_array_equal(batch["wide"], np.arange(4) << 40, strict=True)
+    np.testing.assert_array_equal(batch["mask"], np.ones(4, bool))
     assert {k: v.dtype for k, v in iterator.element_spec.items()} == {
         name: array.dtype for name, array in batch.items()
     }

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dalijax import data_iterator
+from dalijax.errors import StateError
 from dalijax.sources import Arrays, Files, Mixture, Named, Selection, Tar
 from tars import FIELDS, samples, write_tar
 
@@ -57,6 +58,19 @@ def test_states_resume_and_compare_the_selection():
             pytest.raises(ValueError, match="data"),
         ):
             other.set_state(state)
+
+
+def test_a_source_without_an_identity_has_no_states():
+    class Unnamed(Arrays):
+        def identity(self):
+            return None
+
+    selection = Selection(Unnamed({"x": np.arange(20)}), range(8))
+    with (
+        iterator_of(selection) as iterator,
+        pytest.raises(StateError, match="Unnamed.identity.. returned None"),
+    ):
+        iterator.get_state()
 
 
 def test_names_paths_and_pickles(tmp_path):
