@@ -7,6 +7,7 @@ import collections
 from ..workers import Result
 from .byte_files import ByteFile, LocalFile, ObjectFile, RemoteFile
 
+SMALL_WINDOW = 2048  # least number of bytes of a read of a few headers
 _SMALLEST = 64  # the first window after skipped bytes has this share of a whole window
 
 

@@ -14,8 +14,8 @@ from .progress import progress
 
 T = TypeVar("T")
 
-THREADS = 8  # files that are read at once, since reading waits for the disk
-REMOTE_THREADS = 32
+_THREADS = 8  # files that are read at once, since reading waits for the disk
+_REMOTE_THREADS = 32
 _AHEAD = 32  # windows of all remote files that are requested ahead
 
 
@@ -57,10 +57,11 @@ def each_file(
         files = [None] * len(paths)  # opened later, since there may be too many
         sizes = [os.stat(path).st_size for path in paths]
     with progress(f"Indexing {len(paths)} {kind}", sum(sizes)) as advance:
-        results = call_each(
-            lambda number: read_file(number, advance),
-            range(len(paths)),
-            REMOTE_THREADS if are_remote else THREADS,
-            "dalijax-index",
-        )
+        results = in_threads(lambda number: read_file(number, advance), len(paths), are_remote)
     return sizes, [result for found in results for result in found]
+
+
+def in_threads(function: Callable[[int], T], count: int, are_remote: bool) -> list[T]:
+    """Calls a function with the number of each file, in threads, and returns the results."""
+    threads = _REMOTE_THREADS if are_remote else _THREADS
+    return call_each(function, range(count), threads, "dalijax-index")

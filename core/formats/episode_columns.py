@@ -49,6 +49,11 @@ class EpisodeFeatures:
     specs: Mapping[str, Spec]
     storage: Storage
 
+    @property
+    def needed(self) -> set[str]:
+        """The features to read: the wanted features, and `COUNTERS`."""
+        return {*self.names, *map(bytes.decode, COUNTERS)}
+
 
 def is_of_steps(feature: str) -> bool:
     """Returns whether a feature has a value for each step, not for each episode."""
@@ -298,7 +303,7 @@ def read_episodes(
     file = take.file
     if isinstance(file, LocalFile):
         take = BufferedReader(file, _WINDOW)
-    names = {*(name.encode() for name in features.names), *COUNTERS}
+    names = {name.encode() for name in features.needed}
 
     def located() -> Iterator[Episode]:
         reported = 0

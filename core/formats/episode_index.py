@@ -23,12 +23,11 @@ from numpy.typing import NDArray
 
 from ..messages.printable import printable
 from ..order.shuffle import Indices
-from ..workers import call_each
 from . import index_checks
 from .buffered_reader import BufferedReader
 from .byte_files import Stamp, is_remote, open_files, within
-from .each_file import REMOTE_THREADS, THREADS, each_file
-from .episode_columns import COUNTERS, EpisodeColumns, EpisodeFeatures, is_of_steps, read_episodes
+from .each_file import each_file, in_threads
+from .episode_columns import EpisodeColumns, EpisodeFeatures, is_of_steps, read_episodes
 from .episode_places import PlacedEpisodes
 from .file_columns import FileColumns
 from .index import Index
@@ -157,7 +156,7 @@ def select_episodes(
         OSError: If a file can't be read, or has changed.
         ValueError: If episodes can't be read as steps.
     """
-    names = {*features.names, *(name.decode() for name in COUNTERS)}
+    names = features.needed
     if names & table.unknown or not (table.is_complete or names <= table.columns.keys()):
         return None
     joined, placed = _Joined(), PlacedEpisodes(table, paths, stamps, features)
@@ -167,12 +166,7 @@ def select_episodes(
         advance(1)
 
     with progress("Reading the numbers of TFRecord files", len(paths), "files") as advance:
-        call_each(
-            lambda number: read(number, advance),
-            range(len(paths)),
-            REMOTE_THREADS if any(map(is_remote, paths)) else THREADS,
-            "dalijax-index",
-        )
+        in_threads(lambda number: read(number, advance), len(paths), any(map(is_remote, paths)))
     return joined.index(paths, [stamp[0] for stamp in stamps])
 
 

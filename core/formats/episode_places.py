@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from ..order.shuffle import Indices
 from ..remote.storage import Storage
 from . import example
-from .buffered_reader import BufferedReader
+from .buffered_reader import SMALL_WINDOW, BufferedReader
 from .byte_files import ByteFile, ByteFiles, Stamp
 from .episode_columns import (
-    COUNTERS,
     HEAD,
     Episode,
     EpisodeColumns,
@@ -41,8 +40,6 @@ from .rlds_features import TEXT
 from .tfrecord_columns import tfrecord_columns
 from .tfrecord_headers import FOOTER, HEADER
 from .tfrecord_index import KINDS
-
-_SMALL_WINDOW = 2048
 
 
 class _ListPlaces:
@@ -129,7 +126,7 @@ class _FetchedReader(BufferedReader):
     """
 
     def __init__(self, file: ByteFile, offsets: Indices, ranges: Sequence[NDArray[np.uint8]]):
-        super().__init__(file, _SMALL_WINDOW)
+        super().__init__(file, SMALL_WINDOW)
         order = np.argsort(offsets, kind="stable")
         self._offsets, self._ranges = offsets[order], [ranges[k] for k in order.tolist()]
 
@@ -163,7 +160,7 @@ class PlacedEpisodes:
         # Without the user's cache, since the index contains the values that are read here.
         storage = Storage(features.storage.options)
         self._files = ByteFiles(paths, [stamp[0] for stamp in stamps], stamps, storage=storage)
-        names = {*features.names, *(name.decode() for name in COUNTERS)}
+        names = features.needed
         self._columns = {k: column for k, column in table.columns.items() if k in names}
         self._items: dict[str, tuple[Indices, Indices]] = {}  # first of each record; offsets
         for name, column in self._columns.items():

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..dtypes import narrow
 from ..order.shuffle import Indices
 from ..remote.storage import Storage
-from .buffered_reader import BufferedReader
+from .buffered_reader import SMALL_WINDOW, BufferedReader
 from .byte_files import open_files
 from .each_file import each_file
 from .file_columns import ABSENT, PRESENT, Column, FileColumns, joined
@@ -34,7 +34,6 @@ from .tar_index import (
 )
 
 _MOST_EXAMINED = 100  # incomplete samples whose headers are read for errors
-_SMALL_WINDOW = 2048
 
 
 @dataclasses.dataclass
@@ -203,7 +202,7 @@ def _examined(
         columns = Columns(extensions, file.shown)
         repeated: list[Sample] = []
         for row in rows[numbers == number].tolist():
-            take = BufferedReader(file, _SMALL_WINDOW)
+            take = BufferedReader(file, SMALL_WINDOW)
             start = int(table.starts[row])
             samples = grouped(members(take, file.size, file.shown, start), file.shown)
             # Links may be before the end of another sample, which is yielded first.

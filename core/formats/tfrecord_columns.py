@@ -10,7 +10,7 @@ import numpy as np
 
 from ..remote.storage import Storage
 from . import example
-from .buffered_reader import BufferedReader
+from .buffered_reader import SMALL_WINDOW, BufferedReader
 from .byte_files import open_files
 from .each_file import each_file
 from .file_columns import ABSENT, EMPTY, PRESENT, Column, FileColumns, joined
@@ -29,7 +29,6 @@ from .tfrecord_index import (
 )
 
 _MOST_BYTES = 10  # of a single number
-_SMALL_WINDOW = 2048
 
 
 class Places(Protocol):
@@ -248,7 +247,7 @@ def _record(
     """Returns the label of a record, its file, and its place."""
     number, record = _place(table, row)
     (file,) = open_files([paths[number]], storage)
-    take, start = BufferedReader(file, _SMALL_WINDOW), int(table.starts[row])
+    take, start = BufferedReader(file, SMALL_WINDOW), int(table.starts[row])
     size = int.from_bytes(take(start - 12, 8), "little")
     return f"{file.shown}: record {record}", take, start, size
 

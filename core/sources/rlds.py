@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..arguments import knows_its_names
 from ..formats.byte_files import Stamp
 from ..formats.cached_index import cached_index
-from ..formats.episode_columns import COUNTERS, EpisodeFeatures, is_of_steps
+from ..formats.episode_columns import EpisodeFeatures, is_of_steps
 from ..formats.episode_index import (
     has_content,
     index_episodes,
@@ -323,9 +323,9 @@ def _from_shared(
     files: Sequence[str], features: EpisodeFeatures, stamps: Sequence[Stamp]
 ) -> Index | None:
     """Returns the index of files from their shared indexes; None if they have none."""
-    names, storage = {*features.names, *(name.decode() for name in COUNTERS)}, features.storage
+    storage = features.storage
     table = shared_columns(
-        "rlds", files, stamps, names, storage, lambda few: episode_places(few, storage)
+        "rlds", files, stamps, features.needed, storage, lambda few: episode_places(few, storage)
     )
     return None if table is None else select_episodes(table, files, stamps, features)
 

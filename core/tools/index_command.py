@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..formats import file_kinds
-from ..formats.buffered_reader import BufferedReader
+from ..formats.buffered_reader import SMALL_WINDOW, BufferedReader
 from ..formats.byte_files import is_remote, open_files
 from ..formats.episode_columns import STEP_PREFIX
 from ..formats.episode_places import episode_places
@@ -23,7 +23,6 @@ from ..remote.storage import Storage
 from .command_line import argument, write
 
 _NOUNS = {"tar": "samples", "tfrecord": "records", "rlds": "episodes"}
-_SMALL_WINDOW = 2048
 
 
 def add_command(commands: Any) -> None:
@@ -101,7 +100,7 @@ def _kind_of(paths: Sequence[str], storage: Storage) -> str:
             continue
         if file_kinds.is_tar(file.read(0, file_kinds.HEAD)):
             return "tar"
-        take = BufferedReader(file, _SMALL_WINDOW)
+        take = BufferedReader(file, SMALL_WINDOW)
         at, size = next(records(take, file.size, file.shown))
         names = features_of(f"{file.shown}: record 0", take, at, size, None)
         return (
