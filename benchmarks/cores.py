@@ -80,7 +80,9 @@ def loaders(
         "dalijax, Files": dalijax(names.sources.Files(paths=files, labels=labels)),
         "dalijax, Tar": dalijax(tars),
         **{
-            name: lambda make=make, options=options: recipe.with_soft_labels(make(*call, *options))
+            name: lambda make=make, options=options: recipe.with_soft_labels(
+                make(*call, *options), sharding
+            )
             for name, (make, options) in others.items()
         },
     }

@@ -187,10 +187,11 @@ def recipe_batches(config: Any, source: Any, sharding: Any, threads: int) -> Ite
     return function.stream(None, batch_size=config.batch, num_threads=threads, seed=0)
 
 
-def with_soft_labels(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yields the batches of another loader with the labels as the step expects them."""
+def with_soft_labels(batches: Iterator[Batch], sharding: Any) -> Iterator[Batch]:
+    """Yields the batches of another loader with labels and sharding as the step expects them."""
     soft = jax.jit(lambda labels: jax.nn.one_hot(labels.reshape(-1), CLASSES))
-    return ({**batch, "labels": soft(batch["labels"])} for batch in batches)
+    for batch in batches:  # another sharding of the same device would compile the step again
+        yield jax.device_put({**batch, "labels": soft(batch["labels"])}, sharding)
 
 
 def default_workers(processes: int = 1) -> int:
@@ -294,11 +295,13 @@ def main() -> None:
         has_others = config.side == other_inputs.SIDE
         if has_others and importlib.util.find_spec("cv2"):
             inputs[OPENCV] = lambda: with_soft_labels(
-                other_inputs.grain_batches(*others_call, args.workers, config.jitter, rows)
+                other_inputs.grain_batches(*others_call, args.workers, config.jitter, rows),
+                rows,
             )
         if has_others and importlib.util.find_spec("tensorflow"):
             inputs[TENSORFLOW] = lambda: with_soft_labels(
-                other_inputs.tensorflow_batches(*others_call, config.jitter, rows)
+                other_inputs.tensorflow_batches(*others_call, config.jitter, rows),
+                rows,
             )
         inputs = {k: v for k, v in inputs.items() if re.search(args.match, k)}
         stream = batches(PLAIN)

@@ -6,7 +6,8 @@ process, in turn, for several rounds::
 
     python benchmarks/robot.py
 
-On GPUs, sources.RLDS decodes all combinations of the options. TensorFlow is not needed::
+On GPUs, sources.RLDS decodes all combinations of the options, and so does DALI alone, with encoded
+batches in memory: a pipeline for each GPU, in one thread. TensorFlow is not needed::
 
     python benchmarks/robot.py --gpus 1 2 --sizes 320x180 640x480 --loads 0.9 1.0 --threads 4 8
 
@@ -34,13 +35,15 @@ import droid
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from nvidia.dali import fn
+from nvidia.dali import fn, pipeline_def
 
 import report
+import turns
 from dalijax import data_iterator, sources
 
 SIDE = 224
 LEAST = 10  # batches of a measurement
+IN_MEMORY = 8  # encoded batches that DALI alone decodes again and again
 OUTPUTS = ["image", "wrist", "joints", "actions"]
 Batches = Iterator[Any]
 
@@ -53,15 +56,20 @@ def padded(data: Any, device: str, load: float) -> Any:
     return fn.crop(images, crop=[SIDE, SIDE], out_of_bounds_policy="pad", fill_values=0)
 
 
-def ours(paths: list[str], args: argparse.Namespace) -> Batches:
-    """Returns endless batches of sources.RLDS in a uniform order."""
-    source = sources.RLDS(paths, droid.FIELDS)
+def graph_of(args: argparse.Namespace) -> Callable[..., Any]:
+    """Returns the graph function: two images, joints and actions on the device."""
     device, load = args.device, args.loads[0]
 
     def graph(image: Any, wrist: Any, joints: Any, actions: Any) -> Any:
         images = padded(image, device, load), padded(wrist, device, load)
         return (*images, *((x.gpu() if device == "gpu" else x) for x in (joints, actions)))
 
+    return graph
+
+
+def ours(paths: list[str], args: argparse.Namespace) -> Batches:
+    """Returns endless batches of sources.RLDS in a uniform order."""
+    source, graph = sources.RLDS(paths, droid.FIELDS), graph_of(args)
     config: dict[str, Any] = {"source": source, "auto_reset": True}
     gpus = args.gpus[0] if args.gpus else 0
     if gpus > 1:
@@ -75,6 +83,24 @@ def ours(paths: list[str], args: argparse.Namespace) -> Batches:
     )
     while True:
         yield from iterator  # an epoch
+
+
+def dali_alone(paths: list[str], args: argparse.Namespace) -> Batches:
+    """Returns outputs of a pipeline for each GPU, which decodes batches in memory."""
+    source, graph = sources.RLDS(paths, droid.FIELDS), graph_of(args)
+    numbers = np.random.default_rng(args.seed).permutation(len(source))
+    wanted = [numbers[i * args.batch : (i + 1) * args.batch] for i in range(IN_MEMORY)]
+    batches = [tuple(source.read(batch, OUTPUTS)[name] for name in OUTPUTS) for batch in wanted]
+
+    @pipeline_def(
+        batch_size=args.batch, num_threads=args.threads[0], prefetch_queue_depth=args.depth
+    )
+    def pipeline() -> Any:
+        inputs = fn.external_source(batches, num_outputs=len(OUTPUTS), cycle=True, no_copy=True)
+        return tuple(graph(*inputs))
+
+    gpus = range(args.gpus[0]) if args.device == "gpu" else [None]
+    return zip(*(turns.raw_loop(pipeline(device_id=gpu)) for gpu in gpus))
 
 
 def read_only(paths: list[str], args: argparse.Namespace) -> Batches:
@@ -156,6 +182,7 @@ VARIANTS: dict[str, Callable[[list[str], argparse.Namespace], Batches]] = {
     "tf.data, 8,000 frames": lambda *a: tensorflow(*a, 8000, "before"),
     "tf.data, 8,000 encoded frames": lambda *a: tensorflow(*a, 8000, "after"),
 }
+ON_GPUS = {"RLDS": ours, "DALI alone": dali_alone}
 
 
 def memory(key: str) -> float:
@@ -196,7 +223,7 @@ def worker(args: argparse.Namespace) -> None:
             raise SystemExit(f"--cold needs more than {steps:,} steps: raise --episodes")
         drop_pages(paths)
     base, start, busy = memory("VmRSS"), time.perf_counter(), time.process_time()
-    batches = VARIANTS[args.only](paths, args)
+    batches = {**VARIANTS, **ON_GPUS}[args.only](paths, args)
     jax.block_until_ready(next(batches))
     first, first_busy = time.perf_counter() - start, time.process_time() - busy
     for _ in range(args.warm):
@@ -285,29 +312,29 @@ def on_cpu(args: argparse.Namespace, cache: pathlib.Path) -> None:
 
 
 def on_gpus(args: argparse.Namespace, cache: pathlib.Path) -> None:
-    """Measures sources.RLDS with all combinations of the options."""
-    cells = list(itertools.product(args.sizes, args.gpus, args.loads, args.threads))
+    """Measures sources.RLDS and DALI alone with all combinations of the options."""
+    cells = list(itertools.product(args.sizes, args.gpus, args.loads, args.threads, ON_GPUS))
     results: dict[tuple[Any, ...], list[dict[str, Any]]] = {cell: [] for cell in cells}
     for size in args.sizes:
         data_set(argparse.Namespace(**vars(args) | {"sizes": [size]}))
     for number in range(args.rounds):
-        for size, gpus, load, threads in cells:
+        for size, gpus, load, threads, name in cells:
             chosen = {"sizes": [size], "gpus": [gpus], "loads": [load], "threads": [threads]}
-            result = run(args, "RLDS", cache, seed=number, **chosen)
-            results[size, gpus, load, threads].append(result)
+            result = run(args, name, cache, seed=number, **chosen)
+            results[size, gpus, load, threads, name].append(result)
     digits = {"frames_per_s": 0, "cores": 1, "memory_mb": 0, "first_s": 1}
     report.table(
         (
-            *("images", "GPUs", "hw_decoder_load", "threads per GPU"),
+            *("images", "GPUs", "hw_decoder_load", "threads per GPU", ""),
             *("frames/s", "cores", "more memory, MB", "first batch, s"),
         ),
         [(*cell, *_cells(runs, digits)) for cell, runs in results.items()],
     )
     rates = {
-        f"{size}, {gpus} GPUs, load {load:g}, {threads} threads": statistics.median(
+        f"{size}, {gpus} GPUs, load {load:g}, {threads} threads, {name}": statistics.median(
             r["frames_per_s"] for r in runs
         )
-        for (size, gpus, load, threads), runs in results.items()
+        for (size, gpus, load, threads, name), runs in results.items()
     }
     everything = [{"cell": cell, "runs": runs} for cell, runs in results.items()]
     name = "robot-cold" if args.cold else "robot"

@@ -1,7 +1,7 @@
 """Draws the picture of the README: augmented photographs, and figures of several loaders.
 
 scikit-image's package contains the photographs. The bars show the newest runs of
-benchmarks/throughput.py and benchmarks/recipe.py on one H200 in benchmarks/results::
+benchmarks/throughput.py on one H200 and benchmarks/cores.py on one H100 in benchmarks/results::
 
     pip install scikit-image
     python docs/drawings/readme.py
@@ -33,9 +33,11 @@ RATES = {  # the variants of a benchmark, and their labels
     "Grain + OpenCV, 16 workers": "Grain and OpenCV",
 }
 CORES = {
-    "+ jitter": "dalijax",
-    "tf.data: crop, flip, jitter": "tf.data",
-    "Grain, OpenCV: crop, flip, jitter": "Grain and OpenCV",
+    "dalijax, Files": "dalijax",
+    "DALI's JAX plugin": "DALI's JAX plugin",
+    "tf.data": "tf.data",
+    "Grain and OpenCV": "Grain and OpenCV",
+    "torchvision and DataLoader": "torchvision",
 }
 
 
@@ -82,12 +84,14 @@ def main() -> None:
         ax.axis("off")
 
     rates = newest("h200-throughput")["plot"]["groups"][""]
-    table = newest("h200-recipe-resnet50")["tables"][0]
-    cores = {row[0]: float(row[table["columns"].index("cores")]) for row in table["rows"]}
+    cores = newest("h100-cores")["plot"]["groups"]["ResNet-50"]
     top, bottom = right.subplots(2, 1, height_ratios=(len(RATES), len(CORES)))
     draw_bars(top, {RATES[name]: rates[name] for name in RATES}, 0, "Images per second, one H200")
     draw_bars(
-        bottom, {CORES[name]: cores[name] for name in CORES}, 1, "CPU cores that feed a ResNet-50"
+        bottom,
+        {CORES[name]: cores[name] for name in CORES if name in cores},
+        1,
+        "CPU cores that feed a ResNet-50, one H100",
     )
     figure.savefig(ROOT / "docs" / "pictures" / "readme.png", dpi=110)
 
