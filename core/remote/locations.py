@@ -58,6 +58,14 @@ _SERVER_VARIABLES = {
 }
 
 
+# The places of credentials, apart from storage_options, by the kind of the store.
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and other environment variables, ~/.aws",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
+}
+
+
 class Place(NamedTuple):  # created faster than a dataclass; a data set has thousands
     """The place of an object for obstore.
 
@@ -117,6 +125,18 @@ def place_of(url: str) -> Place | None:
     return Place(kind, root, key, account)
 
 
+def credentials_cure(url: str) -> str:
+    """Returns where the credentials of a URL can be, for the error of a server that denies it."""
+    kind = _KINDS.get(url.partition("://")[0], "") if "::" not in url else ""
+    if kind == "http":
+        return "Check the credentials: storage_options={'headers': {'Authorization': ...}}"
+    place = _CREDENTIALS.get(kind, "environment variables")
+    return (
+        f"Check the credentials: {place} or storage_options=; for a public bucket, pass "
+        "storage_options={'anon': True}"
+    )
+
+
 def check_options(kind: str, options: Mapping[str, Any]) -> None:
     """Checks the names of storage options for obstore.
 
@@ -146,6 +166,9 @@ def store_arguments(
         place: The place.
         options: The user's storage options.
         environment: The environment variables.
+
+    Raises:
+        ValueError: If an option is unknown, a server has no URL, or a profile does not exist.
     """
     check_options(place.kind, options)
     client: dict[str, Any] = {
@@ -166,6 +189,7 @@ def store_arguments(
         for name, value in options.items()
         if names.get(name) and value is not None
     }
+    _check_servers(place.kind, config, environment)
     if place.kind == "gs":
         if config.get("service_account_path") == "anon":  # as in gcsfs
             del config["service_account_path"]
@@ -180,6 +204,21 @@ def store_arguments(
     if not has_keys and (options.get("profile") or "AWS_ACCESS_KEY_ID" not in environment):
         config = {**aws_profile(profile or "default", environment), **config}
     return "S3Store", {"bucket": place.root, "config": config, **arguments}
+
+
+def _check_servers(kind: str, config: Mapping[str, str], environment: Mapping[str, str]) -> None:
+    """Checks the servers' URLs, since a request to another text ends the process.
+
+    Raises:
+        ValueError: If a server has no URL.
+    """
+    named = {"endpoint_url": config["endpoint"]} if config.get("endpoint") else {}
+    variables = (name for name in environment if _SERVER_VARIABLES[kind].fullmatch(name))
+    named |= {name: environment[name] for name in variables if name.endswith(("URL", "ENDPOINT"))}
+    for name, url in named.items():
+        parts = urllib.parse.urlsplit(url)
+        if url and (parts.scheme not in ("http", "https") or not parts.netloc or " " in url):
+            raise ValueError(f"{name} is {url!r}. Pass a URL, such as 'http://localhost:9000'")
 
 
 def server_settings(
@@ -198,7 +237,12 @@ def server_settings(
 
 
 def aws_profile(profile: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns keys, region and endpoint of a profile in ``~/.aws``; what is missing is omitted."""
+    """Returns keys, region and endpoint of a profile in ``~/.aws``; what is missing is omitted.
+
+    Raises:
+        ValueError: If the profile does not exist, unless it is the default.
+    """
+    exists = profile == "default"
     folder = os.path.join(environment.get("HOME", os.path.expanduser("~")), ".aws")
     config: dict[str, str] = {}
     for variable, file, prefix in (
@@ -209,7 +253,10 @@ def aws_profile(profile: str, environment: Mapping[str, str]) -> dict[str, str]:
         parser.read(environment.get(variable) or os.path.join(folder, file))
         section = profile if profile == "default" else prefix + profile
         if parser.has_section(section):
+            exists = True
             config |= dict(parser.items(section))
+    if not exists:
+        raise ValueError(f"the profile {profile!r} is not in ~/.aws/config or ~/.aws/credentials")
     names = {
         "aws_access_key_id": "access_key_id",
         "aws_secret_access_key": "secret_access_key",

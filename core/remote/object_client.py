@@ -13,7 +13,7 @@ from ..per_process import PerProcess
 from .listing import PAGE, SORTED, Listing, versions_of_page
 from .locations import Place, needs_boto3, store_arguments
 from .native import obstore
-from .retries import changed, each, patience, refusal, repeated, wrong_length
+from .retries import changed, each, misconfigured, patience, refusal, repeated, wrong_length
 from .versions import Version
 
 T = TypeVar("T")
@@ -280,10 +280,16 @@ class ObjectClient:
         return module, store
 
     def _new_store(self, module: Any, place: Place) -> Any:
-        name, arguments = store_arguments(place, self._options, os.environ)
-        if place.kind == "s3" and (provider := self._boto3(arguments["config"])):
-            arguments["credential_provider"] = provider
-        return getattr(module._store, name)(**arguments, retry_config=_NO_RETRIES)
+        url = place.root if place.kind == "http" else f"{place.kind}://{place.root}"
+        try:
+            name, arguments = store_arguments(place, self._options, os.environ)
+            if place.kind == "s3" and (provider := self._boto3(arguments["config"])):
+                arguments["credential_provider"] = provider
+            return getattr(module._store, name)(**arguments, retry_config=_NO_RETRIES)
+        except ImportError:
+            raise
+        except Exception as error:  # before any request, so that no retry can succeed
+            raise misconfigured(url, error) from error
 
     def _boto3(self, config: Mapping[str, Any]) -> Any:
         """Returns a provider of keys for a profile with SSO or a role; None for other profiles.

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from ..environment.passing_errors import is_environment, passes, status_of
 from ..messages.printable import printable
+from .locations import credentials_cure
 
 T = TypeVar("T")
 
@@ -170,11 +171,7 @@ def refusal(error: Exception, url: str) -> Exception | None:
     if kinds & {"PermissionError", "PermissionDeniedError", "UnauthenticatedError"} or (
         status in (401, 403)
     ):
-        return DeniedError(
-            f"{shown}: access is denied ({status or 403}). Check the credentials: environment "
-            "variables, ~/.aws or storage_options=; for a public bucket, pass "
-            "storage_options={'anon': True}"
-        )
+        return DeniedError(f"{shown}: access is denied ({status or 403}). {credentials_cure(url)}")
     if "PreconditionError" in kinds or status == 412:
         return changed(shown, "412, precondition failed")
     if "NotSupportedError" in kinds and "Range request" in text:
@@ -199,6 +196,15 @@ def refusal(error: Exception, url: str) -> Exception | None:
     ):
         return None
     return RemoteError(f"{shown} can't be read: {error!r:.300}")
+
+
+def misconfigured(url: str, error: Exception) -> RemoteError:
+    """Returns the error about settings with which no request can be sent."""
+    text = str(error).partition("\n")[0].rstrip(".")
+    return RemoteError(
+        f"{printable(url)} can't be opened: {text:.300}. Check storage_options= and the "
+        "environment variables of the storage"
+    )
 
 
 def ignores_ranges(url: str) -> RemoteError:

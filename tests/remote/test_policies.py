@@ -5,6 +5,7 @@ import datetime
 import email.utils
 import errno
 import itertools
+import json
 import pathlib
 import random
 import re
@@ -13,6 +14,7 @@ import time
 
 import pytest
 
+from dalijax import sources
 from dalijax.core.remote import retries
 from dalijax.core.remote.locations import (
     Place,
@@ -217,7 +219,9 @@ def test_options_of_stores(place, options, config, tmp_path):
     home = {"HOME": str(tmp_path)}
     assert store_arguments(place, options, home)[1]["config"] == config
     assert needs_boto3("sso", home) and not needs_boto3("default", home)
-    assert aws_profile("none", home) == {}
+    with pytest.raises(ValueError, match=r"the profile 'none' is not in ~/\.aws"):
+        aws_profile("none", home)
+    assert aws_profile("default", {"HOME": str(tmp_path / "nobody")}) == {}
     given = {**home, "AWS_ACCESS_KEY_ID": "E"}  # obstore reads the environment itself
     if not options:
         assert store_arguments(place, options, given)[1]["config"] == {}
@@ -231,6 +235,65 @@ def test_options_of_http_and_unknown_options():
     assert arguments["client_options"]["read_timeout"] == "3s"
     with pytest.raises(ValueError, match="storage_options has 'keys', which s3:// does not take"):
         store_arguments(S3, {"keys": 1}, {})
+
+
+SERVICE = {"type": "service_account", "client_email": "a", "private_key_id": "1"}
+WRONG_SETTINGS = {
+    "no key file": ("gs://b/a.tar", {"token": "none.json"}, {}, "none.json"),
+    "cut key file": ("gs://b/a.tar", {"token": "cut.json"}, {}, "decode service account"),
+    "key file without a key": ("gs://b/a.tar", {"token": "key.json"}, {}, "pem"),
+    "variable with no key file": (
+        *("gs://b/a.tar", {}, {"GOOGLE_APPLICATION_CREDENTIALS": "none.json"}, "none.json"),
+    ),
+    "Azure without an account": ("az://c/a.tar", {}, {}, "Account must be specified"),
+    "Azure's key": ("az://c/a.tar", {"account_name": "me", "account_key": "?"}, {}, "Access Key"),
+    "Azure's signature": ("az://c/a.tar", {"account_name": "me", "sas_token": "%"}, {}, "SAS"),
+    "Azure's server": (
+        *("az://c/a.tar", {"account_name": "me", "endpoint_url": "azurite:10000"}, {}),
+        "endpoint_url is 'azurite:10000'. Pass a URL",
+    ),
+    "S3's server": (
+        *("s3://b/a.tar", {"endpoint_url": "no url", "key": "a", "secret": "b"}, {}),
+        "endpoint_url is 'no url'. Pass a URL",
+    ),
+    "variable with no server": (
+        *("s3://b/a.tar", {}, {"AWS_ENDPOINT_URL": "minio:9000"}),
+        "AWS_ENDPOINT_URL is 'minio:9000'. Pass a URL",
+    ),
+    "S3's profile": ("s3://b/a.tar", {"profile": "nobody"}, {}, "the profile 'nobody' is not in"),
+    "HTTP's header": ("https://h/a.tar", {"headers": {"a b": "c"}}, {}, "invalid HTTP header name"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_SETTINGS)
+def test_settings_with_which_no_request_can_be_sent(case, tmp_path, monkeypatch):
+    """They are not retried: the test would not end."""
+    url, options, variables, reason = WRONG_SETTINGS[case]
+    pytest.importorskip("obstore")
+    (tmp_path / "cut.json").write_text("{")
+    (tmp_path / "key.json").write_text(json.dumps({**SERVICE, "private_key": "none"}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RemoteError, match=r"://\S+ can't be opened: ") as caught:
+        sources.Tar(url, {"jpg": "image"}, storage_options={**options, "retry_timeout": 1e6})
+    assert reason in str(caught.value) and "Check storage_options= and" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "places"),
+    [
+        ("s3://b/a", "AWS_ACCESS_KEY_ID and other environment variables, ~/.aws"),
+        ("gs://b/a", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("abfs://b/a", "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY"),
+        ("ftp://h/a", "environment variables"),
+    ],
+)
+def test_where_the_credentials_of_a_refused_request_can_be(url, places):
+    cure = f"Check the credentials: {places} or storage_options=; for a public bucket, pass"
+    assert cure in str(refusal(PermissionError("denied"), url))
+    assert "{'headers': " in str(refusal(PermissionError("denied"), "https://h/a"))
 
 
 def test_options_of_fsspec():
@@ -313,13 +376,17 @@ ROWS = re.findall(
 def test_the_options_in_the_docs_make_stores(name, url, options, tmp_path, monkeypatch):
     native = pytest.importorskip("obstore._obstore")
     monkeypatch.chdir(tmp_path)
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/credentials").write_text(
+        "[research]\naws_access_key_id=AK\naws_secret_access_key=SK\n"
+    )
     options = ast.literal_eval(options.replace("...", "YWJj"))
     kinds = [url] if url else ["https://host/a", "s3://bucket/a", "gs://bucket/a", "az://box/a"]
     for address in kinds:
         place = place_of(address)
         if not url and place.kind == "az":
             place = place._replace(account="me")
-        kind, arguments = store_arguments(place, options, {})
+        kind, arguments = store_arguments(place, options, {"HOME": str(tmp_path)})
         if options.get("token") == "key.json":
             with pytest.raises(Exception, match=r"key\.json"):
                 getattr(native._store, kind)(**arguments)
