@@ -145,9 +145,15 @@ def _jpeg_segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
         at += 2 + length
 
 
-def _jpeg(data: memoryview) -> int:
+def jpeg_orientation(data: memoryview) -> tuple[int, int]:
+    """Returns the EXIF orientation of a JPEG, see `orientation_of`, and the end of its header.
+
+    The header ends with the segment before the pixels. nvImageCodec's parser reads no further.
+    """
     orientations: list[tuple[int, bool]] = []
+    end = 0
     for marker, at, length in _jpeg_segments(data):
+        end = at + length - 2
         if _is_frame(marker) and data[at] > 16:  # bits
             raise EOFError
         if marker == 0xE1 and data[at : at + 6] == _EXIF:
@@ -158,14 +164,14 @@ def _jpeg(data: memoryview) -> int:
     # pixels that libjpeg rejects, takes the first segment with an orientation, complete or not. If
     # only the fallback rotates the image, it writes past the end of its memory.
     if not orientations:
-        return 0
+        return 0, end
     last = next((value for value, complete in reversed(orientations) if complete and value), 0)
     first = next((value for value, _ in orientations if value), 0)
     if len({_valid(value) for value in (orientations[0][0], first, last)}) > 1:
         if not all(complete for _, complete in orientations):
             raise EOFError
         raise Unsupported("JPEG with two EXIF orientations")
-    return last
+    return last, end
 
 
 def _is_frame(marker: int) -> bool:
@@ -366,7 +372,7 @@ _FOREIGN = (
 )
 _FTYP = {b"avif": "AVIF", b"avis": "AVIF"}
 _ORIENTATIONS: dict[str, Callable[[memoryview], int]] = {
-    "jpeg": _jpeg,
+    "jpeg": lambda data: jpeg_orientation(data)[0],
     "png": _png,
     "webp": _webp,
     "tiff": _tiff,

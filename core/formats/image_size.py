@@ -18,7 +18,15 @@ import numpy as np
 
 from .decoder_windows import Window
 from .header_values import OutsideImage, Unsupported
-from .image_headers import TURNED, codec_of, foreign_kind, kind_of, orientation_of
+from .image_headers import (
+    TURNED,
+    codec_of,
+    foreign_kind,
+    jpeg_orientation,
+    kind_of,
+    orientation_of,
+)
+from .shared_headers import SharedHeaders
 
 _HEAD = 1 << 18  # bytes of a file that are read first
 _HEAD_FIRST = (b"\xff\xd8", b"BM", b"P")  # formats whose headers are at the start of a file
@@ -36,6 +44,7 @@ _NAMES = {"tiff": "TIFF", "jpeg2k": "JPEG 2000", "bmp": "BMP", "png": "PNG", "we
 _ANY = "output_type=types.ANY_DATA"
 
 Size = tuple[int, int]
+_jpegs = SharedHeaders[Size]()  # sizes of JPEGs that DALI decodes
 
 
 class ImageInput(NamedTuple):
@@ -115,6 +124,8 @@ def look_at(data: Any, image_input: ImageInput = _RGB) -> tuple[Size | None, str
     view = memoryview(data).cast("B")
     if not view:
         return None, "it is empty"
+    if (size := _jpegs.get(view, image_input)) is not None:
+        return size, ""
     codec = codec_of(view)
     if not codec:
         if kind := foreign_kind(view):
@@ -167,7 +178,11 @@ def _size(view: memoryview, codec: str, image_input: ImageInput) -> Size:
         OutsideImage: If a window of the decoders isn't inside it.
         Unsupported, EOFError, IndexError, struct.error: As `orientation_of`.
     """
-    orientation = orientation_of(view, codec)
+    end = 0
+    if codec == "jpeg":
+        orientation, end = jpeg_orientation(view)
+    else:
+        orientation = orientation_of(view, codec)
     stream = _code_stream()(np.frombuffer(view, np.uint8))
     try:
         height, width = stream.height, stream.width
@@ -199,7 +214,10 @@ def _size(view: memoryview, codec: str, image_input: ImageInput) -> Size:
     for window in image_input.windows:
         if fault := window.fault((height, width), swaps):
             raise OutsideImage(fault)
-    return (width, height) if swaps else (height, width)
+    size = (width, height) if swaps else (height, width)
+    if 0 < end <= len(view):
+        _jpegs.put(view[:end], image_input, size)
+    return size
 
 
 @functools.cache

@@ -14,7 +14,15 @@ from nvidia.dali import fn, pipeline_def
 from PIL import Image
 
 from dalijax.core.formats import image_size as image_size_module
-from dalijax.core.formats.image_size import image_size, look_at, look_at_file, path_size
+from dalijax.core.formats.image_headers import jpeg_orientation
+from dalijax.core.formats.image_size import (
+    ImageInput,
+    image_size,
+    look_at,
+    look_at_file,
+    path_size,
+)
+from dalijax.core.formats.shared_headers import SharedHeaders
 from dalijax.sources import Arrays, Files, Mixture, Records
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (37, 61, 3), np.uint8)
@@ -262,6 +270,64 @@ def test_a_path_without_a_file_raises_at_once(tmp_path):
     assert look_at_file(np.frombuffer(path.ljust(200, b"\0"), np.uint8)) == ((37, 61), "")
 
 
+@pytest.fixture
+def parsed(monkeypatch):
+    """Returns `look_at` without results about other images."""
+
+    def parsed(data, *image_input):
+        with monkeypatch.context() as context:
+            context.setattr(image_size_module, "_jpegs", SharedHeaders())
+            return look_at(data, *image_input)
+
+    return parsed
+
+
+@pytest.mark.parametrize("name", [name for name in IMAGES if name.startswith("JPEG")])
+def test_jpegs_with_the_same_header_have_the_same_size(name, parsed):
+    data = IMAGES[name]
+    _, end = jpeg_orientation(memoryview(data))
+    pixels = np.random.default_rng(0).integers(0, 256, 5000, np.uint8).tobytes()
+    exif = EXIF + directory("<", 6)
+    segment = b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif
+    assert look_at(data) == parsed(data) == (image_size(data), "")
+    others = [data[:end], data[:end] + pixels, data[:end] + segment + data[end:], data[:-1]]
+    others += [data[:at] for at in range(end, min(len(data), end + 40))]
+    for other in others:
+        assert look_at(other) == parsed(other) == look_at(data)
+
+
+@pytest.mark.parametrize("name", [name for name in IMAGES if name.startswith("JPEG")])
+def test_damaged_headers_are_not_taken_for_others(name, parsed):
+    data, rng = IMAGES[name], np.random.default_rng(0)
+    _, end = jpeg_orientation(memoryview(data))
+    look_at(data)
+    for _ in range(200):
+        damaged = bytearray(data)
+        damaged[rng.integers(0, end)] = rng.integers(0, 256)
+        assert look_at(damaged) == parsed(damaged)
+    for cut in range(end):
+        assert look_at(data[:cut]) == parsed(data[:cut])
+
+
+def test_results_depend_on_the_use_of_an_image(parsed):
+    gray = encoded("JPEG", mode="L")
+    uses = ImageInput(), ImageInput(any_on_cpu=True), ImageInput(any_turned=True)
+    for use in (*uses, *uses[::-1]):
+        assert look_at(gray, use) == parsed(gray, use)
+    assert [bool(look_at(gray, use)[1]) for use in uses] == [False, True, False]
+
+
+def test_the_cache_of_headers_is_bounded():
+    headers = SharedHeaders()
+    for number in range(1000):
+        headers.put(memoryview(bytes([number % 256, number // 256, *range(number % 8)])), 0, number)
+    headers.put(memoryview(bytes(1 << 20)), 0, -1)
+    assert len(headers._results) <= 256 and len(headers._lengths) <= 4
+    assert headers.get(memoryview(bytes(1 << 20)), 0) is None
+    last = memoryview(bytes([999 % 256, 999 // 256, *range(999 % 8)]) + b"pixels")
+    assert headers.get(last, 0) == 999 and headers.get(last, 1) is None
+
+
 def test_the_parser_prints_nothing(capfd):
     for data in DAMAGED.values():
         look_at(data)
@@ -270,6 +336,7 @@ def test_the_parser_prints_nothing(capfd):
 
 def test_without_the_parser_the_error_names_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", None)
+    monkeypatch.setattr(image_size_module, "_jpegs", SharedHeaders())
     image_size_module._code_stream.cache_clear()
     with pytest.raises(ImportError, match="pip install nvidia-nvimgcodec-cu12 for CUDA 12"):
         look_at(WHOLE)
