@@ -305,8 +305,8 @@ def test_equal_urls_of_two_servers(how, tmp_path, folder, monkeypatch):
     ),
 )
 def test_variables_that_choose_the_server(url, variable, tmp_path):
-    environment = {"HOME": str(tmp_path), "AWS_SECRET_ACCESS_KEY": "secret", variable: "x"}
-    assert server_settings(place_of(url), {}, environment) == {variable: "x"}
+    environment = {"HOME": str(tmp_path), "AWS_SECRET_ACCESS_KEY": "secret", variable: "http://x"}
+    assert server_settings(place_of(url), {}, environment) == {variable: "http://x"}
     assert server_settings(place_of("http://a/b"), {}, environment) == {}
 
 

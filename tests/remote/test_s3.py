@@ -1,5 +1,9 @@
-"""Tars in a bucket of S3, which moto's server simulates, with credentials in several forms."""
+"""Tars in a bucket of S3, which moto's server simulates, with credentials in several forms.
 
+Google's XML API, which obstore uses, has the same requests, so that GCS is tested as well.
+"""
+
+import json
 import os
 import pathlib
 import pickle
@@ -126,6 +130,30 @@ def test_errors_and_changes(endpoint):
     finally:
         body = (folder / "1.tar").read_bytes()
         client.put_object(Bucket="bucket", Key="a b/1.tar", Body=body, ACL="public-read")
+
+
+def test_a_bucket_of_gcs(endpoint, tmp_path):
+    url, client, folder = endpoint
+    key = {"gcs_base_url": url, "disable_oauth": True}
+    key |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+    (tmp_path / "key.json").write_text(json.dumps(key))
+    options = {"storage_options": {"token": str(tmp_path / "key.json")}}
+    expected = Tar([str(folder / f"{k}.tar") for k in range(2)], FIELDS)
+    for pattern in ("{0..1}", "*"):
+        source = Tar(f"gs://bucket/a b/{pattern}.tar", FIELDS, **options)
+        assert source.identity() == expected.identity()
+        values, same_values = (s.read(np.arange(40), ["data"])["data"] for s in (source, expected))
+        assert [v.tobytes() for v in values] == [v.tobytes() for v in same_values]
+    with pytest.raises(FileNotFoundError, match=r"gs://bucket/none\.tar does not exist"):
+        Tar("gs://bucket/none.tar", FIELDS, **options)
+    body = (folder / "1.tar").read_bytes()
+    place = {"Bucket": "bucket", "Key": "a b/1.tar", "ACL": "public-read"}
+    client.put_object(**place, Body=body + bytes(1024))
+    try:
+        with pytest.raises(OSError, match=r"gs://bucket/a b/1\.tar was changed.*Reopen"):
+            source.read(np.array([25]), ["data"])
+    finally:
+        client.put_object(**place, Body=body)
 
 
 def test_files_of_a_folder(endpoint, monkeypatch):
