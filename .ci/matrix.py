@@ -45,12 +45,13 @@ Python, and writes this page. Skipped tests belong to `make test-full`, or need 
 FOOT = """
 - DALI: versions before 2.4 were not tested, and the extras do not install them. The CUDA 13 build
   was tested on GPUs.
-- JAX 0.8: tests of its traces were skipped, since they leave TensorFlow unusable in their process.
-- Pax: `make test-pax` runs its tests with Python 3.10 and jax 0.4.26.
-- openpi's versions (Python 3.11, jax 0.5.3, numpy 1.26.4, flax 0.10.2): README's program runs, and
-  so do the tests of placement, epochs and arguments that need no Grain. `fn.jax_function` raises an
-  error, since DALI's plugin requires JAX 0.6.
-- Python 3.14 and aarch64: wheels of DALI, jaxlib and Grain exist, but were not run.
+- JAX 0.8: tests of profiler traces were skipped, since JAX's profiler then leaves TensorFlow
+  unusable in the process.
+- Pax: `make test-pax` tests the Pax adapter with Python 3.10 and jax 0.4.26.
+- openpi's versions (Python 3.11, jax 0.5.3, numpy 1.26.4, flax 0.10.2): the program of the README
+  runs, and the tests of placement, epochs and arguments that need no Grain pass. `fn.jax_function`
+  raises an error, since DALI's plugin requires JAX 0.6.
+- Python 3.14 and aarch64: wheels of DALI, jaxlib and Grain exist, but were not tested.
 - GPUs: see [Benchmarks](benchmarks.md).
 """
 
