@@ -49,11 +49,11 @@ def cutmix(images: jax.Array, hot: jax.Array, *, key: jax.Array) -> tuple[jax.Ar
     """Pastes a box of another image, and mixes the labels by its area (CutMix, Yun, 2019)."""
     where, size = jax.random.split(key)
     count, height, width, _ = images.shape
-    centre = jax.random.uniform(where, (count, 2)) * jnp.array([height, width], jnp.float32)
+    center = jax.random.uniform(where, (count, 2)) * jnp.array([height, width], jnp.float32)
     half = jax.random.uniform(size, (count, 1), minval=0.15, maxval=0.35) * height
     rows, columns = jnp.arange(height)[None, :, None], jnp.arange(width)[None, None, :]
-    inside = (jnp.abs(rows - centre[:, :1, None]) < half[:, :, None]) & (
-        jnp.abs(columns - centre[:, 1:, None]) < half[:, :, None]
+    inside = (jnp.abs(rows - center[:, :1, None]) < half[:, :, None]) & (
+        jnp.abs(columns - center[:, 1:, None]) < half[:, :, None]
     )
     other = jnp.roll(jnp.arange(count), 1)
     share = 1 - inside.mean((1, 2))[:, None].astype(jnp.float32)

@@ -43,12 +43,12 @@ def draw(shape: str, sides: tuple[int, int], rng: np.random.Generator) -> Image.
     width = int(rng.integers(sides[0], sides[1] + 1))
     height = int(width * rng.uniform(0.75, 1.33))
     radius = min(width, height) * rng.uniform(0.25, 0.42)
-    centre = [rng.uniform(radius, side - radius) for side in (width, height)]
+    center = [rng.uniform(radius, side - radius) for side in (width, height)]
     turn = rng.uniform(0, 2 * np.pi)
     rotation = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
     stencil = Image.new("L", (width, height))
     for points, paints in SHAPES[shape]:
-        placed = points @ rotation * radius + centre
+        placed = points @ rotation * radius + center
         ImageDraw.Draw(stencil).polygon([tuple(p) for p in placed], fill=255 if paints else 0)
     # Bright shapes on a dark background can be learned in a few epochs. The background is a
     # gradient between two colors.

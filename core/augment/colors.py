@@ -62,7 +62,7 @@ def color_jitter(
         "brightness": _range(brightness, "brightness"),
         "contrast": _range(contrast, "contrast"),
         "saturation": _range(saturation, "saturation"),
-        "hue": _range(hue, "hue", centre=0.0, least=-0.5, most=0.5),
+        "hue": _range(hue, "hue", center=0.0, least=-0.5, most=0.5),
     }
     bounds = np.array(list(ranges.values()))
 
@@ -84,13 +84,13 @@ def _range(
     value: float | Range,
     name: str,
     *,
-    centre: float = 1.0,
+    center: float = 1.0,
     least: float = 0.0,
     most: float = np.inf,
 ) -> Range:
-    """Returns (low, high) of a factor that is given as a pair or as a distance from the centre."""
+    """Returns (low, high) of a factor that is given as a pair or as a distance from the center."""
     if isinstance(value, (int, float)):
-        low, high = max(least, centre - value), centre + value
+        low, high = max(least, center - value), center + value
     else:
         low, high = value
     if not least <= low <= high <= most or np.isinf(high):

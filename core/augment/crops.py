@@ -36,7 +36,7 @@ def random_resized_crop(
     """Crops a window of random area and aspect ratio and resizes it, as ``RandomResizedCrop``.
 
     As in torchvision, up to ten windows of whole pixels are tried; if none lies within the image,
-    the largest centred window with an allowed ratio is used. (DALI's ``fn.random_resized_crop``
+    the largest centered window with an allowed ratio is used. (DALI's ``fn.random_resized_crop``
     chooses different windows.) Pixels at the window's edge are interpolated with their neighbours
     outside the window, as in Pillow's ``resize(box=...)``.
 
@@ -143,7 +143,7 @@ def center_crop(
     interp_type: Any = types.INTERP_LINEAR,
     antialias: bool = True,
 ) -> DataNode:
-    """Crops the centre, for evaluation: torchvision's ``Resize`` and ``CenterCrop``.
+    """Crops the center, for evaluation: torchvision's ``Resize`` and ``CenterCrop``.
 
     Sizes and positions are rounded as in torchvision. Nothing is random. Without ``draw``, the
     graph computes the windows from the images' sizes, over any reader or source and after any
@@ -185,7 +185,7 @@ def center_crop(
 def _central(
     images: DataNode, size: Pair, shorter: int | None, interp_type: Any, antialias: bool
 ) -> DataNode:
-    """Crops the centre by operators of the graph; equals `windows.central_crops`."""
+    """Crops the center by operators of the graph; equals `windows.central_crops`."""
     if shorter is not None and max(size) > shorter:
         raise ValueError(
             f"center_crop: size={size} exceeds resize={shorter}, so that small images would not "

@@ -214,7 +214,7 @@ def _matrices(choice: Choice, sizes: Sizes, pixels: bool) -> Floats:
         offset = magnitude if pixels else magnitude * length
         # Rounded to float32 first, so that 149.99999999999997 becomes 150 pixels.
         put(name, row, 2, -np.trunc(offset.astype(np.float32)).astype(np.float64))
-    angle = np.deg2rad(magnitude)  # counter-clockwise, about the centre
+    angle = np.deg2rad(magnitude)  # counter-clockwise, about the center
     cos, sin, x, y = np.cos(angle), np.sin(angle), widths / 2, heights / 2
     for row, column, values in (
         *((0, 0, cos), (0, 1, -sin), (0, 2, x - cos * x + sin * y)),

@@ -75,7 +75,7 @@ def _first_fit(windows: Floats, fits: NDArray[np.bool_]) -> tuple[Floats, NDArra
 def resized_crops(
     u: Uniform, sizes: Sizes, scale: Range, ratio: Range
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Chooses windows of random area and ratio: ten attempts, then a centred window.
+    """Chooses windows of random area and ratio: ten attempts, then a centered window.
 
     Args:
         u: Uniform numbers, [rows, at least `COLUMNS`].
@@ -173,7 +173,7 @@ def crops(u: Uniform, sizes: Sizes, size: Pair, padding: Sequence[int]) -> NDArr
 def central_crops(
     sizes: Sizes, size: Pair, shorter: int | None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Computes centred windows of images after resizing their shorter side.
+    """Computes centered windows of images after resizing their shorter side.
 
     Args:
         sizes: Image sizes, [rows, 2].

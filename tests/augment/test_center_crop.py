@@ -29,7 +29,7 @@ def paths(tmp_path_factory):
 
 
 def central(path, size):
-    """Crops the centre of a file in NumPy."""
+    """Crops the center of a file in NumPy."""
     image = np.asarray(Image.open(path))
     start, end = central_crops(np.array([image.shape[:2]]), size, None)
     (top, left), (bottom, right) = start[0].astype(int), end[0].astype(int)

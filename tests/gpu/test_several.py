@@ -69,7 +69,7 @@ def test_meshes(photos, shape, spec, order):
 def test_batch_map(photos, spec):
     sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec(spec))
 
-    def centred(batch, key):
+    def centered(batch, key):
         x = batch["x"]
         return {"x": x, "c": x - x.mean(), "f": x[::-1] + jax.random.uniform(key)}
 
@@ -78,7 +78,7 @@ def test_batch_map(photos, spec):
         return dali_fn.cast(label, dtype=types.FLOAT)
 
     def started():
-        settings = {"reader_name": "reader", "sharding": sharding, "batch_map": centred}
+        settings = {"reader_name": "reader", "sharding": sharding, "batch_map": centered}
         return data_iterator(of_files, ["x"], **settings)(photos[:16], batch_size=8)
 
     iterator, states, batches = started(), [], []
@@ -100,7 +100,7 @@ def test_batch_map_next_to_a_step(photos):
     """Both use collectives, which the GPUs must start in the same order."""
     sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec("d"))
 
-    def centred(batch, key):
+    def centered(batch, key):
         x = batch["x"]
         return {"x": x, "c": x - x.mean(), "f": x[::-1]}
 
@@ -115,7 +115,7 @@ def test_batch_map_next_to_a_step(photos):
         _, label = graph(files, shard_id=shard_id, num_shards=num_shards)
         return dali_fn.cast(label, dtype=types.FLOAT)
 
-    settings = {"reader_name": "reader", "sharding": sharding, "batch_map": centred}
+    settings = {"reader_name": "reader", "sharding": sharding, "batch_map": centered}
     made = data_iterator(of_files, ["x"], auto_reset=True, **settings)
     iterator, weight, batches = made(photos[:48], batch_size=8), jax.numpy.zeros(()), []
     while len(batches) < 120:

@@ -70,19 +70,19 @@ def test_a_trace_has_each_step(source, tmp_path):
 
 
 def test_a_trace_has_batch_map(source, tmp_path):
-    def centred(batch, key):
+    def centered(batch, key):
         return {"x": batch["x"] - batch["x"].mean()}
 
     def graph(number):
         return dali_fn.cast(number, dtype=types.FLOAT)
 
-    make = data_iterator(graph, ["x"], source=source, sharding=rows_over(2), batch_map=centred)
+    make = data_iterator(graph, ["x"], source=source, sharding=rows_over(2), batch_map=centered)
     iterator = make(batch_size=BATCH, num_threads=1)
     with jax.profiler.trace(tmp_path):
         next(iterator)
     seen = events(tmp_path)
     ((*_, arguments),) = seen["dalijax.batch_map"]
-    assert arguments["function"] == "centred"
+    assert arguments["function"] == "centered"
     assert within(seen["dalijax.batch_map"][0], seen["dalijax.next"][0])
 
 

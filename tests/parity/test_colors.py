@@ -35,13 +35,13 @@ def test_brightness_and_saturation_are_torchvisions(photos, name, factor):
 
 
 @pytest.mark.parametrize("factor", FACTORS)
-def test_contrast_is_torchvisions_but_for_its_centre(photos, factor):
+def test_contrast_is_torchvisions_but_for_its_center(photos, factor):
     ours, theirs = both(photos, "contrast", factor)
     differences("jitter, contrast", ours, theirs)
-    centred = [  # around 128; torchvision uses the mean gray
+    centered = [  # around 128; torchvision uses the mean gray
         np.clip(128 + factor * (one - 128.0), 0, 255) for one in photos
     ]
-    assert differences("jitter, contrast about 128", ours, centred).max() <= 1
+    assert differences("jitter, contrast about 128", ours, centered).max() <= 1
     for one, other, image in zip(ours, theirs, photos):
         mean = np.floor(pixels(F.rgb_to_grayscale(tensor(image)))).mean()
         shift = (1 - factor) * (128 - mean)

@@ -28,8 +28,8 @@ def check_windows(piece, ours, theirs, size):
     for name, quantity in {
         "area": lambda y, x, h, w: h * w / np.prod(size),
         "ratio": lambda y, x, h, w: np.log(w / h),
-        "centre from the top": lambda y, x, h, w: y + h / 2,
-        "centre from the left": lambda y, x, h, w: x + w / 2,
+        "center from the top": lambda y, x, h, w: y + h / 2,
+        "center from the left": lambda y, x, h, w: x + w / 2,
     }.items():
         one, other = (quantity(*np.asarray(boxes, float)) for boxes in (ours, theirs))
         assert distance(f"{piece} of {size}, {name}", one, other) < FAR, name

@@ -292,15 +292,15 @@ def test_a_slow_batch_map():
         time.sleep(SLOW)
         return x
 
-    def centred(batch, key):
+    def centered(batch, key):
         x = batch["x"] - batch["x"].mean()
         return {"x": jax.pure_callback(slow, jax.ShapeDtypeStruct(x.shape, x.dtype), x)}
 
-    make = data_iterator(as_float, ["x"], source=numbers(), as_numpy=True, batch_map=centred)
+    make = data_iterator(as_float, ["x"], source=numbers(), as_numpy=True, batch_map=centered)
     with make(batch_size=BATCH, num_threads=1) as iterator:
         report = run(iterator)
-    assert report.input_bound and report.input == "function centred"
-    assert max(report.waits, key=report.waits.get) == "function centred"
+    assert report.input_bound and report.input == "function centered"
+    assert max(report.waits, key=report.waits.get) == "function centered"
 
 
 def test_slow_placing():

@@ -27,7 +27,7 @@ SLOW = 0.35  # seconds by which process 1 is slower for some batches
 SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d"))
 
 
-def centred(batch, key):
+def centered(batch, key):
     # Both need rows of other processes, and all processes have the same key.
     x = batch["x"]
     drawn = jax.random.uniform(key)
@@ -59,7 +59,7 @@ def of_numbers(number):
     return dali_fn.cast(number, dtype=types.FLOAT)
 
 
-SETTINGS = {"sharding": SHARDING, "batch_map": [centred, summed]}
+SETTINGS = {"sharding": SHARDING, "batch_map": [centered, summed]}
 over_files = data_iterator(graph, ["x"], reader_name="reader", **SETTINGS)
 numbers = sources.Arrays({"number": np.arange(24, dtype=np.int32)[:, None]})
 over_source = data_iterator(of_numbers, ["x"], source=numbers, **SETTINGS)
@@ -82,7 +82,7 @@ def refused(call):
     try:
         call()
     except RuntimeError as error:
-        return "batch_map: centred, summed must run in the same order" in str(error)
+        return "batch_map: centered, summed must run in the same order" in str(error)
     return False
 
 

@@ -530,7 +530,7 @@ def test_an_out_of_range_label_is_nan(recipe):
         assert np.isfinite(soft[:2]).all() == (mixup == 0)  # mixed with the previous image
 
 
-def test_evaluation_resizes_and_cuts_out_the_centre(recipe, tmp_path):
+def test_evaluation_resizes_and_cuts_out_the_center(recipe, tmp_path):
     """A ramp stays a ramp: a pixel's value is its position in the image."""
     module, config = recipe
     ramp = np.arange(120)[:, None, None] + np.arange(160)[None, :, None] * np.array([0.5, 1.0, 0.0])
