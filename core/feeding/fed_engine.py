@@ -250,6 +250,10 @@ class FedEngine(Engine[P]):
 
     # Batches
 
+    @property
+    def _passed_names(self) -> Sequence[str]:
+        return () if self._graph is None else self._graph.passed
+
     def _run_at(self, position: P) -> Outcome[P] | None:
         runner, supply = self._pipelines_at(position)
         batch: Batch | None = None
@@ -300,9 +304,8 @@ class FedEngine(Engine[P]):
             valid = rows.valid.copy()
             valid[list(rows.errors)] = False
             masks.append(valid)
-        graph = self._graph
-        passed = () if graph is None else graph.passed
-        batch = self.make_batch(outputs, masks, not runner.dynamic, passed)
+        graph, passed = self._graph, self._passed_names
+        batch = self.make_batch(outputs, masks, not runner.dynamic)
         if graph is not None and passed:
             columns: dict[str, Any] = {
                 name: joined([rows.column(name) for rows in parts]) for name in passed

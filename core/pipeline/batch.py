@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -107,7 +107,6 @@ class BatchMaker:
         self._mask = config.mask
         self._cut = config.last_batch_policy is LastBatchPolicy.PARTIAL
         self._as_numpy = bool(config.as_numpy)
-        self._names_are_checked = False
         self.bfloat16: tuple[int, ...] = ()
         self._shapes: dict[str, set[tuple[int, ...]]] = {}  # shapes of samples, by output
         self._device_axis = config.pmap_compatible
@@ -121,7 +120,6 @@ class BatchMaker:
         outputs: Sequence[Outputs],
         valid: Sequence[int | np.ndarray],
         copy: bool,
-        passed: Collection[str] = (),
     ) -> Batch:
         """Creates the batch of one run.
 
@@ -130,15 +128,7 @@ class BatchMaker:
             valid: Number of leading samples of each pipeline's batch that belong to the epoch, or
                 a mask.
             copy: Whether DALI reuses the buffers once they are released.
-            passed: Names of the values that bypass the graph, which `add_columns` adds.
-
-        Raises:
-            ValueError: If the sharding has entries for other values.
         """
-        if not self._names_are_checked and isinstance(self._placement, GlobalPlacement):
-            mask = () if self._mask is None else (self._mask,)
-            self._placement.check_names([*self.names, *passed, *mask])
-            self._names_are_checked = True
         axis = self._has_device_axis(len(outputs))
         cut = self._cut
         rows_kept = [

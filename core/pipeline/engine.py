@@ -201,6 +201,14 @@ class Engine(abc.ABC, Generic[P]):
         if not self._config.output_map:  # the function returned a dict
             self._configure(dataclasses.replace(self._config, output_map=names))
         self.make_batch.names, self.make_batch.bfloat16 = names, notes_of(pipeline).bfloat16
+        if self._placement is not None:
+            mask = () if self._config.mask is None else (self._config.mask,)
+            self._placement.check_names([*names, *self._passed_names, *mask])
+
+    @property
+    def _passed_names(self) -> Sequence[str]:
+        """The names of values that bypass the graph; none with DALI's readers."""
+        return ()
 
     @property
     def output_names(self) -> tuple[str, ...]:

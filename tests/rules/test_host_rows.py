@@ -176,4 +176,12 @@ def test_outputs_of_readers():
 def test_unsuitable_dicts_are_refused(sharding, words):
     make = data_iterator(graph, sharding=sharding, mask=True)
     with pytest.raises(ValueError, match=words):
-        next(make(source=source(), batch_size=BATCH, num_threads=1))
+        make(source=source(), batch_size=BATCH, num_threads=1)  # before any batch
+
+
+def test_misspelled_names_of_readers_are_refused_before_any_batch():
+    make = data_iterator(readers, sharding={"x": TWO, "wide": None, "mask": TWO}, size=8)
+    with pytest.raises(
+        ValueError, match=r"entries for \['mask'\], but the batch has \['wide', 'x'"
+    ):
+        make(batch_size=BATCH)
