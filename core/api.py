@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+
 from .arguments import (
     check_call,
     check_filled,
@@ -321,6 +323,7 @@ class IteratorFunction:
 
     def _configured(self, arguments: dict[str, Any]) -> IteratorConfig:
         """Merges the arguments of `data_iterator` and of the call."""
+        self._check_policy(arguments)
         repeated = sorted(
             name for name in arguments if getattr(self._config, name) != CONFIG_DEFAULTS[name]
         )
@@ -330,6 +333,21 @@ class IteratorFunction:
                 f"{self.__name__}(). Pass each of them once"
             )
         return dataclasses.replace(self._config, **arguments) if arguments else self._config
+
+    def _check_policy(self, call: Mapping[str, Any]) -> None:
+        """Raises ValueError if a call gives another last batch policy than `data_iterator`."""
+        given, drop = self._config.last_batch_policy, call.get("drop_remainder")
+        if given is LastBatchPolicy.FILL:  # the default
+            return
+        names = ["last_batch_policy"] if "last_batch_policy" in call else []
+        if isinstance(drop, bool) and drop != (given is LastBatchPolicy.DROP):
+            names += ["drop_remainder"]
+        if names:
+            raise ValueError(
+                f"{names[0]}={call[names[0]]!r} in the call of {self.__name__}(), but "
+                f"data_iterator was given the policy {given.name}, by last_batch_policy or "
+                "drop_remainder. Omit it in data_iterator, and pass it in each call"
+            )
 
     if not TYPE_CHECKING:  # type checkers report missing attributes themselves
 
