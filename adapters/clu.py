@@ -14,12 +14,12 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from ..core.api import IteratorFunction, data_iterator, iterator_function
-from ..core.arguments import knows_its_names
+from ..core.arguments import knows_its_names, refuse_positional
 from ..core.environment.extras import extra
 from ..core.errors import StateError
 from ..core.iterator.iterator import DALIGenericIterator
@@ -93,12 +93,13 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
     def __init__(
         self,
         iterator_fn: IteratorFunction,
-        *,
+        *args: NoReturn,
         num_epochs: int | None = None,
         element: str = "numpy",
         checkpoint: bool = True,
         **call: Any,
     ):
+        refuse_positional("DALIDatasetIterator", args)
         if element not in ("numpy", "jax"):
             raise ValueError(f"element must be 'numpy' or 'jax', not {element!r}")
         self._numpy = element == "numpy"

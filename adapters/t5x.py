@@ -48,7 +48,7 @@ import itertools
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -57,6 +57,7 @@ from jax.sharding import NamedSharding
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..core.api import IteratorFunction, iterator_function
+from ..core.arguments import refuse_positional
 from ..core.config import EpochRules
 from ..core.environment.extras import extra
 from ..core.random.seeds import ShardSeed
@@ -124,7 +125,7 @@ def _host_arguments(
 
 
 def get_dataset_fn(
-    iterator_fn: IteratorFunction, *, partitioner: Any = None, **call: Any
+    iterator_fn: IteratorFunction, *args: NoReturn, partitioner: Any = None, **call: Any
 ) -> Callable[..., Any]:
     """Creates T5X's ``get_dataset_fn`` for training.
 
@@ -146,9 +147,10 @@ def get_dataset_fn(
         hosts or the mesh do not divide the batch, and for several processes without a partitioner.
 
     Raises:
-        TypeError: If iterator_fn is not an iterator function.
+        TypeError: If iterator_fn is not an iterator function, or another argument is positional.
         ValueError: If an argument is set by T5X.
     """
+    refuse_positional("get_dataset_fn", args)
     iterator_fn = _checked(iterator_fn, call)
 
     def get_dataset(
@@ -220,7 +222,7 @@ def _train_class(base_class: type[DALIDatasetIterator]) -> type[DALIDatasetItera
 
 def eval_get_dataset_fn(
     iterator_fn: IteratorFunction,
-    *,
+    *args: NoReturn,
     name: str | None = None,
     weights: str = "weights",
     masked: Sequence[str] = ("decoder_loss_weights",),
@@ -253,9 +255,11 @@ def eval_get_dataset_fn(
         cfg.batch_size.
 
     Raises:
-        TypeError: If iterator_fn is not an iterator function, or ``masked`` is a string.
+        TypeError: If iterator_fn is not an iterator function, another argument is positional, or
+            ``masked`` is a string.
         ValueError: If an argument is set by T5X, or a name in ``masked`` is not an output.
     """
+    refuse_positional("eval_get_dataset_fn", args)
     iterator_fn = _checked(iterator_fn, call)
     outputs = call.get("output_map", iterator_fn._config.output_map)
     if isinstance(masked, str):

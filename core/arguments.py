@@ -121,6 +121,23 @@ def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: se
         )
 
 
+def refuse_positional(name: str, args: Sequence[Any]) -> None:
+    """Rejects positional arguments after the iterator function of an adapter.
+
+    Args:
+        name: Name of the adapter.
+        args: The positional arguments.
+
+    Raises:
+        TypeError: If there are any.
+    """
+    if args:
+        raise TypeError(
+            f"{name}() got {args[0]!r:.80} as a positional argument. Pass everything after the "
+            "iterator function by keyword, such as source=..."
+        )
+
+
 def own_arguments(adapter: type) -> dict[str, frozenset[str]]:
     """Names of an adapter's own arguments, in the form of ``extra`` of `check_call`."""
     names = function_parameters(vars(adapter)["__init__"]) - {"self", "iterator_fn"}

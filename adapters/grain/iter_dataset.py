@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import grain
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ...core.api import IteratorFunction, data_iterator
-from ...core.arguments import function_parameters, whole_number
+from ...core.arguments import function_parameters, refuse_positional, whole_number
 from ...core.config import EpochRules
 from ...core.iterator.batch_stream import BatchStream
 from ...core.iterator.iterator import DALIGenericIterator
@@ -49,6 +49,7 @@ class DALIIterDataset(grain.IterDataset):
             batch_size, num_threads, seed, ...
 
     Raises:
+        TypeError: If an argument after ``iterator_fn`` is positional.
         ValueError: If arguments exclude each other or arguments of ``iterator_fn``. When the first
             batch is requested: if the reader runs on into the next epoch (pad_last_batch) or
             rotates shards (stick_to_shard).
@@ -57,7 +58,7 @@ class DALIIterDataset(grain.IterDataset):
     def __init__(
         self,
         iterator_fn: IteratorFunction | Callable[..., Any],
-        *,
+        *args: NoReturn,
         num_epochs: int | None = 1,
         drop_remainder: bool = False,
         pad: str | None = None,
@@ -67,6 +68,7 @@ class DALIIterDataset(grain.IterDataset):
         **call: Any,
     ):
         super().__init__()
+        refuse_positional("DALIIterDataset", args)
         if num_epochs is not None:
             expected = "at least 1, a whole number, or None for no end"
             num_epochs = whole_number("num_epochs", num_epochs, expected, 1)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from ...core.api import IteratorFunction, iterator_function
-from ...core.arguments import check_flags, whole_number
+from ...core.arguments import check_flags, refuse_positional, whole_number
 from .iterator import Array, DatasetIterator, plain, scalar
 from .source import Source
 from .stepped_stream import ChainedStream
@@ -74,7 +74,8 @@ class DALIDataset:
             `dalijax.data_iterator`: batch_size, last_batch_policy, mask, ...
 
     Raises:
-        TypeError: If ``iterator_fn`` is not an iterator function.
+        TypeError: If ``iterator_fn`` is not an iterator function, or another argument is
+            positional.
         ValueError: For sharding, devices or pmap_compatible. When a batch is requested: for DROP
             or PARTIAL over a reader that runs on into the next epoch.
     """
@@ -82,10 +83,11 @@ class DALIDataset:
     def __init__(
         self,
         iterator_fn: IteratorFunction,
-        *,
+        *args: NoReturn,
         reshuffle_each_iteration: bool = True,
         **call: Any,
     ):
+        refuse_positional("DALIDataset", args)
         check_flags(reshuffle_each_iteration=reshuffle_each_iteration)
         if iterator_function(iterator_fn)._is_placed(call):
             raise ValueError(

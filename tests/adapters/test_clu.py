@@ -279,6 +279,8 @@ def test_elements_are_numpy_or_jax(jpegs_many):
         make(jpegs_many, element="torch")
     with pytest.raises(TypeError, match="Decorate it with dalijax.data_iterator"):
         DALIDatasetIterator(numbers)
+    with pytest.raises(TypeError, match="got 3 as a positional argument. Pass everything after"):
+        DALIDatasetIterator(NUMBERS, 3, files=jpegs_many)
 
 
 def test_a_graph_may_have_arguments_of_any_name(jpegs_many):

@@ -306,6 +306,11 @@ def test_an_unsuitable_reader_is_refused_with_the_missing_arguments(jpegs_many):
             next(iter(source(jpegs_many, **options)))
 
 
+def test_positional_arguments_are_refused(jpegs_many):
+    with pytest.raises(TypeError, match="DALIIterDataset.* as a positional argument. Pass everyth"):
+        DALIIterDataset(UNSHARDED, jpegs_many, batch_size=4)
+
+
 @pytest.mark.parametrize("setting", ["auto_reset", "mask", "shard_options"])
 def test_duplicate_settings_are_refused(jpegs_many, setting):
     options = {

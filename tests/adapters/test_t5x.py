@@ -126,6 +126,10 @@ def test_settings_of_t5x_are_refused_in_the_function(make, jpegs_many):
         make(TOKENS, files=jpegs_many, devices=jax.local_devices())
     with pytest.raises(TypeError, match="not an iterator function. Decorate it with dalijax"):
         make(tokens, files=jpegs_many)
+    with pytest.raises(
+        TypeError, match="got \\['.* as a positional argument. Pass everything after"
+    ):
+        make(TOKENS, jpegs_many)
 
 
 def test_save_and_restore_of_a_name_write_one_file_for_each_shard(jpegs_many, tmp_path):

@@ -317,6 +317,8 @@ def test_unsupported_features_are_refused(jpegs_many):
     assert len(list(ended)) == 3 and not list(ended)  # like tf.data, whatever the setting of resets
     with pytest.raises(TypeError, match="Decorate it with dalijax.data_iterator"):
         DALIDataset(graph, files=jpegs_many)
+    with pytest.raises(TypeError, match=r"got Arrays\(.* as a positional .* such as source="):
+        DALIDataset(data_iterator(lambda x: x, ["x"]), sources.Arrays({"x": np.arange(4)}), 2)
     with pytest.raises(TypeError, match=r"no argument \['batchsize'\]"):
         dataset(jpegs_many, batchsize=3)
     for policy in ("DROP", "PARTIAL"):
