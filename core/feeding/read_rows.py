@@ -21,7 +21,7 @@ from ..formats.riff import cut_off, file_cut_off
 from ..order.shuffle import Indices
 from ..pipeline.failure import with_retries
 from ..random.draw import DrawFunction, DrawRows
-from ..random.hashing import fold
+from ..random.hashing import Bits, fold
 from ..remote.retries import RemoteError
 from ..sources.record_table import RecordTable
 from ..sources.source import Source, Values, image_sizes
@@ -129,14 +129,18 @@ def joined(columns: Sequence[Values]) -> Values:
     return list(itertools.chain.from_iterable(columns))
 
 
-def _cut_off(source: Source, columns: Mapping[str, Values]) -> dict[int, Exception]:
-    """Returns an error for each record with a truncated file, by the record's index."""
+def _cut_off(settings: ReadSettings, chunk: Chunk) -> dict[int, Exception]:
+    """Returns an error for each record with a truncated AVI or WAV, by the record's index."""
     errors: dict[int, Exception] = {}
-    for name, values in columns.items():
-        field = source.fields[name]
+    for name, values in chunk.columns.items():
+        field, image_input = settings.source.fields[name], settings.image_inputs.get(name)
         if field.dtype != np.uint8 or field.ndim != 1:
             continue
+        if image_input is not None and image_input.is_image and not image_input.is_path:
+            continue  # `_not_images` rejects all files that are not images
         for place, value in enumerate(values):
+            if place in chunk.errors:
+                continue
             if fault := file_cut_off(bytes(value)) if field.is_path else cut_off(value):
                 errors.setdefault(place, ValueError(f"{name}: {fault}"))
     return errors
@@ -206,7 +210,7 @@ def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
             return Chunk({name: [None] for name in names}, {0: error})
     else:
         checked = _checked(source, len(records), names, columns)
-        return Chunk(checked, _cut_off(source, checked))
+        return Chunk(checked)
     middle = len(records) // 2
     first, last = (_read(source, half, names) for half in (records[:middle], records[middle:]))
     return Chunk(
@@ -218,6 +222,7 @@ def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
 def _read_checked(settings: ReadSettings, records: Indices) -> Chunk:
     """Reads records; returns an error for each record that can't be read or processed."""
     chunk = _read(settings.source, records, settings.names)
+    chunk.errors.update(_cut_off(settings, chunk))
     chunk.errors.update(_not_images(settings, records, chunk))
     if settings.bad_samples.knows_records():
         columns = {name: chunk.columns[name] for name in settings.graph_fields}
@@ -303,7 +308,7 @@ class ReadRows:
         self._records = records  # stand-ins included
         self.errors: dict[int, Exception] = {}
         self._settings, self._order, self._parts = settings, order, parts
-        self._hashes = fold(settings.seed, epochs, records)
+        self._epochs = epochs
         self._chunks = chunks
         self._columns: dict[str, Values] = {}
         for number, chunk in enumerate(self._chunks):
@@ -317,6 +322,8 @@ class ReadRows:
         if self.errors:
             self._replace(batch().tolist(), places.tolist())
         self.inputs = {name: self._as_inputs(name) for name in settings.graph_fields}
+        for name in settings.passed:
+            self.column(name)
         self._drawn = {
             name: self._draw(function) for name, function in list(settings.draws.items())
         }
@@ -328,6 +335,17 @@ class ReadRows:
             return self._settings.source.name(record)
         except Exception:
             return f"record {record}"
+
+    @functools.cached_property
+    def _hashes(self) -> Bits:
+        """The hash of each row's seed, epoch and record, which only draws need."""
+        return fold(self._settings.seed, self._epochs, self._records)
+
+    @functools.cached_property
+    def _places_read(self) -> list[int]:
+        """The place of each row in the order in which the rows are read."""
+        places: list[int] = np.argsort(self._order).tolist()
+        return places
 
     def column(self, name: str) -> Values:
         """Returns a field of the records."""
@@ -432,10 +450,7 @@ class ReadRows:
             rows = np.empty_like(together)
             rows[self._order] = together
             return rows
-        result: list[Any] = [None] * len(self._order)
-        for row, value in zip(self._order.tolist(), together):
-            result[row] = value
-        return result
+        return list(map(together.__getitem__, self._places_read))
 
     def _replace(self, batch: Sequence[int], places: Sequence[int]) -> None:
         """Replaces each bad record by the nearest good record of the global batch.
@@ -478,5 +493,4 @@ class ReadRows:
                 columns[name][row] = values[name][place]
         self._columns.update(columns)
         self.samples = samples
-        self._records, epochs = settings.order(samples)
-        self._hashes = fold(settings.seed, epochs, self._records)
+        self._records, self._epochs = settings.order(samples)

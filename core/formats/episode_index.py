@@ -253,5 +253,7 @@ def _column_is_valid(index: Index, name: str, kind: str, num_texts: int) -> bool
 def text_of(arrays: Mapping[str, NDArray[Any]], numbers: Indices) -> list[str]:
     """Returns texts by number."""
     ends, data = arrays["text.ends"], arrays["text.bytes"]
-    bounds = zip(ends[numbers].tolist(), ends[numbers + 1].tolist(), strict=True)
-    return [data[start:stop].tobytes().decode() for start, stop in bounds]
+    unique, places = np.unique(numbers, return_inverse=True)  # steps of an episode share texts
+    bounds = zip(ends[unique].tolist(), ends[unique + 1].tolist(), strict=True)
+    texts = [data[start:stop].tobytes().decode() for start, stop in bounds]
+    return [texts[place] for place in places.tolist()]
