@@ -75,7 +75,7 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         num_epochs: Number of epochs; None: no end.
         element: "numpy" for NumPy arrays (outputs of GPU pipelines are copied to the host), "jax"
             for jax.Arrays on the pipelines' devices or over the sharding.
-        checkpoint: Whether `save` and `restore` do anything, as in clu's TfDatasetIterator.
+        checkpoint: Whether `save` and `restore` have an effect, as in clu's TfDatasetIterator.
         **call: Arguments of the graph function, of ``nvidia.dali.pipeline_def`` and of
             `dalijax.data_iterator`: batch_size, mask, sharding, ...
 

@@ -37,7 +37,7 @@ T5X), T5X wraps it in clu's PeekableDatasetIterator, which loses the peeked batc
 before the first step that saves.
 
 T5X names a dataset's files after the number of hosts (``train_ds-000-of-002``). Over a source, a
-host without its own file restores from a file of another number of hosts, so that a run can resume
+host without its own file restores from the file of any host, so that a run can resume
 on any number of hosts.
 """
 

@@ -60,7 +60,7 @@ class ProcessError(_Printable, RuntimeError):
     Messages and what to do:
 
     - ``differ between the processes, so that records would be repeated or lost``: the lines below
-      name each value by process. Pass the same source and arguments in every process, and restore
+      list each value by process. Pass the same source and arguments in every process, and restore
       the same state. ``check_processes=False`` disables the check.
     - ``have no batch of records, but each process needs``: distribute the records of Grain to every
       process, or use fewer processes.
@@ -74,7 +74,7 @@ class BatchError(_Printable, RuntimeError):
 
     The message names the files that ``can't be decoded``, or the operator that failed, and contains
     DALI's own message after ``DALI says:``. Remove or repair the files, or pass
-    ``on_error="mask"`` or ``"skip"`` to deliver the others.
+    ``on_error="mask"`` to mask them, or ``"skip"`` to skip the batch.
 
     Attributes:
         files: Names of the bad files or records, if known.
@@ -103,9 +103,9 @@ class RecordError(_Printable, RuntimeError):
 class GraphError(BatchError, RecordError):
     """The graph fails for every record.
 
-    An operator failed ``for every record``, or the first ``batches failed. The last one`` is in the
-    message. Correct the operator's arguments: the files are not the cause. This error is raised for
-    ``on_error="skip"`` and ``"mask"``, too.
+    An operator failed ``for every record``; or all of the first ``batches failed. The last one`` is
+    quoted in the message. Correct the operator's arguments: the files are not the cause. This error
+    is also raised with ``on_error="skip"`` and ``"mask"``.
     """
 
 
@@ -127,16 +127,16 @@ class EpochError(RuntimeError):
 class UnfitRecordError(RecordError, ValueError):
     """Some records differ in form from the first; the iterator has moved past the batch.
 
-    The message names the keys, dtypes or numbers of dimensions, as in ``of the first record``. Make
-    the records alike with a map of Grain.
+    The message compares the keys, dtypes or numbers of dimensions with those ``of the first
+    record``. Convert all records to one form with Grain's ``map``.
     """
 
 
 class RaggedError(ValueError):
     """The samples of an output differ in shape.
 
-    ``its samples have shapes``: make the shapes equal in the graph, by ``fn.resize`` or ``fn.crop``
-    for images, or by ``fn.pad`` for sequences.
+    ``its samples have shapes``: make the shapes equal in the graph, with ``fn.resize`` or
+    ``fn.crop`` for images, or with ``fn.pad`` for sequences.
 
     Attributes:
         name: The output.

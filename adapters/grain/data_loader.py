@@ -50,7 +50,7 @@ class DALIDataLoader:
     numbers are drawn for each record (by ``draw``, which uses the record's index in the sampler's
     order, or by `RandomInputs`) or not at all. DALI's random operators depend on (seed, global
     step, shard): a graph with such operators resumes bit for bit on the same number of shards, and
-    is rejected on another number unless ``other_randomness`` is set.
+    is rejected on a different number unless ``other_randomness`` is set.
 
     Args:
         data_source: As for grain.DataLoader; a random access data source.
@@ -68,7 +68,7 @@ class DALIDataLoader:
         worker_buffer_size: Number of batches that each worker reads ahead.
         read_options: grain.ReadOptions, counted in batches; None: two threads that read four
             batches ahead.
-        other_randomness: Whether a state may be restored on another number of shards, although
+        other_randomness: Whether a state may be restored on a different number of shards, although
             DALI's random operators then draw different numbers.
         prefetch, on_error, element_spec, allow_changes, batch_map, writable, **call: As for
             `DALITransform`.

@@ -1,4 +1,4 @@
-"""Orbax for iterators that can be restored on another number of processes.
+"""Orbax for iterators that can be restored on a different number of processes.
 
 These are iterators over a `DALIDataLoader`, or over a `DALIIterDataset` of one of
 `dalijax.sources`. Files have the names of Grain's own handler, ``process_0-of-2.json``, which can
@@ -37,7 +37,7 @@ def __dir__() -> list[str]:
 
 
 class ElasticHandler(grain.checkpoint.CheckpointHandler):
-    """Grain's handler, which also restores from another number of processes."""
+    """Grain's handler, which also reads the files of a different number of processes."""
 
     def restore(self, directory: epath.Path, item: Any = None, args: Any = None) -> Any:
         """Restores an iterator and returns it; for errors see `ElasticRestore`."""
@@ -78,8 +78,8 @@ class ElasticSave(_Elastic):
 class ElasticRestore(_Elastic):
     """Restores an iterator that was saved by any number of processes.
 
-    Reads this process's file, or, if another number of processes saved, all files, which contain
-    the same global position. With Orbax v1, save the iterator itself, and load it by
+    Reads this process's file. If a different number of processes saved, reads all files, which
+    contain the same global position. With Orbax v1, save the iterator itself, and load it by
     ``load_checkpointables(path, {"data": ElasticRestore(iterator)})``.
 
     Args:

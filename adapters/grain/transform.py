@@ -131,8 +131,8 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             files; otherwise, a dataset without a slice is rejected.
         on_error: Handling of a record that DALI can't decode. "raise": raises a RuntimeError that
             names it, and the next call returns the next batch. "skip": skips the batch. "mask"
-            (with ``pad="mask"``): replaces the record by a neighbour, masked out; raises if neither
-            its batch nor the eight following records have a record that can be decoded.
+            (with ``pad="mask"``): replaces the record by a neighbor, whose mask is False; raises if
+            neither its batch nor the eight following records have a record that can be decoded.
         element_spec: A record whose values have a shape and a dtype, if the first record does not
             show them.
         read_options: grain.ReadOptions for a MapDataset, counted in batches; None: two threads

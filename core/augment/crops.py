@@ -37,7 +37,7 @@ def random_resized_crop(
 
     As in torchvision, up to ten windows of whole pixels are tried; if none lies within the image,
     the largest centered window with an allowed ratio is used. (DALI's ``fn.random_resized_crop``
-    chooses different windows.) Pixels at the window's edge are interpolated with their neighbours
+    chooses different windows.) Pixels at the window's edge are interpolated with their neighbors
     outside the window, as in Pillow's ``resize(box=...)``.
 
     Args:

@@ -57,7 +57,7 @@ def normalize(
     Raises:
         ValueError: If the layout or a number is invalid, or if all numbers are at most 1 and scale
             is omitted.
-        TypeError: If it is another dtype.
+        TypeError: If ``dtype`` is none of these.
     """
     dtype = as_dtype(dtype)
     if dtype.name not in _DTYPES:

@@ -32,7 +32,7 @@ def jax_function(
     align: int = 1,
     stateful: bool | None = None,
 ) -> Callable[..., Any]:
-    """Makes a function of jax.Arrays an operator for pipeline functions.
+    """Converts a function of jax.Arrays to an operator of graphs.
 
     On a GPU the outputs are kept alive for as many batches as DALI prefetches, since DALI drops
     them before it has read them. The consumer must wait for the pipeline's outputs. All iterators
@@ -40,7 +40,6 @@ def jax_function(
 
     It has the arguments of ``nvidia.dali.plugin.jax.fn.jax_function``, in the same order, and uses
     the same operator. It is a decorator, with or without arguments::
-    by the same operator. It is a decorator, with or without arguments::
 
         @fn.jax_function
         @jax.jit

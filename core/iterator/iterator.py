@@ -34,8 +34,8 @@ _MOST_TO_SKIP = 1 << 53  # exceeds the number of batches of any epoch
 class DALIGenericIterator:
     """Iterates over DALI pipelines; each batch is a dict of arrays.
 
-    Takes the arguments of ``nvidia.dali.plugin.jax.DALIGenericIterator`` in their order, so that
-    existing code only changes its import, and in addition ``mask`` and ``as_numpy``.
+    Takes the arguments of ``nvidia.dali.plugin.jax.DALIGenericIterator`` in the same order, so that
+    existing code only changes its import, and further arguments.
 
     A batch that can't be read is never skipped or counted: an exception of an ``external_source``
     of the pipeline, or a RuntimeError of a reader (e.g. a missing file), is raised at each call
@@ -56,13 +56,14 @@ class DALIGenericIterator:
         reader_name: Name of the reader that determines the epoch's size, its shards and padding.
         auto_reset: "yes" or True: raising StopIteration starts the next epoch. "no", False or
             None: ``reset()`` starts it, or ``iter()`` at the end of an epoch.
-        last_batch_padded: Whether the last batch is filled up with repetitions of the last sample
-            (True), or with samples of the next epoch (False). With ``reader_name``, the reader
-            determines it. None: False as in DALI, but True over a ``source`` of
-            `dalijax.data_iterator` except for FILL without a mask,
-            because rows of the next epoch that are cut off, dropped or masked would be lost.
-        last_batch_policy: "fill" delivers every batch in full; "drop" skips an incomplete last
-            batch; "partial" cuts it to the samples of the epoch. Also a `dalijax.LastBatchPolicy`.
+        last_batch_padded: Whether the last batch is padded with repetitions of the last sample
+            (True), or filled with samples of the next epoch (False). With ``reader_name``, the
+            reader determines it. None: False as in DALI, but True over a ``source`` of
+            `dalijax.data_iterator`, except for FILL without a mask, because rows of the next epoch
+            that are cut off, dropped or masked would be lost.
+        last_batch_policy: "fill" delivers only full batches; "drop" drops an incomplete last batch;
+            "partial" cuts it to the samples of the epoch. A `dalijax.LastBatchPolicy` is accepted,
+            too.
         drop_remainder: True for ``last_batch_policy="drop"``, as in Grain and tf.data.
         prepare_first_batch: Whether to schedule the first batches immediately.
         sharding: Placement of the batches over devices; a PartitionSpec uses the mesh of
@@ -77,9 +78,9 @@ class DALIGenericIterator:
             "raise": raises a RuntimeError with DALI's message; the following call returns the next
             batch. "skip": logs the error, adds it to ``errors``, and returns the next batch. In
             both cases the failed batch counts as a batch of the epoch. DALI fails whole batches, so
-            that "skip" also loses the good samples of the batch. Errors name the bad files
-            (``files``) for the first eight failures of an iterator of `data_iterator`: its reader
-            runs again alone, which takes as long as a restore, and images are decoded one by one.
+            "skip" also loses the good samples of the batch. The first eight errors of an iterator
+            of `data_iterator` name the bad files (``files``). To find them, the reader runs again
+            alone, which takes as long as a restore, and images are decoded one by one.
         check_processes: Whether processes that form global batches compare their pipelines before
             the first batch; see `dalijax.data_iterator`.
         batch_map: A function of (batch, key), or a list of functions, applied to each placed batch;
@@ -430,10 +431,10 @@ class DALIGenericIterator:
     def skip(self, batches: int) -> int:
         """Skips batches of the current epoch, without crossing its end.
 
-        Over a source, no batch is produced. DALI's readers produce the batches (images are
-        decoded), and the results are dropped. With ``on_error="raise"``, a batch that would fail
-        counts, because ``next()`` would raise for it. ``auto_reset`` has no effect: after skipping
-        the last batch of an epoch, ``next()`` raises StopIteration as if it had been delivered.
+        With a source, no batch is produced. DALI's readers produce the batches (images are
+        decoded), and the results are dropped. With ``on_error="raise"``, failed batches count, as
+        in ``next()``. ``auto_reset`` has no effect: after the last batch of an epoch was skipped,
+        ``next()`` raises StopIteration as if the batch had been delivered.
 
         Args:
             batches: The number of batches.
@@ -548,11 +549,11 @@ class DALIGenericIterator:
                     state = step(state, batch)
                 evaluate(state, epoch)
 
-        It continues correctly after `set_state` and `seek_step`, with and without ``auto_reset``:
-        the first pass has the remaining batches of the epoch, no pass is empty at the end of an
-        epoch, and there is no pass after the last epoch. If the inner loop is left early and the
-        next epoch is requested, the remaining batches are skipped (a reader produces them). If both
-        loops are left, a new call continues in the same epoch.
+        The loop is correct after `set_state` and `seek_step`, with and without ``auto_reset``: the
+        first pass has the remaining batches of the epoch, or if there are none, the next epoch
+        begins. After the last epoch, the loop ends. If you leave the inner loop early, the
+        remaining batches are skipped (a reader produces them). If you leave both loops, a new call
+        continues in the same epoch.
 
         Args:
             num_epochs: Number of epochs of the whole training, including those before the position;
@@ -620,8 +621,8 @@ class DALIGenericIterator:
                 shards, epoch size, policy and padding.
 
         Raises:
-            ValueError: If it is not a state, a state of different data, or DALI rejects its part;
-                if a name in ``allow`` does not exist. Nothing changes.
+            ValueError: If it is not a state or a state of different data, if DALI rejects its part
+                of the state, or if a name in ``allow`` does not exist. Nothing changes.
             Exception: If the pipelines can't be built. Nothing changes.
         """
         names = difference_names(allow, "allow")

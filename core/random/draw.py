@@ -226,7 +226,7 @@ def draw_of_pipeline() -> Draw | None:
 
 
 class Draw:
-    """Draws random numbers for each record: ``draw`` of a graph over Grain's records or a source.
+    """Draws random numbers for each record; the argument ``draw`` of a graph function.
 
     Each method returns a DataNode, an operator input with one value for each sample::
 

@@ -64,9 +64,9 @@ class Files(BaseSource):
     A record of a flat directory, or of a list without labels, has only ``data``.
 
     Local files are read by DALI's threads (`dalijax.fn.read_file`): `read` returns their paths.
-    For URLs, `read` returns the contents, which are read-only. Files of a bucket are listed when
-    the source is opened: they are read ahead and cached, and a file that has changed raises an
-    error. Of more than 200,000 files, and on HTTP servers, this is not done.
+    For URLs, `read` returns the contents, which are read-only. The bucket is listed when the source
+    is opened; its files are then read ahead and cached, and changed files raise an error. None of
+    this applies to more than 200,000 files, nor to HTTP servers.
 
     FIFOs, sockets, devices and links to themselves are skipped with a warning.
 
@@ -80,8 +80,8 @@ class Files(BaseSource):
         identity: A string that replaces the digest of names, sizes and contents in states.
         storage_options: Credentials and settings of remote files; see docs/sources.md.
         read_ahead: Number of bytes of files of a bucket that are requested before they are needed.
-        cache: A folder of a local disk that keeps what was read of a bucket, so that later epochs
-            and runs read it there; see docs/sources.md.
+        cache: A folder on a local disk that stores the bytes that were read from a bucket, for
+            later epochs and runs; see docs/sources.md.
         cache_bytes: Largest size of this folder, such as ``"200GB"``; None: all but a tenth of the
             disk.
 

@@ -42,12 +42,12 @@ class Records(BaseSource):
     bypass the graph. If the object has ``__getitems__``, it is called with many indices at once.
 
     Bytes and numbers of a HuggingFace data set without a format or transform are read from its
-    Arrow table, and bytes are not copied. Images and sounds of which ``fields`` names a part, such
-    as ``"image/bytes"``, are not decoded.
+    Arrow table, and bytes are not copied. If ``fields`` names a part of an image or sound, such as
+    ``"image/bytes"``, the data set does not decode it.
 
     Args:
         records: The object. Its methods may be called from several threads concurrently.
-        fields: Maps each wanted key to a field. ``"image/bytes"`` is this key of a record, or the
+        fields: Maps keys of a record to fields. ``"image/bytes"`` is this key of a record, or the
             key ``bytes`` of the dict at its key ``image``. None: all keys, under their own names.
         kinds: Kinds of fields that differ from the first record.
         identity: A string that replaces the digest of 64 records in states.

@@ -72,13 +72,13 @@ class RLDS(ByteRecords):
 
     A record is a step of an episode, so a shuffle is uniform over all steps. Each record of the
     files is a tf.train.Example with an episode. The files are read once, and an index is stored. It
-    contains the places of the images, all numbers and the texts of the wanted features. ``python -m
-    dalijax.sources index`` stores the places of all features next to the files, for all users.
+    contains the positions of the images, and the numbers and texts, of the features in ``fields``.
+    ``python -m dalijax.sources index`` stores the positions of all features next to the files.
 
     Each value of ``fields`` is one of these:
 
     - ``"steps/observation/image"``: the value of this step.
-    - ``("steps/observation/image", -1)``: the value of another step, here the step before. Beyond
+    - ``("steps/observation/image", -1)``: the value of another step, here the previous step. Beyond
       an end of the episode, it is the value of the first or the last step.
     - ``("steps/action", range(16))``: a window [16, ...] of numbers, from this step on. The field
       ``NAME_mask`` is added, bool [16], True for steps inside the episode. Beyond an end, the
@@ -88,10 +88,10 @@ class RLDS(ByteRecords):
       the episode in the files, int32 from 0 on.
 
     Images are uint8 [bytes]. Numbers have the dtypes and shapes of TFDS's ``features.json``, which
-    is next to the files or in the parent folder; 64-bit floats become float32, because records
-    contain 32 bits, and integers of 64 bits become int32 if all of them fit. Without this file, a
-    single number of each step is a scalar, and several are an array. Numbers that the graph does
-    not take bypass it, like texts.
+    is next to the files or in the parent folder. 64-bit floats become float32, because records
+    contain 32 bits, and 64-bit integers become int32 if all of them fit. Without this file, a
+    single number per step is a scalar, and several numbers are an array. Numbers that the graph
+    does not take bypass it, like texts.
 
     Args:
         paths: A path or several, or URLs. Patterns such as ``*.tfrecord*`` are expanded.
@@ -100,8 +100,8 @@ class RLDS(ByteRecords):
         identity: A string that replaces the digest of names, sizes, values and 64 steps in states.
         storage_options: Credentials and settings of remote files; see docs/sources.md.
         read_ahead: Number of bytes of remote files that are requested before they are needed.
-        cache: A folder of a local disk that keeps what was read of remote files, so that later
-            epochs and runs read it there; see docs/sources.md.
+        cache: A folder on a local disk that stores the bytes that were read from remote files, for
+            later epochs and runs; see docs/sources.md.
         cache_bytes: Largest size of this folder, such as ``"200GB"``; None: all but a tenth of the
             disk.
 

@@ -56,14 +56,15 @@ class Tar(ByteRecords):
         fields: Maps each extension, in lower case, to a field; ``"jpg;png"`` is either of them. As
             in WebDataset, ``__key__`` is the sample's name and ``__url__`` its tar.
         missing: "raise": a sample that lacks a member raises an error. "skip": it is skipped.
-        index_paths: Index files of DALI's ``wds2idx`` for remote tars, of which only numbers and
-            some headers are then read. They replace a shared index. Local tars do not need them.
+        index_paths: Index files of DALI's ``wds2idx`` for remote tars. Only numbers and some
+            headers of the tars are then read. They replace a shared index. Local tars do not need
+            them.
         cache_dir: Directory of stored indexes; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
         identity: A string that replaces the digest of names, sizes and 64 samples in states.
         storage_options: Credentials and settings of remote files; see docs/sources.md.
         read_ahead: Number of bytes of remote files that are requested before they are needed.
-        cache: A folder of a local disk that keeps what was read of remote files, so that later
-            epochs and runs read it there; see docs/sources.md.
+        cache: A folder on a local disk that stores the bytes that were read from remote files, for
+            later epochs and runs; see docs/sources.md.
         cache_bytes: Largest size of this folder, such as ``"200GB"``; None: all but a tenth of the
             disk.
 

@@ -51,8 +51,8 @@ class TFRecord(ByteRecords):
         identity: A string that replaces the digest of names, sizes and 64 records in states.
         storage_options: Credentials and settings of remote files; see docs/sources.md.
         read_ahead: Number of bytes of remote files that are requested before they are needed.
-        cache: A folder of a local disk that keeps what was read of remote files, so that later
-            epochs and runs read it there; see docs/sources.md.
+        cache: A folder on a local disk that stores the bytes that were read from remote files, for
+            later epochs and runs; see docs/sources.md.
         cache_bytes: Largest size of this folder, such as ``"200GB"``; None: all but a tenth of the
             disk.
 

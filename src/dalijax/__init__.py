@@ -1,19 +1,19 @@
-"""NVIDIA DALI's pipelines as JAX iterators, with exact epochs, masks and resume.
+"""NVIDIA DALI pipelines as JAX iterators, with exact epochs, masks and resuming.
 
 Functions and classes:
 
-- `data_iterator`: turns a function of a DALI graph into an `IteratorFunction`, which makes
+- `data_iterator`: converts a function of a DALI graph to an `IteratorFunction`, which creates
   iterators.
 - `DALIGenericIterator`: an iterator over DALI pipelines.
 - `BatchStream`: an iterator over the batches of several epochs, for loops that count steps.
 - `LastBatchPolicy`: DALI's enum FILL, DROP and PARTIAL.
-- `Draw`: the type of ``draw``, the random numbers of a graph over a source.
+- `Draw`: the type of ``draw``, which draws random numbers in a graph.
 - `FailedBatch`: an entry of an iterator's ``errors``.
 - `InputStats`: the counters of an iterator.
 
 Modules:
 
-- `sources`: sources of records by number: files, tars, TFRecords, arrays, mixtures.
+- `sources`: random access to records: files, tars, TFRecords, robot episodes, arrays, mixtures.
 - `augment`: random augmentation that depends only on the record, the epoch and the seed.
 - `fn`: operators for graphs, in addition to ``nvidia.dali.fn``.
 - `errors`: exceptions to catch.

@@ -51,7 +51,7 @@ class Page:
         """Writes the page (.html) or a contact sheet (.png).
 
         Raises:
-            ValueError: If the suffix is another.
+            ValueError: If the suffix is neither .html nor .png.
         """
         path = Path(path)
         check_suffix(path)
