@@ -64,7 +64,7 @@ def _specs(arrays: Mapping[str, Any]) -> dict[str, dataset_iterator.ArraySpec]:
 
 
 class DALIDatasetIterator(dataset_iterator.DatasetIterator):
-    """An iterator over the batches of an iterator function, for CLU's training loops.
+    """Iterates over the batches of an iterator function, in CLU's training loops.
 
     `save` writes the position after the last batch that ``next()`` returned; peeked batches don't
     count. Don't wrap the iterator in CLU's PeekableDatasetIterator, which would lose the peeked

@@ -21,10 +21,10 @@ __all__ = ["DALIBatch", "RandomInputs"]
 class DALIBatch(grain.transforms.Batch):
     """Batches and decodes records as an operation of an unchanged ``grain.DataLoader``.
 
-    Takes the place of ``grain.transforms.Batch``. It runs in the loader's process or in its workers
-    (``worker_count``); workers use only the CPU. An operation doesn't know its step in Grain, so a
-    graph with random operators could not resume and is rejected: draw random numbers for each
-    record by `RandomInputs`.
+    Replaces ``grain.transforms.Batch``. The operation runs in the loader's process or in its
+    workers (``worker_count``); workers use only the CPU. An operation does not know its step in
+    Grain, so a graph with random operators could not resume and is rejected. Draw random numbers
+    for each record with `RandomInputs`.
 
     Args:
         pipeline_fn: As for `DALITransform`.

@@ -44,7 +44,7 @@ def rand_augment(
 ) -> DataNode:
     """Applies random operations of a fixed magnitude: RandAugment (Cubuk et al., 2019).
 
-    Has the fourteen operations and magnitudes of torchvision's ``RandAugment``: identity; shear up
+    Uses the fourteen operations and magnitudes of torchvision's ``RandAugment``: identity; shear up
     to 0.3; translation up to 150/331 of the size; rotation up to 30 degrees; brightness, color,
     contrast and sharpness by factors of 1 +- 0.9; posterizing to 4 bits; solarizing from 255 to 0;
     auto contrast; equalizing. Signs are random.
@@ -106,7 +106,7 @@ def trivial_augment(
 ) -> DataNode:
     """Applies one random operation of random magnitude: TrivialAugment (Mueller and Hutter, 2021).
 
-    The fourteen operations of `rand_augment`, with the wide magnitudes of torchvision's
+    Uses the fourteen operations of `rand_augment`, with the wide magnitudes of torchvision's
     ``TrivialAugmentWide``: shear to 0.99; translation to 32 pixels; rotation to 135 degrees;
     factors of 1 +- 0.99; posterizing to 2 bits.
 
@@ -156,7 +156,7 @@ def auto_augment(
 ) -> DataNode:
     """Applies two operations of a learned policy: AutoAugment (Cubuk et al., 2018).
 
-    Has the policies and ten magnitudes of torchvision's ``AutoAugment``, which are the
+    Uses the policies and ten magnitudes of torchvision's ``AutoAugment``, which are the
     paper's policies for ImageNet, CIFAR-10 and SVHN. (DALI's ``image_net`` is a different policy,
     from TensorFlow's TPU models; its ``reduced_image_net`` is the paper's.) One of 25 pairs is
     chosen for each image, and each of its two operations is applied with its probability. See

@@ -40,7 +40,7 @@ def normalize(
         )
 
     DALI has no bfloat16: the result stays float32 in the graph, and each batch is rounded to
-    bfloat16 on its device, with ties to even. No operator can then take the result.
+    bfloat16 on its device, with ties to even. Operators can't take the rounded result.
 
     Args:
         images: Images [height, width, channels], or videos [frames, height, width, channels].

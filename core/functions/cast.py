@@ -19,7 +19,7 @@ def cast(data: DataNode, dtype: Any) -> DataNode:
     """Converts numbers to a dtype, as ``nvidia.dali.fn.cast``, and outputs also to bfloat16.
 
     DALI has no bfloat16: the output stays float32 in the graph, and each batch is rounded to
-    bfloat16 on the output's device, with ties to even. No operator can take a bfloat16 result.
+    bfloat16 on the output's device, with ties to even. Operators can't take the rounded result.
 
     Args:
         data: The numbers.

@@ -1,7 +1,7 @@
-"""Random augmentation in a graph over a source, whose numbers belong to records.
+"""Random augmentation in a graph, with random numbers that depend only on the record.
 
-An image's augmentation is a function of (seed, epoch, record, name): the same whatever batch,
-shard or device it comes in, and after a restore. Each function takes the graph's ``draw``::
+The augmentation of an image is a function of (seed, epoch, record, name). It does not depend on
+batches, shards or devices, and is equal after a restore. Each function takes the graph's ``draw``::
 
     from dalijax import augment
 

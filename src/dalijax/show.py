@@ -2,8 +2,8 @@
 
     python -m dalijax.show my_data:train --batch-size 16 --arg data_dir=imagenet/train
 
-It writes a page, batch.html, or with ``--out batch.png`` a contact sheet; see `show` for the same
-from Python. It needs Pillow: ``pip install "dalijax[show]"``.
+The command writes a page, batch.html, or a picture with ``--out batch.png``. Call `show` to draw
+batches in Python. Both need Pillow: ``pip install "dalijax[show]"``.
 """
 
 from .core.messages import replacements as _replacements

@@ -2,7 +2,7 @@
 
     python -m dalijax.tune my_data:train --batch-size 256 --arg data_dir=imagenet/train
 
-It prints a table and the line of code to paste; see `tune` for the same from Python.
+The command prints a table and the line of code to paste. Call `tune` to measure in Python.
 """
 
 from .core.messages import replacements as _replacements

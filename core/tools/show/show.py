@@ -48,7 +48,7 @@ class Page:
         return page(self.title, versions, self.batches, self.failures, self.samples)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the page (.html) or a contact sheet (.png).
+        """Writes the page (.html) or a picture (.png).
 
         Raises:
             ValueError: If the suffix is neither .html nor .png.
@@ -95,9 +95,9 @@ def show(
 ) -> Page:
     """Draws batches: images, videos, sounds, text and numbers, with statistics of each output.
 
-    An output of floats with a mask, ``NAME`` [batch, steps, ...] and ``NAME_mask`` bool [batch,
-    steps], is a window: its numbers are plotted, and steps outside of the mask are gray. If a batch
-    has several outputs of images or windows, all of a sample are drawn in a row.
+    An output of floats ``NAME`` [batch, steps, ...] with a mask ``NAME_mask``, bool [batch, steps],
+    is a window: its numbers are plotted, and masked steps are gray. If a batch has several outputs
+    of images or windows, each row of the drawing shows the outputs of a sample.
 
     Args:
         data: One of these: an iterator function of `dalijax.data_iterator`, with its arguments in
