@@ -8,6 +8,8 @@ AFTER := :
 
 # Variables of the shell that would change the virtual environment.
 unexport PYTHONPATH PYTHONHOME PYTHONOPTIMIZE PYTHONSAFEPATH PYTHONWARNINGS VIRTUAL_ENV
+# Each of hundreds of processes would compile the modules, and rewrite the assertions of all tests.
+unexport PYTHONDONTWRITEBYTECODE
 unexport PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
