@@ -34,7 +34,8 @@ from nvidia.dali import fn as dali_fn
 from dalijax import data_iterator, fn
 
 def twice(out0, in0):
-    out0[:] = in0[:] * 2
+    for k in range(in0.shape[0]):
+        out0[k] = in0[k] * 2
 
 @fn.jax_function
 @jax.jit
@@ -284,8 +285,8 @@ def test_sequences_and_volumes(layout):
     shape = (2, 3, 4, 5, 2)[-len(layout) :]
 
     def doubled(out0, in0):
-        for k in range(in0.shape[0]):
-            out0[k] = in0[k] * 2
+        for k in range(in0.size):  # Numba compiles loops over rows for twice as long
+            out0.flat[k] = in0.flat[k] * 2
 
     def graph():
         x = dali_fn.reshape(uniform(shape), layout=layout)

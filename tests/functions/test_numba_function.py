@@ -248,12 +248,13 @@ def test_numbas_limits_and_errors(monkeypatch):
                 fn.numba_function(uniform((2,)), run_fn=not_numba, example=np.zeros(2, np.float32)),
             )
         )
-    for sample, words in ((np.zeros(2, np.uint8), "in_types"), (np.zeros((1, 2)), "ins_ndim")):
+    for run_fn, sample, words in (
+        (copied, np.zeros(2, np.uint8), "in_types"),
+        (transpose, np.zeros((1, 2), np.float32), "ins_ndim"),
+    ):
         with pytest.raises(RuntimeError, match=f"`{words}`"):
             data = data_iterator(
-                lambda s=sample: fn.numba_function(
-                    uniform((2,)), run_fn=copied, example=np.float32(s) if s.ndim == 2 else s
-                ),
+                lambda f=run_fn, s=sample: fn.numba_function(uniform((2,)), run_fn=f, example=s),
                 ["x"],
             )
             next(data(batch_size=2))
