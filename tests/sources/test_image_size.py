@@ -1,6 +1,8 @@
 """Sizes of images against Pillow's sizes and the images that DALI decodes."""
 
+import collections
 import concurrent.futures
+import functools
 import io
 import os
 import struct
@@ -199,19 +201,29 @@ DAMAGED = {
 }
 
 
-def parsed_by_dali(data):
-    """Whether DALI's parser accepts an image; its decoders could crash."""
+@functools.cache
+def parser():
+    """Returns a pipeline that parses images, and the queue of these images."""
+    images = collections.deque()
 
     @pipeline_def(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
     def peek():
-        return fn.peek_image_shape(fn.external_source(lambda: [np.frombuffer(data, np.uint8)]))
+        return fn.peek_image_shape(fn.external_source(lambda: [images.popleft()]))
 
-    pipeline = peek()
-    pipeline.build()
+    return peek(), images
+
+
+def parsed_by_dali(data):
+    """Whether DALI's parser accepts an image; its decoders could crash."""
+    pipeline, images = parser()
+    images.append(np.frombuffer(data, np.uint8))
     try:
         pipeline.run()
     except RuntimeError:
+        parser.cache_clear()  # it can't run again
         return False
+    finally:
+        assert not images
     return True
 
 
