@@ -65,7 +65,7 @@ def passes(iterator, epochs=EPOCHS, stop=None):
 
 @pytest.mark.parametrize(
     ("make", "policy", "auto_reset"),
-    combinations(2, MAKES, LastBatchPolicy, (False, True)),
+    combinations(3, MAKES, LastBatchPolicy, (False, True)),
     indirect=["make"],
     ids=str,
 )
