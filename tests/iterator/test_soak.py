@@ -15,16 +15,16 @@ from dalijax import LastBatchPolicy, data_iterator
 from full import FULL, in_full
 from numbered import read_files
 
-BATCHES = 20_000 if FULL else 1_000
+BATCHES = 20_000 if FULL else 400
 BATCH = 5
-SAVE_EVERY = 100
+SAVE_EVERY = 40
 MEGABYTE = 2**20
 SLACK = 4  # native threads of JAX's pool; iterators and restores would add more
 
 
 def graph(paths):
     data, label = read_files(paths, random_shuffle=True, initial_fill=6, pad_last_batch=True)
-    # 240 KiB in a batch: keeping one in a hundred batches would be visible.
+    # 240 KiB in a batch: keeping every second batch of 400 would be visible.
     image = fn.resize(fn.decoders.image(data), size=(64, 64))
     image = fn.cast(fn.noise.gaussian(image, stddev=3.0), dtype=types.FLOAT)
     return image, label, fn.random.uniform()
