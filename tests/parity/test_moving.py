@@ -5,7 +5,7 @@ import runpy
 import numpy as np
 from page_data import draw_folder
 
-from pages import DOCS, NOT_RUN, Page, on_cpu
+from pages import DOCS, NOT_RUN, Page
 
 
 def test_pytorch_and_jax_train_on_the_same_batches(tmp_path, monkeypatch):
@@ -23,7 +23,7 @@ def test_pytorch_and_jax_train_on_the_same_batches(tmp_path, monkeypatch):
             batches.append((type(images).__module__, *arrays))
 
         program = tmp_path / f"{name}_side.py"
-        program.write_text(on_cpu("\n".join([*graph.lines, *block.lines])))
+        program.write_text("\n".join([*graph.lines, *block.lines]))
         runpy.run_path(str(program), {"train_step": train_step})
     assert len(trained["torch"]) == len(trained["jax"]) == 10  # 300 images in batches of 32
     for (torch, *of_torch), (jax, *of_jax) in zip(trained["torch"], trained["jax"], strict=True):

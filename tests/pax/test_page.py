@@ -6,7 +6,7 @@ import numpy as np
 from page_data import TRAIN, draw_folder, train
 from praxis import pax_fiddle
 
-from pages import DOCS, NOT_RUN, Page, on_cpu
+from pages import DOCS, NOT_RUN, Page
 
 
 def test_the_page_trains_and_evaluates(tmp_path, monkeypatch):
@@ -15,7 +15,7 @@ def test_the_page_trains_and_evaluates(tmp_path, monkeypatch):
     TRAIN.with_name("val").symlink_to(TRAIN.name)
     (block,) = [b for b in Page(DOCS / "pax.md").blocks if b.language == "python"]
     assert block.lines[0].startswith(NOT_RUN)
-    (tmp_path / "page.py").write_text(on_cpu("\n".join(block.lines)))
+    (tmp_path / "page.py").write_text("\n".join(block.lines))
     page = runpy.run_path("page.py", {"train": train})
     training = pax_fiddle.instantiate(page["training"])
     batches = [training.get_next() for _ in range(6)]  # an epoch has five: it is endless

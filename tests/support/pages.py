@@ -20,12 +20,6 @@ _LINK = re.compile(r"\]\(<?([^()\s>]+)")  # the text may begin on the line befor
 _DALIJAX = re.compile(r"\s*python -m dalijax")
 
 
-def on_cpu(code: str) -> str:
-    """Changes a page's code so that it runs without a GPU."""
-    code = re.sub(r"device_id=\d", "device_id=None", code).replace(".gpu()", "")
-    return code.replace('device="mixed"', 'device="cpu"')
-
-
 @dataclasses.dataclass(frozen=True)
 class Block:
     """A fenced block: its language, the number of its first line, and its lines."""
@@ -65,13 +59,13 @@ class Page:
         return "page_" + re.sub(r"\W", "_", name).lower()
 
     def block(self, heading: str) -> str:
-        """Returns the first Python block below a heading, changed to run on a CPU."""
+        """Returns the first Python block below a heading."""
         start = next(n for n, line in self.prose if line.lstrip("# ") == heading)
         block = next(b for b in self.blocks if b.first > start and b.language == "python")
-        return on_cpu("\n".join(block.lines) + "\n")
+        return "\n".join(block.lines) + "\n"
 
     def program(self) -> str | None:
-        """Returns the page's blocks, changed to run on a CPU, at their line numbers in the page."""
+        """Returns the page's blocks, at their line numbers in the page."""
         code = [""] * len(self.lines)
         for block in self.blocks:
             if block.lines and block.lines[0].startswith(NOT_RUN):
@@ -86,7 +80,7 @@ class Page:
         if not any(code):
             return None
         assert not code[0], f"{self.name} begins with a heading"
-        return on_cpu("\n".join(code) + "\n")
+        return "\n".join(code) + "\n"
 
     def outputs(self) -> list[Block]:
         """Returns the text blocks directly after a Python block that runs: its output."""
