@@ -141,9 +141,9 @@ class Mixture(Source):
 
     Args:
         sources: Pairs of a source and its weight, a real number of any type. Weights are exact if
-            the sum of the reduced integer proportions is at most 1,000, as for 0.5 and 0.25; others
-            are rounded to thousandths. With equal weights and numbers of records, an epoch has each
-            record once.
+            the sum of the reduced integer proportions is at most 1,000, as for 0.5 and 0.25;
+            other weights are rounded to thousandths. With equal weights and numbers of records, an
+            epoch has each record once.
         length: Number of records in an epoch; None: the total number of records of the sources.
 
     Attributes:

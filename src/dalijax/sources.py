@@ -1,15 +1,15 @@
-"""Sources of records by number, for batches that do not depend on the machine.
+"""Sources: random access to records, for batches that depend only on seed, epoch and step.
 
 - `Files`: files of class folders, of a flat folder, or of a list.
 - `Tar`: samples of tars, as WebDataset packs them.
 - `TFRecord`: records of tf.train.Example, without TensorFlow.
 - `RLDS`: steps of robot episodes, as TFDS, Open X-Embodiment and DROID store them.
-- `Records`: anything with a length and records by number (Grain's sources, TFDS, HuggingFace).
+- `Records`: objects with ``len()`` and ``[]`` (Grain's sources, TFDS, HuggingFace).
 - `Arrays`: rows of arrays.
 - `Mixture`: several sources in exact proportions.
 - `Selection`: some of the records of a source.
 - `Named`: a source with the name or number of each record in the batch.
-- `Source` and `Field`: the base class and the kinds of fields, for sources of your own.
+- `Source` and `Field`: the base class and the types of fields, for your own sources.
 """
 
 import typing as _typing
