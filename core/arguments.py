@@ -139,7 +139,7 @@ def refuse_positional(name: str, args: Sequence[Any]) -> None:
 
 
 def own_arguments(adapter: type) -> dict[str, frozenset[str]]:
-    """Names of an adapter's own arguments, in the form of ``extra`` of `check_call`."""
+    """Returns an adapter's own arguments as {"those of DALIDataset": names}, for `check_call`."""
     names = function_parameters(vars(adapter)["__init__"]) - {"self", "iterator_fn"}
     return {f"those of {adapter.__name__}": names}
 

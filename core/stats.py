@@ -183,7 +183,7 @@ class InputStats:
 
 
 class Watched(Protocol):
-    """An iterator with counters: of the core, or of an adapter."""
+    """An iterator of the core or of an adapter that counts its batches."""
 
     def watch(self) -> InputStats:
         """Returns the counters."""

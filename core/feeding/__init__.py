@@ -7,10 +7,10 @@ and `schema` maps the keys of Grain's records to them. These modules do not impo
 
 Bad records: the supplies reject records that can't be read, or whose images DALI can't decode
 (`core.formats.image_size`), and replace them by good records (`stand_ins`), which the mask
-excludes. If DALI fails nevertheless, `fed_engine` runs each record of the batch alone to find the
-bad ones, and feeds the batch again without them. Depending on ``on_error``, it then delivers the
-batch, skips it, or raises an error that names the bad records. (Files of DALI's own readers:
-`core.iterator.bad_files`.)
+excludes. (If Grain itself can't read a record, `stream_engine` raises Grain's error.) If DALI fails
+nevertheless, `fed_engine` runs each record of the batch alone to find the bad ones, and feeds the
+batch again without them. Depending on ``on_error``, it then delivers the batch, skips it, or raises
+an error that names the bad records. (Files of DALI's own readers: `core.iterator.bad_files`.)
 
 Words of this package:
 

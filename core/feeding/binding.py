@@ -8,9 +8,8 @@ from typing import Any
 
 from ..arguments import checked_arguments, function_parameters, name_of, whole_number
 from ..config import OF_DATA_ITERATOR, IteratorConfig
-from ..formats.field import Field
 from ..pipeline.pipeline_factory import default_device_id
-from ..sources.source import Source
+from ..sources.source import Source, check_source
 from .graph import field_graph
 from .source_engine import SourceEngine
 
@@ -87,36 +86,3 @@ def bind(
         pipeline_call.setdefault("device_id", default_device_id())
     graph = field_graph(function, source.fields, settings)
     return functools.partial(SourceEngine, source, graph, pipeline_call)
-
-
-def check_source(source: Source) -> None:
-    """Checks that a source has records and implements the protocol.
-
-    Raises:
-        TypeError: If it lacks a part of the protocol.
-        ValueError: If it has no records.
-    """
-    name, fields = type(source).__name__, getattr(source, "fields", None)
-    if not isinstance(fields, Mapping):
-        raise TypeError(
-            f"fields of {name} must be a dict like {{'x': Field(np.float32, 1)}}, not {fields!r}"
-        )
-    for key, field in fields.items():
-        if not isinstance(field, Field):
-            dtype = field if isinstance(field, str) else "uint8"
-            raise TypeError(
-                f"fields of {name} must be of type dalijax.sources.Field, not {key!r}: {field!r}. "
-                f"Write Field(np.{dtype}, ndim), with ndim=0 for a number and 1 for a vector"
-            )
-    for method, call in _METHODS.items():
-        if getattr(type(source), method, None) in (None, getattr(Source, method)):
-            raise TypeError(f"{name} has no method {method}. Define {call}")
-    if not len(source):
-        raise ValueError(f"{name} has no records: its len() is 0. Check the data that it reads")
-
-
-_METHODS = {
-    "__len__": "__len__(self), the number of records",
-    "read": "read(self, indices, names), which returns a dict of a list or array for each name",
-    "identity": "identity(self), a text that changes if the records change",
-}

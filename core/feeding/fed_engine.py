@@ -222,7 +222,11 @@ class FedEngine(Engine[P]):
     def _pipelines(
         self, rows_of: RowsOf, differing: Sequence[Mapping[str, Any]], **options: Any
     ) -> GraphPipelineFactory:
-        """Returns a factory of pipelines that are fed with the given rows."""
+        """Returns a factory of pipelines that are fed with the given rows.
+
+        A pipeline is defined by `graph` below, which calls `FedGraph`, which calls the user's
+        function. When it runs, DALI calls `inputs_of` and `draw_rows_of` for the values.
+        """
         define = self._define
 
         # With enable_conditionals=True, DALI rewrites `graph` and what it calls, but not these.

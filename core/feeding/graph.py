@@ -112,7 +112,7 @@ class FedGraph:
         sized: dict[str, bool] = {}
         draw = None
         if self.draws:
-            draw = Draw(lambda run, _: draw_rows(run), names, sized)
+            draw = Draw(draw_rows, names, sized)
         outputs = self._call(nodes, draw)
         for name, are_paths in sized.items():
             self.image_inputs.setdefault(name, ImageInput(is_path=are_paths))

@@ -43,7 +43,7 @@ class Spec:
 
 
 def parsed(content: bytes | str) -> dict[str, Spec]:
-    """Returns the features that a features.json describes, without those of other kinds.
+    """Returns the features that a features.json describes, except kinds that `Spec` lacks.
 
     Raises:
         ValueError: If it is not a description of features.

@@ -64,7 +64,10 @@ def kind_of_extension(extension: str) -> str:
 
 
 def kinds_of(extensions: Mapping[str, str]) -> dict[str, str]:
-    """Returns the kind of each field.
+    """Returns the kind of each field: "number", "text", "json" or "bytes".
+
+    Args:
+        extensions: The name of the field, by the extension of the member.
 
     Raises:
         ValueError: If a field joins extensions of different kinds.

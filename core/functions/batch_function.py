@@ -76,7 +76,7 @@ class BatchFunction:
         return outputs
 
     def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
-        """Calls the function with a batch; a key's words, if any, are the last array."""
+        """Calls the function with a batch; if it takes a key, its bytes are the last array."""
         keywords = {"key": self.key(arrays.pop())} if self.keyed else {}
         returned = self._function(*arrays, **keywords)
         outputs = returned if type(returned) is tuple else (returned,)

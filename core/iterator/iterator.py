@@ -117,7 +117,7 @@ class DALIGenericIterator:
         """Creates an iterator whose pipelines are built by a factory.
 
         Args:
-            source: The factory of the pipelines, or a function that creates an engine.
+            factory: The factory of the pipelines, or a function that creates an engine.
             config: Arguments of the iterator.
             lazy: Whether to build the pipelines only at their first use.
             checkpoints: Result of `checkpoints` of an iterator, to resume from.
@@ -383,7 +383,7 @@ class DALIGenericIterator:
             return dict(self._spec)
 
     def watch(self) -> InputStats:
-        """Starts counting deliveries; counts begin at the first call."""
+        """Returns the counters of delivered batches, which start at the first call."""
         if self._stats is None:
             self._stats = InputStats()
         return self._stats
@@ -609,7 +609,9 @@ class DALIGenericIterator:
             return self._engine.get_state()
 
     def set_state(self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str] = ()) -> None:
-        """Restores a state, with new pipelines, which are built immediately.
+        """Moves to the position of a state.
+
+        Over a DALI reader, this builds new pipelines, unless the position is the current one.
 
         Args:
             state: Result of `get_state` of an iterator over the same data, or of any adapter with

@@ -234,7 +234,7 @@ class ReaderEngine(EpochEngine[Position]):
     def set_state(
         self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str], named: Sequence[str]
     ) -> None:
-        """Moves to the position of a state, with new pipelines; see `Engine`."""
+        """Moves to the position of a state; see `Engine`."""
         check_resumable(self._factory)
         self.checkpoint()
         self.restore(reader_state.decode(state), allow, named)
@@ -285,7 +285,7 @@ class ReaderEngine(EpochEngine[Position]):
     def restore(
         self, saved: ReaderState, allow: Sequence[str] = (), named: Sequence[str] = ()
     ) -> None:
-        """Moves to a saved position, by building new pipelines there.
+        """Moves to a saved position, with new pipelines unless it is the current position.
 
         Args:
             saved: The position and the fingerprint of its data.
@@ -297,7 +297,29 @@ class ReaderEngine(EpochEngine[Position]):
             Exception: If no pipelines can be built; nothing changes.
         """
         with self._with_seed_of(saved.fingerprint):
-            self._restore(saved, allow, named)
+            position, before = saved.position, self.position
+            if self.batch_size or position.checkpoints is None:
+                self._check(saved.fingerprint, allow, named)
+            if self.shards:
+                self._check_reach(position)  # otherwise `_build_at` checks, which learns the shards
+            if position == before:
+                return
+            if position.checkpoints is None:
+                self.go_to(position)
+                return
+            if not self._factory.rebuildable:
+                raise StateError(
+                    "these pipelines can't be rebuilt, so set_state() can't restore them: DALI "
+                    "does not serialize Python functions and sources of fn.external_source. Use "
+                    "dalijax.data_iterator with their function, which can restore this state, or "
+                    "create them from checkpoints() of an iterator"
+                )
+            self.drop()
+            try:
+                self.position = self._build_at(saved, position.checkpoints, allow, named)
+            except BaseException:
+                self.go_to(before)
+                raise
 
     @contextlib.contextmanager
     def _with_seed_of(self, saved: Fingerprint) -> Iterator[None]:
@@ -323,31 +345,6 @@ class ReaderEngine(EpochEngine[Position]):
     def _return_to(self, mark: Mark) -> None:
         super()._return_to(mark)
         self._factory.set_seed(self._seed)
-
-    def _restore(self, saved: ReaderState, allow: Sequence[str], named: Sequence[str]) -> None:
-        position, before = saved.position, self.position
-        if self.batch_size or position.checkpoints is None:
-            self._check(saved.fingerprint, allow, named)
-        if self.shards:
-            self._check_reach(position)
-        if position == before:
-            return
-        if position.checkpoints is None:
-            self.go_to(position)
-            return
-        if not self._factory.rebuildable:
-            raise StateError(
-                "these pipelines can't be rebuilt, so set_state() can't restore them: DALI does "
-                "not serialize Python functions and sources of fn.external_source. Use "
-                "dalijax.data_iterator with their function, which can restore this state, or "
-                "create them from checkpoints() of an iterator"
-            )
-        self.drop()
-        try:
-            self.position = self._build_at(saved, position.checkpoints, allow, named)
-        except BaseException:
-            self.go_to(before)
-            raise
 
     def _build_at(
         self,

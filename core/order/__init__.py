@@ -1,7 +1,8 @@
 """The order of samples, as pure functions.
 
 `epochs` assigns the samples of an epoch to batches and masks. `samples` does the same for positions
-in an endless stream of samples. `shuffle` permutes the samples of an epoch.
+in an endless stream of samples. `shuffle` permutes the samples of an epoch. The records of these
+samples are computed by `core.sources.source.epoch_order`, or by the ``order`` of a `Mixture`.
 
 Padding of an incomplete last batch is decided by ``last_batch_policy`` (FILL fills the batch up,
 DROP omits it, PARTIAL shortens it), and by whether FILL repeats the last sample or takes samples of
@@ -14,10 +15,11 @@ the next epoch. There are three cases, depending on the origin of the data:
 - Record sources: ``last_batch_padded`` decides, by default `samples.pads_by_default`.
   `samples.SamplePlan.rows` returns the samples of a batch, padding included, and their mask.
 - Grain: a transform knows no epochs. ``drop_remainder`` and ``pad`` of the adapters decide, and
-  `core.feeding.record_reader.RecordBatch.padded` repeats the last record. A `DALIDataLoader` pads
-  in `adapters.grain.loader_steps.Steps`. Several processes with unequal slices of a dataset add
-  whole batches of padding: `core.feeding.stream_part.PartReader`.
+  `core.feeding.record_reader.RecordBatch.padded` repeats the last record, also for
+  `adapters.grain.batch_operation`. A `DALIDataLoader` pads in `adapters.grain.loader_steps.Steps`.
+  Several processes with unequal slices of a dataset add whole batches of padding:
+  `core.feeding.stream_part.PartReader`.
 
 Adapters whose caller expects equal batches choose these arguments: `adapters.grain.iter_dataset`,
-`adapters.t5x` and `adapters.pax`.
+`adapters.t5x` and `adapters.pax` (`batch_padding_size`).
 """

@@ -1,5 +1,6 @@
 """Random numbers that depend only on the seed, the epoch and the record.
 
 `hashing` mixes integers, `seeds` chooses the seeds of pipelines, and `draw` passes random numbers
-to graph functions.
+to graph functions. DALI requests them by the callback of an ``external_source``; over a source,
+the reading threads have computed most of them ahead (`core.feeding.read_rows`).
 """

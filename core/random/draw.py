@@ -1,7 +1,9 @@
 """Random numbers in DALI graphs that depend only on the record.
 
 A number is a function of (seed, epoch, record, name). It is computed in NumPy and passed to the
-graph as an input: it does not depend on the shard, device or batch, and needs no state.
+graph as an input: it does not depend on the shard, device or batch, and needs no state. DALI
+requests it for each run of the pipeline. Over a source, the reading threads compute it ahead, once
+the first run has shown what the graph draws (`core.feeding.read_rows`).
 """
 
 from __future__ import annotations
@@ -239,8 +241,7 @@ class Draw:
     Functions of the graph that take a key receive it from a draw as well.
 
     Args:
-        rows: Returns the rows of a pipeline's run, given the number of the run and the name of the
-            draw.
+        rows: Returns the rows of a pipeline's run, given the number of the run.
         fields: The field of each input of the graph, by the name of its node.
         sized: Receives each field whose image sizes are needed; the value is True if the field
             contains paths of image files.
@@ -248,7 +249,7 @@ class Draw:
 
     def __init__(
         self,
-        rows: Callable[[int, str], DrawRows],
+        rows: Callable[[int], DrawRows],
         fields: Mapping[str, str],
         sized: dict[str, bool] | None = None,
     ):
@@ -523,7 +524,7 @@ class Draw:
             return [joined([arrays[k] for k in pack]) for pack in packs]
 
         nodes = fn.external_source(
-            source=lambda run: rows_of(run, name).drawn(name, drawn),
+            source=lambda run: rows_of(run).drawn(name, drawn),
             num_outputs=len(packs),
             batch=True,
             dtype=[dali_type(forms[pack[0]][1]) for pack in packs],

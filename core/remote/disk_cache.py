@@ -60,7 +60,7 @@ class DiskCache:
         return time.monotonic() >= self._resumes
 
     def path(self, number: int) -> str:
-        """Returns the path of the object of a file."""
+        """Returns the path of the local file that has the ranges of a remote file."""
         return f"{self._objects_folder}/{self._names[number]}"
 
     def find(self, files: Indices, offsets: Indices, sizes: Indices) -> Indices:

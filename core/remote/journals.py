@@ -1,8 +1,8 @@
 """`Journals`: the checksums of the ranges in a cache, which several processes write and read.
 
 A process appends entries to a journal of its own, and reads the journals of all processes, so that
-no lock is needed. Damaged entries are harmless: a range of a cache is used only if its bytes have
-a checksum that its entries have.
+no lock is needed. Damaged entries are harmless: a range of a cache is used only if an
+entry contains the checksum of its bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,14 @@
-"""`Source`: the protocol of sources with random access, and the order of their epochs."""
+"""`Source`: the protocol of sources with random access, and the order of their epochs.
+
+The package's own sources may also have these members, which are called by functions of this module
+and which a wrapper of a source passes on:
+
+- ``order(seed, shuffle)`` replaces the order of the epochs, as in a mixture: `order_of`.
+- ``_read_ahead`` is the number of bytes to request ahead of their use, ``_range_bytes`` and
+  ``_announce`` count and request them: `read_ahead_of`, `range_bytes`, `announce`.
+- ``_record_names`` returns several names: `names_of`.
+- ``_gives_new_arrays`` is True if `Source.read` never reuses memory: `core.feeding.reuse`.
+"""
 
 from __future__ import annotations
 
@@ -75,6 +85,40 @@ class Source(Protocol):
     def identity(self) -> str:
         """Returns a digest that is equal for equal records, wherever they are stored."""
         ...
+
+
+# The methods that a source must define, and how.
+_METHODS = {
+    "__len__": "__len__(self), the number of records",
+    "read": "read(self, indices, names), which returns a dict of a list or array for each name",
+    "identity": "identity(self), a text that changes if the records change",
+}
+
+
+def check_source(source: Source) -> None:
+    """Checks that a source has records and implements the protocol.
+
+    Raises:
+        TypeError: If it lacks a part of the protocol.
+        ValueError: If it has no records.
+    """
+    name, fields = type(source).__name__, getattr(source, "fields", None)
+    if not isinstance(fields, Mapping):
+        raise TypeError(
+            f"fields of {name} must be a dict like {{'x': Field(np.float32, 1)}}, not {fields!r}"
+        )
+    for key, field in fields.items():
+        if not isinstance(field, Field):
+            dtype = field if isinstance(field, str) else "uint8"
+            raise TypeError(
+                f"fields of {name} must be of type dalijax.sources.Field, not {key!r}: {field!r}. "
+                f"Write Field(np.{dtype}, ndim), with ndim=0 for a number and 1 for a vector"
+            )
+    for method, call in _METHODS.items():
+        if getattr(type(source), method, None) in (None, getattr(Source, method)):
+            raise TypeError(f"{name} has no method {method}. Define {call}")
+    if not len(source):
+        raise ValueError(f"{name} has no records: its len() is 0. Check the data that it reads")
 
 
 def image_sizes(data: Values, are_paths: bool) -> NDArray[np.int32]:

@@ -1,4 +1,4 @@
-"""The encoding of states, and their only validator, for every engine and adapter.
+"""The encoding of states, and the check of their fields, for every engine and adapter.
 
 A state is a flat dict of JSON values with the same keys and types over its whole lifetime::
 
@@ -7,7 +7,10 @@ A state is a flat dict of JSON values with the same keys and types over its whol
      "data": "eJyr...", "digest": "5f0c9e6a41b2d783"}
 
 ``data`` holds the other fields of the kind as JSON, deflated (RFC 1950) and in base64. ``digest``
-covers all fields. A state may come from an untrusted place: nothing is ever unpickled.
+covers all fields. A state may come from an untrusted place: nothing is ever unpickled. The kinds
+are the `Form`s of `core.state.reader_state`, `core.sources.state`, `adapters.grain.transform`,
+`adapters.grain.data_loader` and `adapters.tfdata.stepped_stream`. These modules also check whether
+the values are possible.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks, compresses and advances the states of random operators in DALI's checkpoints.
+"""Compresses, converts and advances the states of random operators in DALI's checkpoints.
 
 DALI's random operators count samples (a Philox generator has a key, a sequence number and an
 offset), and checkpoints contain these counts as hexadecimal text. A checkpoint therefore differs
@@ -10,22 +10,19 @@ pass over the data.
 from __future__ import annotations
 
 import base64
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import StateError
 from ..formats import protobuf
-from .envelope import damaged, deflate, inflate
+from .envelope import deflate, inflate
 
 _NUMBER = re.compile(rb"(?<![0-9A-Za-z])[0-9A-F]{16}(?![0-9A-Za-z])")  # of a Philox state
-_PHILOX = re.compile(rb"Philox_[0-9A-F]+_[0-9A-F]+:[0-9A-F]+_[0-9A-F]+")
 _ITER = re.compile(rb'("iter": )(\d+)')  # the pipeline's count of runs
 # Names of the operators that DALI adds to copy to and from devices.
 _COPY = re.compile("__(MakeContiguous|Copy)_(Cpu|Gpu)To(Cpu|Gpu)_")
 _COPIES = re.compile(f"^({_COPY.pattern})+")
-_MOST_PASSES = 1 << 31
 
 
 def stateful(checkpoint: bytes = b"") -> list[str]:
@@ -37,60 +34,6 @@ def _contents(checkpoint: bytes) -> dict[str, dict[int, Any]]:
     """Returns the fields of each operator in a checkpoint, by its name: {1: name, 2: state}."""
     contents = (content for number, content in protobuf.fields(checkpoint) if number == 1)
     return {fields[1].decode(): fields for fields in map(dict, map(protobuf.fields, contents))}
-
-
-def check_form(checkpoint: bytes, readers: Mapping[str, int]) -> dict[str, bool | None]:
-    """Validates values of a checkpoint that would make DALI fail or hang.
-
-    Args:
-        checkpoint: The checkpoint of a pipeline.
-        readers: The largest number of samples in a pass of each reader, by name.
-
-    Returns:
-        For each operator, by name: True for the state of a random generator, False for another
-        state, None without a state.
-
-    Raises:
-        StateError: If it is not a checkpoint, or has values that no pipeline saves.
-    """
-    random: dict[str, bool | None] = {}
-    counted = False
-    try:
-        for number, content in protobuf.fields(checkpoint):
-            fields = dict(protobuf.fields(content))
-            if number == 2:
-                counts, counted = json.loads(fields[1]), True
-                counters = [counts[name] for name in ("iter", "epoch_idx")]
-                if any(type(count) is not int or count < 0 for count in counters):
-                    raise ValueError(f"its counts are {counters}")
-            elif number == 1:
-                name, state = fields[1].decode(), fields[2]
-                random[name] = state.startswith(b"Philox") if state else None
-                if {*fields} != {1, 2}:
-                    raise ValueError(f"{name} has {sorted(fields)}")
-                if random[name] and not _PHILOX.fullmatch(state):
-                    raise ValueError(f"{name} has an invalid random state")
-                if name in readers:
-                    _check_reader(name, state, readers[name])
-        if not counted:
-            raise ValueError("it has no count of runs")
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise damaged(f"in DALI's part, {error}") from None
-    return random
-
-
-def _check_reader(name: str, state: bytes, most: int) -> None:
-    """Raises ValueError if a reader's state has counts that no reader reaches."""
-    outer = dict(protobuf.fields(state))
-    snapshot = dict(protobuf.fields(outer[1]))
-    if {*outer} != {1} or {*snapshot} != {1, 2, 3}:
-        raise ValueError(f"the state of {name} is not that of a reader")
-    generator, passes, samples = snapshot[1], snapshot[2], snapshot[3]
-    # A linear congruential generator would stay at 0 forever.
-    if not re.fullmatch(rb"0*[1-9][0-9 ]*", generator):
-        raise ValueError(f"the generator of {name} is at {generator!r}")
-    if samples > most or passes > _MOST_PASSES:
-        raise ValueError(f"{name} is at sample {samples} of pass {passes}")
 
 
 def for_operators(checkpoint: bytes, start: bytes, names: Mapping[str, str] | None = None) -> bytes:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import nvidia.dali
 
+from ..formats import protobuf
 from . import envelope
 from .fingerprint import Fingerprint, split_line, unknown
 from .position import Checkpoints, Position
-from .random_state import check_form
 from .reader_files import READERS, reader_of
 
 _MOST_TO_DROP = 1 << 16  # batches; a restore compares it with the epochs
+_MOST_PASSES = 1 << 31
 _MOST_SAMPLES = 1 << 31  # bound for the samples in a reader's pass, if their number is unknown
 # Readers whose states are checked. States of video readers need a GPU, and are checked by DALI.
 _KNOWN_STATES = READERS - {"video", "video_resize"}
+_PHILOX = re.compile(rb"Philox_[0-9A-F]+_[0-9A-F]+:[0-9A-F]+_[0-9A-F]+")  # a generator's state
 _TO_DROP = range(_MOST_TO_DROP + 1)
 FORM = envelope.Form(
     kind="reader",
@@ -123,7 +127,7 @@ def check_checkpoints(saved: ReaderState, reader: str | None) -> None:
         for checkpoints in (position.checkpoints, position.epoch_start)
         if checkpoints
     ]
-    forms = [[check_form(piece, readers) for piece in group] for group in pieces]
+    forms = [[_check_form(piece, readers) for piece in group] for group in pieces]
     if len(forms) < 2 or not forms[1]:
         return
     # DALI reads the epoch's start only when the iterator is reset, when errors would be too late.
@@ -136,3 +140,57 @@ def check_checkpoints(saved: ReaderState, reader: str | None) -> None:
         raise envelope.damaged(
             "DALI's checkpoints of the position and of the epoch's start belong to different graphs"
         )
+
+
+def _check_form(checkpoint: bytes, readers: Mapping[str, int]) -> dict[str, bool | None]:
+    """Validates values of a checkpoint that would make DALI fail or hang.
+
+    Args:
+        checkpoint: The checkpoint of a pipeline.
+        readers: The largest number of samples in a pass of each reader, by name.
+
+    Returns:
+        For each operator, by name: True for the state of a random generator, False for another
+        state, None without a state.
+
+    Raises:
+        StateError: If it is not a checkpoint, or has values that no pipeline saves.
+    """
+    random: dict[str, bool | None] = {}
+    counted = False
+    try:
+        for number, content in protobuf.fields(checkpoint):
+            fields = dict(protobuf.fields(content))
+            if number == 2:
+                counts, counted = json.loads(fields[1]), True
+                counters = [counts[name] for name in ("iter", "epoch_idx")]
+                if any(type(count) is not int or count < 0 for count in counters):
+                    raise ValueError(f"its counts are {counters}")
+            elif number == 1:
+                name, state = fields[1].decode(), fields[2]
+                random[name] = state.startswith(b"Philox") if state else None
+                if {*fields} != {1, 2}:
+                    raise ValueError(f"{name} has {sorted(fields)}")
+                if random[name] and not _PHILOX.fullmatch(state):
+                    raise ValueError(f"{name} has an invalid random state")
+                if name in readers:
+                    _check_reader(name, state, readers[name])
+        if not counted:
+            raise ValueError("it has no count of runs")
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise envelope.damaged(f"in DALI's part, {error}") from None
+    return random
+
+
+def _check_reader(name: str, state: bytes, most: int) -> None:
+    """Raises ValueError if a reader's state has counts that no reader reaches."""
+    outer = dict(protobuf.fields(state))
+    snapshot = dict(protobuf.fields(outer[1]))
+    if {*outer} != {1} or {*snapshot} != {1, 2, 3}:
+        raise ValueError(f"the state of {name} is not that of a reader")
+    generator, passes, samples = snapshot[1], snapshot[2], snapshot[3]
+    # A linear congruential generator would stay at 0 forever.
+    if not re.fullmatch(rb"0*[1-9][0-9 ]*", generator):
+        raise ValueError(f"the generator of {name} is at {generator!r}")
+    if samples > most or passes > _MOST_PASSES:
+        raise ValueError(f"{name} is at sample {samples} of pass {passes}")
