@@ -386,8 +386,9 @@ follow_imports = "silent"
 
 [[tool.mypy.overrides]]
 module = [
-  "PIL.*", "absl.*", "jax._src.*", "jax.experimental.*", "jaxlib.*", "matplotlib.*",
-  "ml_dtypes.*", "numba.*", "optree.*",
+  "PIL.*", "absl.*", "av.*", "etils.*", "fsspec.*", "grain.*", "jax._src.*", "jax.experimental.*",
+  "jax.scipy.*", "jaxlib.*", "matplotlib.*", "ml_dtypes.*", "numba.*", "numpy.*", "optree.*",
+  "pyarrow.*", "tqdm.*",
 ]
 follow_imports = "skip"
 follow_imports_for_stubs = true
