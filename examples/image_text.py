@@ -28,7 +28,7 @@ from dalijax.show import show
 
 OUT = Path(__file__).resolve().parent / "out" / "image_text"
 SIDE, ROOM, SLOTS, ROWS = 48, 96, 4, 4  # pixels, tokens and images per row, rows per batch
-COLOURS = ("red", "green", "blue", "orange")
+COLORS = ("red", "green", "blue", "orange")
 
 
 def draw_pairs(folder: Path, count: int, seed: int = 0) -> Path:
@@ -37,13 +37,13 @@ def draw_pairs(folder: Path, count: int, seed: int = 0) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     captions = {}
     for number in range(count):
-        radius, colour = int(rng.integers(8, 28)), COLOURS[rng.integers(4)]
+        radius, color = int(rng.integers(8, 28)), COLORS[rng.integers(4)]
         kind, size = ("disc", "square")[rng.integers(2)], "small " if radius < 16 else ""
         pen = ImageDraw.Draw(image := Image.new("RGB", (64, 64), "white"))
         box = [32 - radius] * 2 + [32 + radius] * 2
-        (pen.ellipse if kind == "disc" else pen.rectangle)(box, fill=colour)
+        (pen.ellipse if kind == "disc" else pen.rectangle)(box, fill=color)
         image.save(folder / f"{number:04d}.png")
-        captions[f"{number:04d}.png"] = f"a {size}{colour} {kind}{', at last' * (number % 3)}."
+        captions[f"{number:04d}.png"] = f"a {size}{color} {kind}{', at last' * (number % 3)}."
     (folder / "captions.json").write_text(json.dumps(captions))
     return folder
 

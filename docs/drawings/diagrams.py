@@ -37,7 +37,7 @@ class Diagram:
         self._parts: list[str] = []
 
     def text(
-        self, x: float, y: float, text: str, colour: str = GREY, anchor: str = "middle"
+        self, x: float, y: float, text: str, color: str = GREY, anchor: str = "middle"
     ) -> None:
         """Draws a line of text. Text in `backticks` is bold and monospaced."""
         pieces = text.split("`")
@@ -49,18 +49,18 @@ class Diagram:
             for number, piece in enumerate(pieces)
         )
         self._parts.append(
-            f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}">{spans}</text>'
+            f'<text x="{x}" y="{y}" fill="{color}" text-anchor="{anchor}">{spans}</text>'
         )
 
     def box(self, x: float, y: float, width: float, height: float, kind: str, *lines: str) -> None:
         """Draws a box with centered lines of text."""
-        ground, colour = GROUNDS[kind]
+        ground, color = GROUNDS[kind]
         self._parts.append(
             f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="7" fill="{ground}"/>'
         )
         top = y + height / 2 - LINE * (len(lines) - 1) / 2 + 5
         for number, line in enumerate(lines):
-            self.text(x + width / 2, top + LINE * number, line, colour)
+            self.text(x + width / 2, top + LINE * number, line, color)
 
     def arrow(self, *points: tuple[float, float]) -> None:
         """Draws a line through the points, with an arrowhead at the last point."""

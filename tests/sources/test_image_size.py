@@ -194,7 +194,7 @@ DAMAGED = {
     "two components": WHOLE[: FRAME + 9] + b"\x02" + WHOLE[FRAME + 10 :],
     "no frame": WHOLE[:FRAME] + WHOLE[WHOLE.index(b"\xff\xda") :],
     "a chunk before": PNG[:8] + b"\0\0\0\x04CgBI" + bytes(8) + PNG[8:],
-    "a colour type": PNG[:25] + b"\x05" + PNG[26:],
+    "a color type": PNG[:25] + b"\x05" + PNG[26:],
     "a bit depth": PNG[:24] + b"\x03" + PNG[25:],
     "a sync code": WEBP[:23] + b"\0" + WEBP[24:],
     "a short header": encoded("BMP")[:14] + struct.pack("<I", 16) + encoded("BMP")[18:],

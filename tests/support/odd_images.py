@@ -510,9 +510,9 @@ def chunk(kind, data):
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def png(colour, bits, rows, *chunks, after=(), interlace=0, width=WIDTH, height=HEIGHT):
+def png(color, bits, rows, *chunks, after=(), interlace=0, width=WIDTH, height=HEIGHT):
     """Assembles a PNG of packed rows."""
-    head = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, interlace)
+    head = struct.pack(">IIBBBBB", width, height, bits, color, 0, 0, interlace)
     pixels = zlib.compress(b"".join(b"\0" + bytes(row) for row in rows))
     parts = [chunk(b"IHDR", head), *chunks, chunk(b"IDAT", pixels), *after, chunk(b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
@@ -527,10 +527,10 @@ def _pngs():
     palette = chunk(b"PLTE", bytes(RGB.reshape(-1, 3)[:256].tobytes()))
     for bits in (1, 2, 4, 8):
         yield f"gray {bits}", png(0, bits, _packed(bits))
-        colours = chunk(b"PLTE", RGB.reshape(-1, 3)[: 1 << bits].tobytes())
-        yield f"palette {bits}", png(3, bits, _packed(bits), colours)
+        colors = chunk(b"PLTE", RGB.reshape(-1, 3)[: 1 << bits].tobytes())
+        yield f"palette {bits}", png(3, bits, _packed(bits), colors)
         alphas = chunk(b"tRNS", bytes(range(1 << bits)))
-        yield f"palette {bits}, transparent", png(3, bits, _packed(bits), colours, alphas)
+        yield f"palette {bits}, transparent", png(3, bits, _packed(bits), colors, alphas)
     wide = (GRAY.astype(np.uint16) * 257).astype(">u2")
     deep = (RGB.astype(np.uint16) * 257).astype(">u2")
     yield "gray 16", png(0, 16, [row.tobytes() for row in wide])
@@ -561,8 +561,8 @@ def _pngs():
     )
     good = png(2, 8, RGB.reshape(HEIGHT, -1))
     yield "CgBI", good[:8] + chunk(b"CgBI", bytes(4)) + good[8:]
-    for colour, bits in ((0, 3), (2, 4), (3, 16), (4, 4), (5, 8), (1, 8), (6, 2), (0, 32), (7, 8)):
-        yield f"colour {colour} bits {bits}", png(colour, bits, GRAY)
+    for color, bits in ((0, 3), (2, 4), (3, 16), (4, 4), (5, 8), (1, 8), (6, 2), (0, 32), (7, 8)):
+        yield f"color {color} bits {bits}", png(color, bits, GRAY)
     yield "width 0", png(0, 8, GRAY, width=0)
     yield "width 2^31", png(0, 8, GRAY, width=1 << 31)
     yield "width 2^20", png(0, 8, GRAY, width=1 << 20)
@@ -795,10 +795,10 @@ def _jpeg2000s():
     yield "signed by Pillow", jpeg2000("L", signed=True)
     yield "palette", jpeg2000("P")
     yield "no header box", jpeg2000().replace(b"ihdr", b"xxxx")
-    yield "no colour box", jpeg2000().replace(b"colr", b"xxxx")
-    yield "gray colour space", _colour_space(17)
-    yield "sYCC colour space", _colour_space(18)
-    yield "unknown colour space", _colour_space(99)
+    yield "no color box", jpeg2000().replace(b"colr", b"xxxx")
+    yield "gray color space", _color_space(17)
+    yield "sYCC color space", _color_space(18)
+    yield "unknown color space", _color_space(99)
     yield "cut pixels", jpeg2000()[:-200]
     yield "HTJ2K flag", _replaced(jpeg2000(no_jp2=True), b"\xff\x51", b"\xff\x51\0\x2f\x40\0")
     whole = jpeg2000("L")
@@ -822,7 +822,7 @@ def _changed(data, marker, place, value):
     return data[:at] + bytes([value]) + data[at + 1 :]
 
 
-def _colour_space(number):
+def _color_space(number):
     data = jpeg2000()
     at = data.index(b"colr") + 7
     return data[:at] + struct.pack(">I", number) + data[at + 4 :]
@@ -855,9 +855,9 @@ def _bmps():
         palette = np.repeat(shades[:, None], 4, axis=1).copy()
         palette[:, 3] = 0
         yield f"{bits}-bit", bmp(bits, _bmp_rows(bits), palette=palette.tobytes())
-        coloured = palette.copy()
-        coloured[:, 0] = 255 - coloured[:, 0]
-        yield f"{bits}-bit coloured", bmp(bits, _bmp_rows(bits), palette=coloured.tobytes())
+        colored = palette.copy()
+        colored[:, 0] = 255 - colored[:, 0]
+        yield f"{bits}-bit colored", bmp(bits, _bmp_rows(bits), palette=colored.tobytes())
         yield (
             f"{bits}-bit OS/2",
             bmp(bits, _bmp_rows(bits), palette=palette[:, :3].tobytes(), old=True),

@@ -38,8 +38,8 @@ def test_each_caption_belongs_to_its_image(folder):
             assert batch["used"][row].tolist() == [k < len(texts) for k in range(4)]
             assert not batch["image"][row, len(texts) :].any()
             for text, image in zip(texts, batch["image"][row]):
-                colour = next(one for one in image_text.COLOURS if one in text)
-                assert image[24, 24].tolist() == list(ImageColor.getrgb(colour))
+                color = next(one for one in image_text.COLORS if one in text)
+                assert image[24, 24].tolist() == list(ImageColor.getrgb(color))
             seen += texts
     # A last batch with fewer rows is dropped.
     assert len(seen) > N - image_text.ROWS * image_text.SLOTS
