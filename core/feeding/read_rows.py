@@ -155,10 +155,11 @@ def _not_images(settings: ReadSettings, records: Indices, chunk: Chunk) -> dict[
             table = settings.checked_headers.setdefault(name, RecordTable(len(settings.source), 0))
         has_header, _ = table.get(records)
         good: list[int] = []
+        values = chunk.columns[name]
         for place in np.flatnonzero(~has_header).tolist():
             if place in chunk.errors:
                 continue
-            value = np.asarray(chunk.columns[name][place], order="C")
+            value = np.asarray(values[place], order="C")
             fault = special_file(value) if image_input.is_path else ""
             if not fault:
                 _, fault = look_at_input(value, image_input)
