@@ -18,7 +18,7 @@ from absl import flags
 import turns
 
 SIDE = 224
-GREY = np.array([0.299, 0.587, 0.114], np.float32)
+GRAY = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 def opencv_crop(path: str, rng: np.random.Generator) -> Any:
@@ -57,8 +57,8 @@ def opencv_jitter(image: Any, strength: float, rng: np.random.Generator) -> Any:
             levels = np.rint(np.arange(256) * factor + (1 - factor) * mean)
             image = cv2.LUT(image, levels.clip(0, 255).astype(np.uint8))
         else:
-            grey = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
-            image = cv2.addWeighted(image, factor, grey, 1 - factor, 0)
+            gray = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+            image = cv2.addWeighted(image, factor, gray, 1 - factor, 0)
     return image
 
 
@@ -141,10 +141,10 @@ def tensorflow_jitter(image: Any, strength: float) -> Any:
     # Long rows are faster by a tenth than a last dimension of three channels. The matrix product
     # processes eight pixels at once.
     pixels = tf.minimum(tf.reshape(image, [SIDE, 3 * SIDE]) * brightness, 255.0)
-    mean = tf.reduce_sum(tf.reshape(tf.reduce_mean(pixels, 0), [SIDE, 3]) * (GREY / SIDE))
+    mean = tf.reduce_sum(tf.reshape(tf.reduce_mean(pixels, 0), [SIDE, 3]) * (GRAY / SIDE))
     pixels = tf.clip_by_value(pixels * contrast + mean * (1 - contrast), 0, 255)
-    greys = np.kron(np.eye(8), np.tile(GREY[:, None], 3)).astype(np.float32)
-    mixing = saturation * tf.eye(24) + (1 - saturation) * greys
+    grays = np.kron(np.eye(8), np.tile(GRAY[:, None], 3)).astype(np.float32)
+    mixing = saturation * tf.eye(24) + (1 - saturation) * grays
     mixed = tf.matmul(tf.reshape(pixels, [-1, 24]), mixing)
     return tf.reshape(tf.clip_by_value(mixed, 0, 255), [SIDE, SIDE, 3])
 

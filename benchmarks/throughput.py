@@ -48,7 +48,7 @@ KINDS = ("Tar", "TFRecord", "Files", ARRAY_RECORD, HUGGING_FACE)
 LOAD = 0.9
 MEAN = np.array([123.7, 116.3, 103.5], np.float32)
 STD = np.array([58.4, 57.1, 57.4], np.float32)
-NORMALISED = ((np.arange(256, dtype=np.float32)[:, None] - MEAN) / STD).astype(np.float16)[None]
+NORMALIZED = ((np.arange(256, dtype=np.float32)[:, None] - MEAN) / STD).astype(np.float16)[None]
 
 
 def augment(
@@ -63,16 +63,16 @@ def augment(
             random_aspect_ratio=[3 / 4, 4 / 3],
         )
         images = fn.resize(images, size=(224, 224), antialias=antialias)
-        return normalised(images, fn.random.coin_flip())
+        return normalized(images, fn.random.coin_flip())
     if GPU:
         images = fn.decoders.image(encoded, device="mixed", hw_decoder_load=hw_decoder_load)
     else:
         images = fn.decoders.image(encoded)
     images = fn.random_resized_crop(images, size=(224, 224), antialias=antialias)
-    return normalised(images, fn.random.coin_flip())
+    return normalized(images, fn.random.coin_flip())
 
 
-def normalised(images: Any, mirror: Any) -> Any:
+def normalized(images: Any, mirror: Any) -> Any:
     """Mirrors and normalizes images, float16."""
     return fn.crop_mirror_normalize(
         images,
@@ -150,7 +150,7 @@ def of_images(data: Any, *, draw: Any) -> Any:
     else:
         images = fn.decoders.image(data)
     images = dalijax_augment.random_resized_crop(images, 224, draw=draw)
-    return normalised(images, draw.coin_flip())
+    return normalized(images, draw.coin_flip())
 
 
 def of_source(data: Any, label: Any, *, draw: Any) -> Any:
@@ -208,7 +208,7 @@ class Read(grain.transforms.Map):
         return {"image": pathlib.Path(record["path"]).read_bytes(), "label": record["label"]}
 
 
-class Normalise(grain.transforms.Map):
+class Normalize(grain.transforms.Map):
     """Normalizes a batch of uint8 pixels to float16, in Grain's workers."""
 
     def map(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -216,7 +216,7 @@ class Normalise(grain.transforms.Map):
 
         pixels = batch["images"]
         # A lookup table of float16 values, which is four times as fast as NumPy's arithmetic.
-        bits = cv2.LUT(pixels.reshape(-1, *pixels.shape[2:]), NORMALISED.view(np.int16))
+        bits = cv2.LUT(pixels.reshape(-1, *pixels.shape[2:]), NORMALIZED.view(np.int16))
         return batch | {"images": bits.view(np.float16).reshape(pixels.shape)}
 
 
@@ -235,10 +235,10 @@ def tensorflow_decode(path: Any, label: Any) -> tuple[Any, Any]:
 
 def placed(batches: Iterator[Any]) -> Iterator[Any]:
     """Places batches on the device; a GPU normalizes the pixels."""
-    normalise = jax.jit(lambda images: ((images - MEAN) / STD).astype(np.float16))
+    normalize = jax.jit(lambda images: ((images - MEAN) / STD).astype(np.float16))
     for batch in batches:
         images, labels = jax.device_put(batch)
-        yield (normalise(images) if GPU else images), labels
+        yield (normalize(images) if GPU else images), labels
 
 
 class Paths:
@@ -337,7 +337,7 @@ def variants(
         threads = 0 if count else workers
         read = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
         ds = records.batch(batch).random_map(other_inputs.Augment(0))
-        ds = (ds if GPU else ds.map(Normalise())).to_iter_dataset(read)
+        ds = (ds if GPU else ds.map(Normalize())).to_iter_dataset(read)
         if count:
             ds = ds.mp_prefetch(options(count))
         return placed((batch["images"], batch["labels"]) for batch in ds)

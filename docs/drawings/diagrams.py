@@ -2,7 +2,7 @@
 
     python docs/drawings/diagrams.py
 
-Boxes have a background color, and the text outside of them is grey, so that light and dark pages
+Boxes have a background color, and the text outside of them is gray, so that light and dark pages
 can show the same drawing.
 """
 
@@ -12,7 +12,7 @@ import html
 from pathlib import Path
 
 PICTURES = Path(__file__).resolve().parents[1] / "pictures"
-GREY = "#7b828c"
+GRAY = "#7b828c"
 GROUNDS = {  # the colors of the background and of the text
     "ask": ("#e8eef2", "#1d2730"),
     "act": ("#00796b", "#ffffff"),
@@ -31,13 +31,13 @@ class Diagram:
             f'width="{width}" height="{height}" role="img" font-family="system-ui, sans-serif" '
             f'font-size="15"><title>{html.escape(title)}</title>'
             '<defs><marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" '
-            f'markerHeight="7" orient="auto"><path d="M0 0L10 5L0 10z" fill="{GREY}"/></marker>'
+            f'markerHeight="7" orient="auto"><path d="M0 0L10 5L0 10z" fill="{GRAY}"/></marker>'
             "</defs>"
         )
         self._parts: list[str] = []
 
     def text(
-        self, x: float, y: float, text: str, color: str = GREY, anchor: str = "middle"
+        self, x: float, y: float, text: str, color: str = GRAY, anchor: str = "middle"
     ) -> None:
         """Draws a line of text. Text in `backticks` is bold and monospaced."""
         pieces = text.split("`")
@@ -66,7 +66,7 @@ class Diagram:
         """Draws a line through the points, with an arrowhead at the last point."""
         path = "M" + "L".join(f"{x} {y}" for x, y in points)
         self._parts.append(
-            f'<path d="{path}" fill="none" stroke="{GREY}" stroke-width="1.6" '
+            f'<path d="{path}" fill="none" stroke="{GRAY}" stroke-width="1.6" '
             'marker-end="url(#tip)"/>'
         )
 

@@ -232,7 +232,7 @@ IMPURE = {
 }
 
 
-def normalised(x):
+def normalized(x):
     return (x - MEAN.reshape(1, 3).max()) * NESTED["scale"] + MEAN.sum()
 
 
@@ -275,10 +275,10 @@ class Scale(nn.Module):
 PURE = {
     "NumPy": np.sin,
     "lambda": lambda x: x * 2,
-    "globals that are read": normalised,
+    "globals that are read": normalized,
     "closure that is read": READS,
     "method that reads": Augment().reads,
-    "objects that are pure": Compose(normalised, np.sin),
+    "objects that are pure": Compose(normalized, np.sin),
     "seeded generators": lambda x: (
         x + np.random.default_rng(0).random() + random.Random(3).random()
     ),
@@ -286,7 +286,7 @@ PURE = {
     "own values": changes_its_own_values,
     "copies": changes_copies,
     "prints": prints,
-    "vmap": jax.vmap(normalised),
+    "vmap": jax.vmap(normalized),
     "grad": jax.jit(jax.vmap(jax.grad(lambda x: x * 2.0))),
     "generator that is not used": jax.jit(
         functools.partial(lambda x, rng: x, rng=np.random.default_rng())

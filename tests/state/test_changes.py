@@ -109,8 +109,8 @@ def test_pixels_come_from_the_current_graph(jpegs):
     other.set_state(saved.get_state(), allow=["operators.resize.size"])
     batch = next(other)
     assert batch["images"].shape == (2, 12, 12, 3)
-    grey = 8 * np.asarray(batch["x"]).reshape(2, 1, 1, 1) % 256
-    assert np.abs(np.asarray(batch["images"]).astype(int) - grey).max() <= 1
+    gray = 8 * np.asarray(batch["x"]).reshape(2, 1, 1, 1) % 256
+    assert np.abs(np.asarray(batch["images"]).astype(int) - gray).max() <= 1
 
 
 FIXED = [

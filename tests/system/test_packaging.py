@@ -136,10 +136,10 @@ def test_a_wheel_is_built_without_a_compiler(tmp_path_factory):
 def test_the_wheel_has_the_licence(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (info,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
-        licence = archive.read(f"{info}/licenses/LICENSE").decode()
+        license = archive.read(f"{info}/licenses/LICENSE").decode()
         metadata = email.message_from_bytes(archive.read(f"{info}/METADATA"))
-    assert licence == (ROOT / "LICENSE").read_text()
-    assert licence.split()[:4] == ["Apache", "License", "Version", "2.0,"]
+    assert license == (ROOT / "LICENSE").read_text()
+    assert license.split()[:4] == ["Apache", "License", "Version", "2.0,"]
     assert metadata["License-Expression"] == "Apache-2.0"
 
 
