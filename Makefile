@@ -14,7 +14,7 @@ unexport PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .NOTPARALLEL:
-.PHONY: help demo test test-full test-matrix test-pax run-pax test-parity run-parity lint format bench docs docs-serve clean
+.PHONY: help demo test test-slow test-full test-matrix test-pax run-pax test-parity run-parity lint format bench docs docs-serve clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -22,8 +22,11 @@ help:  ## List the targets.
 demo: $(VENV)/.installed-demo  ## Train a small classifier on images that DALI decodes.
 	@$(PYTHON) examples/quickstart.py $(ARGS)
 
-test: $(VENV)/.installed-test  ## Run the tests on all cores; ARGS='-k epochs' is passed to pytest.
-	@$(PYTHON) -m pytest -n auto --dist worksteal $(ARGS)
+test: $(VENV)/.installed-test  ## Run the tests on all cores, without slow ones; ARGS='-k epochs' is passed to pytest.
+	@$(PYTHON) -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/.installed-test  ## Run the tests of whole programs: examples, pages, packaging, ends of processes.
+	@$(PYTHON) -m pytest -n auto --dist worksteal -m slow $(ARGS)
 
 test-full: $(VENV)/.installed-test  ## Run all combinations of parametrized tests; takes more than an hour.
 	@DALIJAX_FULL=1 $(PYTHON) -m pytest -n auto -o faulthandler_timeout=0 $(ARGS)

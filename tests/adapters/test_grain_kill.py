@@ -7,10 +7,13 @@ import pathlib
 import random
 import time
 
+import pytest
 from forks import Fork
 from PIL import Image
 
 from full import FULL
+
+pytestmark = pytest.mark.slow
 
 SEED = int(os.environ.get("DALIJAX_SEED", random.SystemRandom().randrange(2**31)))
 SCRIPT = pathlib.Path(__file__).parents[2] / "examples" / "grain_train.py"

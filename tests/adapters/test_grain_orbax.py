@@ -278,6 +278,7 @@ def before_and_after(request, tmp_path_factory):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_number_of_processes_resumes(before_and_after, kind):
     whole, reports = ([report[kind] for report in made] for made in before_and_after)

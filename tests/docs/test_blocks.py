@@ -44,6 +44,7 @@ def drawn(tmp_path_factory):
     return shared(tmp_path_factory, "images_of_pages", draw)
 
 
+@pytest.mark.slow
 @each_page
 def test_its_blocks_run(path, tmp_path, drawn):
     """In a single namespace and an empty folder, on 8 CPU devices, as a separate program.

@@ -25,6 +25,7 @@ def test_dalis_operators_are_elsewhere():
     assert not hasattr(fn, "__wrapped__")
 
 
+@pytest.mark.slow
 def test_states_go_on_in_another_process(jpegs_many, tmp_path):
     program = f"""
 import sys, json, pathlib
@@ -145,6 +146,7 @@ def test_iterators_that_are_collected_within_a_function():
     main.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", function_cells.ADAPTERS)
 def test_every_function_in_every_adapter_resumes_everywhere(jpegs_many, make):
     function_cells.check(make, jpegs_many, "cpu")

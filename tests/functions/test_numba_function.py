@@ -45,6 +45,7 @@ def transpose_batch(out0_samples, in0_samples):
                 out0[j, i] = in0[i, j]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "batch"), [
     (ragged, False), in_full(ragged, True), in_full(lambda: uniform((4, 3)), False),
     (lambda: uniform((4, 3)), True),
@@ -82,6 +83,7 @@ def test_numba_without_setup_keeps_shapes_and_types():
     check(graph, lambda x: x * 2)
 
 
+@pytest.mark.slow
 def test_numba_with_fewer_outputs_than_inputs_and_no_setup():
     def scaled(out0, in0, in1):
         for i in range(in0.shape[0]):
@@ -134,6 +136,7 @@ def joined(out0, in0, in1):
         out0[n + k] = in1[k, 0]
 
 
+@pytest.mark.slow
 def test_numba_with_other_numbers_of_inputs_and_outputs():
     def graph():
         x, y = ragged(), ragged()
@@ -166,6 +169,7 @@ def test_numba_with_other_numbers_of_inputs_and_outputs():
             np.testing.assert_array_equal(d, np.concatenate([x[:, 0], y[:, 0]]))
 
 
+@pytest.mark.slow
 def test_numba_takes_six_of_each():
     def six(o0, o1, o2, o3, o4, o5, i0, i1, i2, i3, i4, i5):
         for k in range(2):
@@ -234,6 +238,7 @@ def test_numbas_arguments_are_checked(arguments, words):
         run(lambda: (fn.numba_function(uniform((2,)), run_fn=copied, **arguments),))
 
 
+@pytest.mark.slow
 def test_numbas_limits_and_errors(monkeypatch):
     seven = [np.zeros(1, np.float32)] * 7
     with pytest.raises(ValueError, match="takes 1 to 6"):
@@ -307,6 +312,7 @@ def test_numba_into_other_types():
         )
 
 
+@pytest.mark.slow
 def test_what_numba_takes_for_constants_may_change_between_builds():
     table = np.zeros(1, np.float32)
 

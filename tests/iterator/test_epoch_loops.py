@@ -240,6 +240,7 @@ def test_a_zip_that_ends_with_an_epoch_warns_once(reversed_zip):
     assert closed[0].filename == freed[0].filename == __file__
 
 
+@pytest.mark.slow
 def test_loops_that_do_not_warn():
     def epochs(it):
         for _ in range(3):

@@ -110,6 +110,7 @@ two_policies = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @three_policies
 def test_a_corrupt_file_at_every_position(write_images, policy, padded):
     case = Case(N, 1, 2, policy, padded, False)
@@ -363,6 +364,7 @@ EMPTIED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy,padded,empty", EMPTIED, ids=str)
 def test_empty_files_fail_like_corrupt_files(emptied, policy, padded, empty):
     paths = emptied(empty)

@@ -15,6 +15,8 @@ from dalijax import LastBatchPolicy, data_iterator
 from full import FULL, in_full
 from numbered import read_files
 
+pytestmark = pytest.mark.slow
+
 BATCHES = 20_000 if FULL else 400
 BATCH = 5
 SAVE_EVERY = 40

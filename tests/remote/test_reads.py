@@ -242,6 +242,7 @@ def test_an_outage_sends_few_requests(server):
     assert 60 + server.num_faults == len(server.ranges) and server.num_faults <= 6 * (9 + 2 + 5)
 
 
+@pytest.mark.slow
 def test_many_random_faults(server, client):
     source = opened(server, read_ahead=600_000)
     kinds = ("429", "500", "503", "reset", "short", "less", "other", "cut")

@@ -62,6 +62,7 @@ for settings in {settings!r}:
 """
 
 
+@pytest.mark.slow
 def test_importing_the_package_sets_it():
     # No test starts CUDA, whatever was imported before.
     queues = {"32": {}, "8": {VARIABLE: "8"}, "": {KEEP: "keep"}}

@@ -19,6 +19,8 @@ from dalijax.core.formats.image_size import image_size, look_at
 from dalijax.core.state.operators import image_inputs, operators_of
 from dalijax.fn import read_file
 
+pytestmark = pytest.mark.slow
+
 
 def test_no_window_ends_the_process():
     done = run_fork(window_worker.__file__, 64)

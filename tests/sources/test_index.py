@@ -112,6 +112,7 @@ print(time.process_time() - start, peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_a_hundred_million_records_take_little_time_and_memory(tmp_path):
     count = 10**8
     path = tmp_path / "large.index"

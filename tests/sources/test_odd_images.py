@@ -39,6 +39,7 @@ def decoded_in_a_process(mutations, output="RGB"):
     return decoded, bad
 
 
+@pytest.mark.slow
 def test_no_odd_image_ends_the_process_and_each_is_decoded_or_named():
     images = odd_images()
     decoded, bad = decoded_in_a_process(0)
@@ -53,6 +54,7 @@ def test_no_odd_image_ends_the_process_and_each_is_decoded_or_named():
     assert [name for name in wrong if not UNSURE.search(name)] == []
 
 
+@pytest.mark.slow
 def test_no_odd_image_ends_the_process_if_its_channels_are_kept():
     images = odd_images()
     decoded, _ = decoded_in_a_process(0, "ANY_DATA")
@@ -64,6 +66,7 @@ def test_no_odd_image_ends_the_process_if_its_channels_are_kept():
     assert [name for name in wrong if not UNSURE_IF_KEPT.search(name)] == []
 
 
+@pytest.mark.slow
 def test_no_damaged_image_ends_the_process():
     count = 600 if FULL else 300
     decoded, _ = decoded_in_a_process(count)

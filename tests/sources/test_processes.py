@@ -5,6 +5,7 @@ import json
 import pathlib
 import random
 
+import pytest
 from elastic_graphs import GRAPHS, IMAGES, MORE, SEED, SOURCES, iterator_function, rows_of, write
 
 from full import FULL
@@ -137,6 +138,7 @@ def test_the_chosen_pairs_have_everything():
         assert all(mesh in [pair[side] for pair in pairs] for mesh in meshes)
 
 
+@pytest.mark.slow
 def test_states_resume_on_other_devices_and_processes(tmp_path):
     """Each pair saves with some processes and resumes with others: ids, draws and pixels."""
     write(tmp_path)

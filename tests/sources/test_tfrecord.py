@@ -286,6 +286,7 @@ def example_in_order(values):
     return bytes([0x0A, len(inner) & 0x7F | 0x80, len(inner) >> 7]) + inner
 
 
+@pytest.mark.slow
 def test_any_flipped_bit_is_an_error_or_data(tmp_path):
     """Damage is named, or read as other data; no other error is raised, and no read hangs."""
     names = (*FEATURES, "image/box", "image/text", "tokens")

@@ -13,6 +13,8 @@ from PIL import Image
 
 from full import FULL
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 LIBRARIES = ("flax.nnx", "optax", "orbax.checkpoint", "grain")  # imported once for all examples
 TENSORFLOW = ("tensorflow", "clu.metric_writers", "clu.periodic_actions")

@@ -12,6 +12,8 @@ from forks import run_fork
 from full import FULL, in_full
 from programs import run_python
 
+pytestmark = pytest.mark.slow
+
 TIMES = 9 if FULL else 1
 run_program = run_python if FULL else functools.partial(run_fork, frees=True)
 FORK_WORKER = pathlib.Path(__file__).parents[1] / "support" / "fork_worker.py"

@@ -19,6 +19,8 @@ from shared import shared
 
 from programs import run_python
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "dalijax"
 HELPER = "core/formats/_read_ranges.abi3.so"  # if there is a C compiler

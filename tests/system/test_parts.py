@@ -58,6 +58,7 @@ def same_error(errors):
     return errors[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", (2, 3))
 def test_slices_of_unequal_length_have_as_many_batches(request, processes):
     reports = request.getfixturevalue("seen" if processes == 2 else "seen_by_three")["slices"]

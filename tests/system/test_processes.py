@@ -102,6 +102,7 @@ def reports(tmp_path_factory, jpegs_many):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(24 if FULL else 12))
 def test_two_processes_of_four_devices(reports, index):
     whole, resumed = reports

@@ -26,6 +26,8 @@ from processes import free_port
 from programs import kill_python, run_python, start_python
 from tars import write_tar
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 TRAIN, ELASTIC = ROOT / "examples" / "imagenet" / "train.py", ROOT / "benchmarks" / "elastic.py"
 LIBRARIES = ("flax.linen", "optax", "orbax.checkpoint", "tensorflow", "clu.metric_writers")

@@ -7,6 +7,8 @@ import pytest
 
 from full import in_full
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 ORDER = ([3, 0], [2, 1])  # two batches of an epoch of four records
 
