@@ -317,7 +317,7 @@ def test_damaged_headers_are_not_taken_for_others(name, parsed):
         damaged = bytearray(data)
         damaged[rng.integers(0, end)] = rng.integers(0, 256)
         assert look_at(damaged) == parsed(damaged)
-    for cut in range(end):
+    for cut in {*range(0, end, max(1, end // 300)), *range(max(0, end - 40), end)}:
         assert look_at(data[:cut]) == parsed(data[:cut])
 
 

@@ -9,6 +9,8 @@ from shared import shared
 
 from processes import forked, started
 
+pytestmark = pytest.mark.slow
+
 SUPPORT = pathlib.Path(__file__).parents[1] / "support"
 PROCESSES = 2
 

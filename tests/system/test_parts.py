@@ -9,6 +9,8 @@ from shared import shared
 
 from processes import started
 
+pytestmark = pytest.mark.slow
+
 WORKER = pathlib.Path(__file__).parents[1] / "support" / "parts_worker.py"
 COUNT = 21
 # For three processes: 5, 4 and 4 records.
@@ -58,7 +60,6 @@ def same_error(errors):
     return errors[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("processes", (2, 3))
 def test_slices_of_unequal_length_have_as_many_batches(request, processes):
     reports = request.getfixturevalue("seen" if processes == 2 else "seen_by_three")["slices"]
