@@ -85,7 +85,7 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> DALIDatasetIterator:
-        """Creates an instance, of a class with a length if the iterator is finite."""
+        """Creates an instance; with ``num_epochs``, of a subclass that has a length."""
         finite = cls is DALIDatasetIterator and kwargs.get("num_epochs") is not None
         iterator: DALIDatasetIterator = super().__new__(_FiniteDatasetIterator if finite else cls)
         return iterator
@@ -142,7 +142,7 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         return self._delivered(self._stream.peek())
 
     def peek_async(self) -> concurrent.futures.Future[Any]:
-        """Peeks in a thread; returns the same future until the position changes."""
+        """Peeks in a thread; returns a future of the batch, the same until the position changes."""
         with self._future_lock:
             if self._workers is None:
                 self._workers = Workers(1, "dalijax-peek")
@@ -203,7 +203,8 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
 
         Raises:
             FileNotFoundError: If the file does not exist.
-            ValueError: If it is not a state, or a state of different data; nothing changes.
+            ValueError: If the file does not contain a state, or a state of different data; nothing
+                changes.
         """
         if not self._checkpoint:
             return
@@ -225,14 +226,17 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         """Restores a position.
 
         Raises:
-            ValueError: If it is not a state, or a state of different data; nothing changes.
+            ValueError: If ``state`` is not a state, or a state of different data; nothing changes.
         """
         self._forget_future()  # before moving, in case the call is interrupted
         self._stream.set_state(state)
         self._forget_future()
 
     def watch(self) -> InputStats:
-        """Starts counting batches; see `ReportInput`."""
+        """Returns the counters of delivered batches, which start at the first call.
+
+        `ReportInput` writes them as metrics.
+        """
         return self._stream.watch()
 
     @property
@@ -286,7 +290,7 @@ class DALIGenericPeekableIterator(DALIGenericIterator):
         return self._checked(super().peek())
 
     def peek_async(self) -> concurrent.futures.Future[Any]:
-        """Peeks in a thread."""
+        """Peeks in a thread; returns a future of the batch."""
         with self._engine.lock:
             if self._workers is None:
                 self._workers = Workers(1, "dalijax-peek")

@@ -84,7 +84,13 @@ class ReportInput(periodic_actions.PeriodicAction):
 
 
 def scalars(current: InputStats, before: InputStats | None, seconds: float) -> dict[str, Any]:
-    """Computes the metrics from the current and earlier counters, ``seconds`` apart."""
+    """Computes the metrics of `ReportInput`, by name.
+
+    Args:
+        current: The current counters.
+        before: The counters at the last report; None: zeros.
+        seconds: Time since the last report.
+    """
     new = current.since(before or InputStats())
     rows = new.examples + new.padding
     return {

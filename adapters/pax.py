@@ -162,7 +162,11 @@ class DALIInput(base_input.BaseInput):
             self._stream = handed_over.take(self._configuration)
 
     def _checked_call(self, iterator_fn: IteratorFunction) -> dict[str, Any]:
-        """Validates and completes the arguments of the iterator function."""
+        """Returns the validated and completed arguments of the iterator function.
+
+        Raises:
+            ValueError: If Pax determines an argument, or arguments exclude each other.
+        """
         arguments = self.arguments or {}
         if iterator_fn._is_placed(arguments):
             raise ValueError(
@@ -187,6 +191,7 @@ class DALIInput(base_input.BaseInput):
         )
 
     def _check_names(self, names: Sequence[str]) -> None:
+        """Raises ValueError if a NestedMap rejects a name, or an output has the weights' name."""
         if self.weights in names:
             raise ValueError(
                 f"weights={self.weights!r} is also the name of an output. Choose another name"
@@ -211,7 +216,7 @@ class DALIInput(base_input.BaseInput):
 
     @property
     def _configuration(self) -> tuple[Any, ...]:
-        """Everything that determines the stream."""
+        """The values that determine the stream; inputs with equal values can share it."""
         return self.iterator_fn, self.element, self._endless, self._call
 
     def __bool__(self) -> bool:
@@ -259,7 +264,7 @@ class DALIInput(base_input.BaseInput):
             valid: The mask, or its spec; None if there is no mask.
 
         Raises:
-            ValueError: If an array has other rows, or the name of the weights.
+            ValueError: If an array has another number of rows, or the name of the weights.
         """
         if self.weights in batch:
             raise ValueError(
@@ -277,6 +282,7 @@ class DALIInput(base_input.BaseInput):
         return rows
 
     def _warn_if_short(self, stream: BatchStream) -> None:
+        """Warns if an evaluation requests more batches than an epoch has."""
         try:
             count = len(stream)
         except TypeError:
@@ -291,7 +297,7 @@ class DALIInput(base_input.BaseInput):
             )
 
     def specs(self) -> py_utils.NestedMap:
-        """Specs (jax.ShapeDtypeStruct) of each array of this host's batch; reads no batch."""
+        """Returns a jax.ShapeDtypeStruct of each array of this host's batch; reads no batch."""
         specs = dict(self._opened().element_spec)
         valid = specs.pop(self._mask, None)
         rows = self._check_shapes(specs, valid)
@@ -345,12 +351,13 @@ class DALIInput(base_input.BaseInput):
     def restore(self, checkpoint_path: epath.PathLike) -> None:
         """Restores the position from a file.
 
-        paxml's files are named ``process_0-of-2``. Over a source, they may have been saved by
-        another number of hosts.
+        paxml's files are named ``process_0-of-2``. Over a source, another number of hosts may have
+        saved them.
 
         Raises:
             FileNotFoundError: If there is no file.
-            ValueError: If it is not a state, or a state of different data; nothing changes.
+            ValueError: If the file does not contain a state, or a state of different data; nothing
+                changes.
         """
         path = epath.Path(checkpoint_path)
         if self.iterator_fn._has_source(self._call):
@@ -383,7 +390,7 @@ class DALIInput(base_input.BaseInput):
         return self._opened()._iterator
 
     def watch(self) -> InputStats:
-        """Starts counting batches; see `dalijax.InputStats`."""
+        """Returns the counters of delivered batches, which start at the first call."""
         return self._opened().watch()
 
 

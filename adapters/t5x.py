@@ -77,7 +77,12 @@ def __dir__() -> list[str]:
 
 
 def _checked(iterator_fn: object, call: Mapping[str, Any]) -> IteratorFunction:
-    """Validates an iterator function, and that the call omits the arguments that T5X sets."""
+    """Returns ``iterator_fn`` if the call omits the arguments that T5X sets.
+
+    Raises:
+        TypeError: If ``iterator_fn`` is not an iterator function.
+        ValueError: If the call, or the iterator function, sets an argument that T5X sets.
+    """
     function = iterator_function(iterator_fn)
     reserved = sorted({"batch_size", "seed", "shard_id", "num_shards"} & set(call))
     if reserved:
@@ -114,7 +119,11 @@ def _host_arguments(
     num_shards: int,
     arguments: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Arguments of the iterator function for one host's share of the batch."""
+    """Returns the arguments of the iterator function for one host's share of the batch.
+
+    Raises:
+        ValueError: If the shards of the hosts do not divide the batch.
+    """
     if cfg.batch_size % num_shards:
         raise ValueError(
             f"batch_size={cfg.batch_size} of the DatasetConfig is not divisible by the "
@@ -209,7 +218,10 @@ class _SourceIterator(DALIDatasetIterator):
 
 
 def _train_class(base_class: type[DALIDatasetIterator]) -> type[DALIDatasetIterator]:
-    """Derives a class from AirIO's iterator, if installed, so that T5X doesn't wrap it."""
+    """Returns a subclass of ``base_class`` and AirIO's iterator, which T5X does not wrap.
+
+    Returns ``base_class`` itself if AirIO is not installed.
+    """
     for name in ("airio.core", "airio", "airio.dataset_iterators"):  # depending on the version
         try:
             airio_class = getattr(importlib.import_module(name), "AirIODatasetIterator", None)

@@ -231,10 +231,12 @@ class IteratorFunction:
         seed: int | None = None,
         call: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Returns the arguments of a call for one of several shards without a sharding.
+        """Returns the arguments by which a call reads one of several shards.
+
+        The call must have no sharding, which would determine the shards.
 
         Args:
-            shard_id: The shard, e.g. of a host.
+            shard_id: Index of the shard, e.g. of a host.
             num_shards: Number of shards; if it is 1, the graph function need not take it.
             seed: A common seed; None: the default. Each shard derives its own seed, so that shards
                 draw different numbers. Over a source, all shards have the same seed, because
@@ -242,7 +244,8 @@ class IteratorFunction:
             call: The other arguments.
 
         Raises:
-            ValueError: If the graph function does not take a shard.
+            ValueError: If there are several shards, and the graph function lacks ``shard_id`` or
+                ``num_shards``.
         """
         if self._has_source(call or {}):
             return {"hosts": (shard_id, num_shards), "seed": ShardSeed.of(seed, 0)}
@@ -255,7 +258,11 @@ class IteratorFunction:
         return shard
 
     def _named(self, shard_id: int, num_shards: int) -> dict[str, int]:
-        """Returns the shard as arguments, as far as the graph function takes them."""
+        """Returns the shard as arguments, without arguments that the graph function lacks.
+
+        Raises:
+            ValueError: As for `_shard_arguments`.
+        """
         missing = sorted({"shard_id", "num_shards"} - function_parameters(self.pipeline_fn))
         if missing and num_shards > 1:
             raise ValueError(
@@ -371,7 +378,7 @@ class IteratorFunction:
         )
 
     def __deepcopy__(self, memo: Any) -> IteratorFunction:
-        return self  # immutable, and a copied configuration must stay equal to its source
+        return self  # immutable; deep copies of a configuration must equal the original
 
     def __reduce__(self) -> Any:
         # If the decorated name is this object, its graph function can't be found by that name.
@@ -418,10 +425,10 @@ def _documented(pipeline_fn: Callable[..., Any], call: str) -> str:
 
 
 def iterator_function(value: object) -> IteratorFunction:
-    """Returns an argument that must be an iterator function.
+    """Returns ``value`` unchanged if it is an iterator function.
 
     Raises:
-        TypeError: If it is not.
+        TypeError: If it is not an iterator function.
     """
     if isinstance(value, DALIGenericIterator):
         raise TypeError(

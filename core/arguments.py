@@ -52,7 +52,15 @@ _FLAGS = frozenset(
 
 
 def difference_names(allow: object, argument: str) -> tuple[str, ...]:
-    """Validates names of differences that a restore may ignore; TypeError if they are invalid."""
+    """Returns the names of differences that a restore may ignore, as a tuple.
+
+    Args:
+        allow: The names, such as ["operators.resize.size"].
+        argument: Name of the argument that contains them, for messages.
+
+    Raises:
+        TypeError: If ``allow`` is not a list of strings.
+    """
     if isinstance(allow, str) or not isinstance(allow, Iterable):
         raise TypeError(f"{argument} must be a list of names, not {allow!r}. Pass [{allow!r}]")
     names = tuple(allow)
@@ -63,7 +71,7 @@ def difference_names(allow: object, argument: str) -> tuple[str, ...]:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Formats a function's name with parentheses, for messages."""
+    """Returns a function's name with parentheses, such as "train()", for messages."""
     return f"{getattr(function, '__name__', function)!s}()"
 
 
@@ -74,7 +82,7 @@ def is_pipeline_def(function: Callable[..., Any]) -> bool:
 
 
 def function_parameters(pipeline_fn: Callable[..., Any]) -> frozenset[str]:
-    """Names of the arguments of a graph function that may be passed by keyword."""
+    """Returns the names of a graph function's arguments that may be passed by keyword."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(pipeline_fn).parameters.values()
     return frozenset(p.name for p in parameters if p.kind in kinds)
@@ -129,7 +137,7 @@ def refuse_positional(name: str, args: Sequence[Any]) -> None:
         args: The positional arguments.
 
     Raises:
-        TypeError: If there are any.
+        TypeError: If ``args`` is not empty.
     """
     if args:
         raise TypeError(
@@ -271,7 +279,7 @@ def plain_name(function: Callable[..., Any]) -> str:
 
 
 def knows_its_names(function: F) -> F:
-    """Decorates a function; its errors about unknown arguments then suggest similar names."""
+    """Decorates a function so that errors about unknown arguments suggest similar names."""
     parameters = inspect.signature(function).parameters
     names = set(parameters)
     by_keyword = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY]

@@ -1,8 +1,8 @@
 """`batch_map`: functions that change each placed batch before ``next()`` delivers it.
 
-The functions run in the thread that takes the batch, as one compiled computation, so that they have
-the same place among the caller's computations in every process. Their key depends on the seed, the
-epoch and the step alone::
+The functions run in the thread that calls ``next()``, as one compiled computation. Every process
+therefore runs them in the same order among the caller's computations. The key that a function
+receives depends only on the seed, the epoch, the step and the function's index::
 
     fold_in(fold_in(fold_in(jax.random.key(seed), epoch), step), number of the function)
 """
@@ -42,8 +42,9 @@ class ResultPlacement(Protocol):
 
 
 class BatchMap:
-    """The functions of ``batch_map``, compiled once for each kind of batch.
+    """The functions of ``batch_map``, compiled together.
 
+    They are compiled once for all batches with the same names, shapes, dtypes and shardings.
     Iterators that share the object share the compiled computation.
 
     Args:
@@ -51,7 +52,7 @@ class BatchMap:
 
     Attributes:
         functions: The functions.
-        names: Their names, for messages and states.
+        names: Names of the functions, for messages and states.
 
     Raises:
         TypeError: If a value is not a function of two arguments.
@@ -103,8 +104,8 @@ class BatchMap:
         Raises:
             BatchMapError: If a function raises.
             RuntimeError: For arrays of several processes in a thread other than the main thread.
-            TypeError, ValueError: If a function returns something else than a dict of arrays, or
-                not the mask.
+            TypeError, ValueError: If a function does not return a dict of arrays that includes the
+                mask.
         """
         arrays, unmapped = _split(batch, placement)
         self._check_thread(arrays)
@@ -126,6 +127,7 @@ class BatchMap:
         placement: ResultPlacement | None,
         unmapped: Mapping[str, Any],
     ) -> dict[str, jax.Array]:
+        """Runs the compiled functions; compiles them for the first batch of a kind."""
         kind = (mask, *((k, a.shape, a.dtype, _sharding_of(a)) for k, a in arrays.items()))
         if kind not in self._compiled:
             specs = self._result_specs(_specs(arrays), mask, placement, unmapped)
@@ -149,7 +151,7 @@ class BatchMap:
         mask: str | None = None,
         placement: ResultPlacement | None = None,
     ) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns shape, dtype and sharding of each array of the result; computes nothing.
+        """Returns the shape, dtype and sharding of each array of the result, without computing it.
 
         Args:
             batch: The jax.ShapeDtypeStructs of a batch.
@@ -174,6 +176,7 @@ class BatchMap:
         placement: ResultPlacement | None,
         unmapped: Mapping[str, Any],
     ) -> dict[str, jax.ShapeDtypeStruct]:
+        """Traces the functions, checks the results, and returns the specs with shardings."""
         rows = next(iter(arrays.values())).shape[0] if arrays else 0
         results = jax.eval_shape(self._apply, dict(arrays), _KEY_WORDS)
         if mask is not None and mask not in unmapped:
@@ -244,7 +247,12 @@ def _name_of(function: Any) -> str:
 def _applied(
     functions: Sequence[MapFunction], names: Sequence[str]
 ) -> Callable[[dict[str, jax.Array], jax.Array], dict[str, jax.Array]]:
-    """Composes functions to a function of a batch and the two integers of a key."""
+    """Composes the functions of ``batch_map``.
+
+    Returns:
+        A function of a batch and of four uint32 words: the upper and the lower half of the seed,
+        the epoch and the step.
+    """
 
     def apply(batch: dict[str, jax.Array], words: jax.Array) -> dict[str, jax.Array]:
         key = jax.random.wrap_key_data(words[:2], impl="threefry2x32")
@@ -263,7 +271,11 @@ def _applied(
 
 
 def _checked(result: Any, name: str) -> dict[str, jax.Array]:
-    """Checks the result of a function: a dict of arrays by names."""
+    """Returns the result of a function, with 64-bit NumPy arrays narrowed as by JAX.
+
+    Raises:
+        TypeError: If the result is not a dict of arrays, or a NumPy array can't be narrowed.
+    """
     if not isinstance(result, Mapping) or not all(isinstance(key, str) for key in result):
         raise TypeError(
             f"batch_map: {name}() returned {type(result).__name__}: return the batch, a dict of "

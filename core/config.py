@@ -115,12 +115,12 @@ def _check_seconds(value: object) -> None:
 class EpochRules:
     """Requirements of an adapter: no batch has samples of two epochs, and shards do not rotate.
 
-    DALI's readers by default fill an epoch's last batch with samples of the next epoch, and read
-    another shard in each epoch. `check` rejects them.
+    By default, DALI's readers fill an epoch's last batch with samples of the next epoch, and read
+    another shard in each epoch. `check` rejects readers with these defaults.
 
     Attributes:
         num_epochs: Number of epochs to read; None: no end.
-        equal_shards: A number of shards that must divide the samples.
+        equal_shards: Number of shards that must divide the number of samples.
         per_shard: Whether shards may have different numbers of batches, if no array is placed over
             several of them.
     """
@@ -130,10 +130,14 @@ class EpochRules:
     per_shard: bool = False
 
     def check(self, reader: str, plan: EpochPlan | None) -> None:
-        """Validates the epochs of a reader, or of a record source if the name is "".
+        """Checks that a reader meets the requirements.
+
+        Args:
+            reader: Name of the reader; "" for a record source.
+            plan: The epochs of the reader; None if they are unknown.
 
         Raises:
-            ValueError: If batches mix epochs, or shards rotate or are unequal.
+            ValueError: If a batch contains samples of two epochs, or shards rotate or are unequal.
         """
         reader_or_source = f"reader {reader!r}" if reader else "the source"
         if plan is None:
@@ -221,7 +225,7 @@ class IteratorConfig:
             )
 
     def placed(self) -> IteratorConfig:
-        """Resolves PartitionSpecs with the current mesh.
+        """Returns a copy whose PartitionSpecs are converted to NamedShardings on the current mesh.
 
         Raises:
             ValueError: If there is no current mesh.
@@ -279,6 +283,7 @@ class IteratorConfig:
         self._check_exclusive()
 
     def _checked_names(self) -> tuple[str, ...]:
+        """Returns ``output_map`` as a tuple; raises TypeError or ValueError for invalid names."""
         if isinstance(self.output_map, str):
             raise TypeError(
                 f"output_map must be a list of names, not a string. "
@@ -308,6 +313,7 @@ class IteratorConfig:
         return names
 
     def _check_exclusive(self) -> None:
+        """Raises ValueError if two arguments exclude each other."""
         if self.reader_name is not None and self.size != -1:
             raise ValueError(
                 f"size={self.size} together with reader_name={self.reader_name!r}: the reader "
@@ -350,7 +356,7 @@ def takes(arguments: type[IteratorArguments]) -> Callable[[F], F]:
     about unknown names suggest others.
 
     Args:
-        arguments: The types of the fields that it takes.
+        arguments: A TypedDict of the fields that the function takes.
     """
 
     def decorate(function: F) -> F:
@@ -373,7 +379,7 @@ def takes(arguments: type[IteratorArguments]) -> Callable[[F], F]:
 
 
 def _parameters(arguments: type[IteratorArguments]) -> list[inspect.Parameter]:
-    """Returns the fields of `IteratorConfig` with these names, as parameters of a function."""
+    """Returns the fields of `IteratorConfig` that a TypedDict names, as function parameters."""
     types = arguments.__annotations__
     parameters = []
     for field in dataclasses.fields(IteratorConfig):

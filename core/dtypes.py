@@ -46,7 +46,7 @@ def as_dtype(value: Any, name: str = "dtype") -> np.dtype[Any]:
         name: The argument's name, for errors.
 
     Raises:
-        TypeError: If it is not a dtype of numbers or bools.
+        TypeError: If ``value`` is not a dtype.
     """
     try:
         if isinstance(value, types.DALIDataType):
@@ -105,10 +105,10 @@ def as_bfloat16(array: Any) -> Any:
 
 @functools.lru_cache(maxsize=128)
 def _to_bfloat16(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
-    """Compiles the conversion of arrays on one device.
+    """Compiles the conversion of arrays on one device to bfloat16.
 
-    It is compiled in another thread, because the mesh of `jax.set_mesh`, which may not contain the
-    device or may have several devices, applies to the computations of its own thread.
+    Compiles in another thread, because the mesh of `jax.set_mesh` applies to all computations of
+    the current thread. That mesh may not contain the device, or may have several devices.
     """
 
     def compiled() -> Any:
@@ -123,7 +123,7 @@ def _to_bfloat16(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
 
 
 def cast_to(dtype: np.dtype[Any]) -> str:
-    """Suggests a conversion for values of a dtype that DALI does not support."""
+    """Returns advice, for messages, how to convert values of a dtype that DALI does not support."""
     if dtype.kind == "O":
         return "convert it to arrays of numbers, text or bytes"
     if dtype.kind == "c":
@@ -181,8 +181,8 @@ def as_scalars(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     """Converts numbers to a dtype that may have fewer bits; fractions are rounded.
 
     Raises:
-        TypeError: If they are of another kind, e.g. fractions for an integer dtype.
-        ValueError: If a number does not fit.
+        TypeError: If the dtypes are of different kinds, e.g. floats for an integer dtype.
+        ValueError: If a number is out of the range of the dtype.
     """
     if values.dtype == dtype:
         return values
@@ -195,7 +195,7 @@ def as_scalars(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def out_of_range(values: np.ndarray, dtype: np.dtype[Any]) -> NDArray[np.bool_]:
-    """Returns which numbers are out of the range of a dtype."""
+    """Returns a bool array that is True for numbers out of the range of a dtype."""
     if dtype.kind == "f":
         most = np.finfo(dtype).max
         return np.asarray(np.isfinite(values) & ((values > most) | (values < -most)))

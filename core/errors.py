@@ -92,7 +92,7 @@ class RecordError(_Printable, RuntimeError):
     ``on_error="mask"``.
 
     Attributes:
-        files: Names of the bad records, as far as they are known.
+        files: Names of the bad records, if known.
         unexplained: Whether an operator failed for the batch, rather than for single records.
     """
 
@@ -139,10 +139,10 @@ class RaggedError(ValueError):
     ``fn.crop`` for images, or with ``fn.pad`` for sequences.
 
     Attributes:
-        name: The output.
-        pipeline: The number of the pipeline.
-        rows: Two rows of its batch with different shapes.
-        shapes: Their shapes.
+        name: Name of the output.
+        pipeline: Index of the pipeline.
+        rows: Indices of two rows of the pipeline's batch with different shapes.
+        shapes: Shapes of the samples in these rows.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class RaggedError(ValueError):
         )
 
     def named(self, records: Sequence[str] | Mapping[int, str]) -> RaggedError:
-        """Returns the error with the records of the two rows.
+        """Returns a copy of the error whose message names the records of the two rows.
 
         Args:
             records: Names of records by row of the pipeline's batch; the two rows are enough.

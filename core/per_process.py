@@ -1,4 +1,4 @@
-"""`PerProcess`: values that a forked child makes anew."""
+"""`PerProcess`: values that a forked child creates again instead of sharing its parent's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-_forks = 0  # from the first process of the program to this one
+_forks = 0  # number of forks between the program's first process and this process
 
 
 def _count_fork() -> None:
@@ -19,14 +19,14 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class PerProcess(Generic[T]):
-    """A value of which each process makes its own when it first needs it.
+    """A value that each process creates when it first calls `get`.
 
     A forked child has copies of its parent's threads, locks, requests, connections and locked
     files, which do not work there: it has no thread that would answer a request or free a lock.
 
     Args:
-        make: Makes the value. In a race of threads, it may be called twice, and all threads get the
-            same value. An object that has a `PerProcess` can be pickled if ``make`` can.
+        make: Creates the value. In a race of threads, it may be called twice, and all threads get
+            the same value. An object that has a `PerProcess` can be pickled if ``make`` can.
         keeps: Whether a child keeps the value of its parent in memory, because its destructor may
             wait for threads of the parent.
     """
@@ -40,7 +40,7 @@ class PerProcess(Generic[T]):
 
     def get(self) -> T:
         """Returns the value of this process."""
-        process = os.getpid(), _forks  # the system uses numbers of processes again
+        process = os.getpid(), _forks  # the system reuses process ids
         try:
             return self._values[process]
         except KeyError:

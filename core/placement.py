@@ -4,7 +4,6 @@ The rows of a global batch are split into *data shards*, the distinct row ranges
 sharding assigns to devices. Each data shard held by a local device is decoded by one pipeline, on
 the first of its devices; the other devices receive copies::
 
-
     mesh (data=2, model=2), P("data")          rows 0..B/2          rows B/2..B
                                                device 0, device 1   device 2, device 3
                                                pipeline 0           pipeline 1
@@ -37,12 +36,11 @@ class DataShard:
 
     @property
     def device_id(self) -> int | None:
-        """DALI's device_id for the pipeline: the GPU's index on this host; otherwise None."""
+        """DALI's device_id for the shard's pipeline: the GPU's index on this host, or None."""
         return gpu_ordinal(self.devices[0])
 
     def batch_size(self, global_batch: int) -> int:
         """Returns the number of rows of this shard.
-
 
         Raises:
             ValueError: If the shards do not divide the global batch.
@@ -57,12 +55,12 @@ class DataShard:
 
 
 def gpu_ordinal(device: jax.Device) -> int | None:
-    """Index of a GPU on its host; None for a CPU or a TPU, whose batches the CPU decodes."""
+    """Returns the index of a GPU on its host; None for a CPU or TPU, for which the CPU decodes."""
     return int(device.local_hardware_id) if device.platform == "gpu" else None
 
 
 def data_shards(sharding: Sharding) -> list[DataShard]:
-    """Data shards held by this process, in row order.
+    """Returns the data shards that this process's devices hold, in row order.
 
     Args:
         sharding: Any sharding, including reversed meshes, unused axes and several processes.
@@ -88,7 +86,10 @@ def _holders(sharding: Sharding) -> list[list[jax.Device]]:
 
 
 def placement_text(sharding: Sharding) -> str:
-    """Describes a sharding, with the devices of each row range, equally in all processes."""
+    """Returns a description of a sharding that is the same text in all processes.
+
+    It contains the spec and the ids of the devices that hold each row range.
+    """
     kind = type(sharding).__name__
     spec = str(tuple(sharding.spec)) if isinstance(sharding, NamedSharding) else kind
     ranges = [[device.id for device in devices] for devices in _holders(sharding)]
@@ -96,7 +97,7 @@ def placement_text(sharding: Sharding) -> str:
 
 
 def rows_sharding(sharding: Sharding) -> Sharding:
-    """Restricts a sharding to the row dimension, for arrays of rank 1 or more."""
+    """Returns a sharding that splits only dimension 0, in the same way as ``sharding``."""
     if isinstance(sharding, NamedSharding):
         rows = sharding.spec[0] if len(sharding.spec) else None
         return NamedSharding(sharding.mesh, PartitionSpec(rows))
@@ -104,11 +105,11 @@ def rows_sharding(sharding: Sharding) -> Sharding:
 
 
 def over_current_mesh(sharding: Any) -> Any:
-    """Resolves PartitionSpecs with the current mesh.
+    """Converts PartitionSpecs to NamedShardings on the current mesh; returns the sharding.
 
     Args:
         sharding: A Sharding, a PartitionSpec, or a dict of these and None. In a dict,
-            PartitionSpecs use the mesh of another output's NamedSharding, if there is one.
+            PartitionSpecs stay if another output has a NamedSharding, whose mesh is used later.
 
     Raises:
         ValueError: If there is no current mesh.
@@ -213,7 +214,7 @@ class GlobalPlacement:
 
     Raises:
         TypeError: If a sharding has another type.
-        ValueError: If the names are not those of the outputs, or a PartitionSpec has no mesh.
+        ValueError: If the sharding lacks an output or places none, or a PartitionSpec has no mesh.
     """
 
     def __init__(self, sharding: Sharding | Mapping[str, Any], names: Sequence[str]):
@@ -223,7 +224,7 @@ class GlobalPlacement:
         finest = max(cuts, key=lambda name: cuts[name][0].num_shards)
         self.shards = tuple(cuts[finest])
         self._rows = rows_sharding(placed[finest])
-        # Whether a sharding splits the rows as the pipelines do.
+        # For each sharding: whether it splits the rows into the same ranges as the pipelines.
         self._direct = {placed[k]: tuple(cut) == self.shards for k, cut in cuts.items()}
         self._is_common = not isinstance(sharding, Mapping)
 
@@ -236,7 +237,7 @@ class GlobalPlacement:
         return name in self._shardings and self._shardings[name] is None
 
     def check_names(self, names: Collection[str]) -> None:
-        """Raises ValueError if the sharding has entries for other values than those of a batch."""
+        """Raises ValueError if the sharding has an entry whose name is not in ``names``."""
         unknown = sorted(self._shardings.keys() - {*names})
         if unknown and not self._is_common:
             raise ValueError(
@@ -245,7 +246,11 @@ class GlobalPlacement:
             )
 
     def place_mask(self, name: str, pieces: Sequence[np.ndarray]) -> Any:
-        """Assembles the global mask, split by rows as the pipelines are, unless it has an entry."""
+        """Assembles the global mask from a bool array [rows] of each data shard.
+
+        It is placed by its entry in the sharding; without an entry, its rows are split like the
+        pipelines' rows.
+        """
         if name in self._shardings and not self._is_common:
             return self.place(name, pieces)
         return self._assemble(name, pieces, self._rows)
@@ -278,10 +283,11 @@ class GlobalPlacement:
         return jax.device_put(self._assemble(name, pieces, self._rows), target)
 
     def result_sharding(self, name: str, shape: Sequence[int], rows: int) -> Sharding | None:
-        """Returns the sharding of an array that a function of the batch returns.
+        """Returns the sharding of an array that a function of ``batch_map`` returns.
 
         An array with the name of an output has the sharding of the output, if it fits. Another
         array with as many rows as the batch is split like the mask. Other arrays are replicated.
+        None leaves the choice to the compiler.
 
         Args:
             name: The name of the array.
@@ -300,6 +306,7 @@ class GlobalPlacement:
         return None
 
     def _assemble(self, name: str, pieces: Sequence[Any], sharding: Sharding) -> jax.Array:
+        """Assembles a global array from an array [rows, ...] of each data shard."""
         rows, *row_shape = pieces[0].shape
         shape = (rows * self.shards[0].num_shards, *row_shape)
         try:

@@ -23,7 +23,8 @@ class Call:
         start: Start time, in seconds.
         end: End time, in seconds.
         spans: Seconds that the thread spent in each span, by label, without nested spans.
-        delivered: Whether it returned a batch or counted a failed batch; False at an epoch's end.
+        delivered: Whether the call returned a batch or counted a failed batch; False at the end of
+            an epoch.
     """
 
     start: float
@@ -98,7 +99,7 @@ class InputStats:
 
     Attributes:
         batches: Number of delivered batches, including failed batches.
-        examples: Number of their samples in this process, without padding. Samples of the next
+        examples: Number of delivered samples in this process, without padding. Samples of the next
             epoch, which fill the last batch of an unpadded reader, count as examples.
         padding: Number of repeated samples that fill a padded reader's last batch.
         errors: Number of failed batches since the iterator's start, including those before a
@@ -125,7 +126,7 @@ class InputStats:
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Counts the duration of a block as waiting."""
+        """Adds the duration of a block to the waiting time, and logs it while a profiler runs."""
         start = time.perf_counter_ns()
         if self._calls is not None:
             logged.call = Call(1e-9 * start)
@@ -141,7 +142,7 @@ class InputStats:
             self.wait_counts[duration.bit_length()] += 1
 
     def _delivered(self, epoch: int, step: int, examples: int, padding: int, errors: int) -> None:
-        """Counts a delivered batch."""
+        """Counts a delivered batch; the arguments are as in the attributes."""
         self.batches += 1
         if logged.call is not None:
             logged.call.delivered = True
@@ -151,10 +152,10 @@ class InputStats:
 
     @contextlib.contextmanager
     def _logging(self) -> Iterator[deque[Call]]:
-        """Logs the last 10,000 calls of ``next()`` during a block.
+        """Logs the last 10,000 calls of ``next()`` during a block, and yields the log.
 
         Raises:
-            RuntimeError: If they are already being logged.
+            RuntimeError: If calls are already being logged.
         """
         if self._calls is not None:
             raise RuntimeError(
@@ -186,5 +187,5 @@ class Watched(Protocol):
     """An iterator of the core or of an adapter that counts its batches."""
 
     def watch(self) -> InputStats:
-        """Returns the counters."""
+        """Returns the counters of delivered batches, which start at the first call."""
         ...

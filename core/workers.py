@@ -80,7 +80,7 @@ class Result(Generic[T]):
 
         Raises:
             BaseException: The error of the task, if there is one.
-            WorkersEnded: If these threads, or the threads to which the caller belongs, were ended.
+            WorkersEnded: If ``workers``, or the pool of the calling thread, were ended.
             SystemExit, WorkersEnded: If Python exits; see `ending`.
         """
         while not self._is_set:
@@ -107,7 +107,7 @@ class _Tasks:
 
 
 class _Thread(threading.local):
-    """The pool of the current thread."""
+    """The tasks of the pool to which the current thread belongs; None outside of pools."""
 
     tasks: _Tasks | None = None
 
@@ -130,7 +130,7 @@ def ending() -> BaseException:
 
 @contextlib.contextmanager
 def busy() -> Iterator[None]:
-    """Lets the exit of Python wait briefly for a block in another library's thread.
+    """Makes the exit of Python wait briefly for a block that another library's thread runs.
 
     Raises:
         SystemExit, WorkersEnded: If Python exits; see `ending`.
@@ -238,7 +238,7 @@ def set_result(result: Result[T], function: Callable[..., T], *arguments: Any) -
         value = function(*arguments)
     except BaseException as error:
         result.fail(error)
-        del result  # a cycle, since the error's traceback refers to this frame
+        del result  # breaks a cycle: the error's traceback refers to this frame
     else:
         result.set(value)
 
@@ -254,6 +254,7 @@ def _fulfil(future: concurrent.futures.Future[T], function: Callable[[], T]) -> 
 
 
 def _work(tasks: _Tasks) -> None:
+    """Runs the tasks of a pool in the current thread, until the pool ends."""
     me, running = threading.get_ident(), _busy.get()
     _thread.tasks = tasks
     while (task := tasks.queue.get()) is not None and not tasks.dropped:

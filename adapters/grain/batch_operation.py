@@ -78,7 +78,11 @@ class _OneBatch:
         self.batch: RecordBatch | None = None
 
     def next_records(self) -> RecordBatch:
-        """Returns the batch."""
+        """Returns the batch.
+
+        Raises:
+            StopIteration: If the batch was returned already.
+        """
         batch, self.batch = self.batch, None
         if batch is None:
             raise StopIteration
@@ -89,7 +93,7 @@ class _OneBatch:
 
 
 class _Decode:
-    """Maps a list of records to a decoded batch; pickles without its pipeline."""
+    """Maps a list of records to a decoded batch; is pickled without the pipeline."""
 
     def __init__(self, transform: DALITransform):
         self._transform = transform
@@ -105,13 +109,14 @@ class _Decode:
         with self._lock:
             try:
                 return self._decoded(batch)
-            except BaseException:  # a new pipeline, so that no rows of this batch reach the next
+            except BaseException:  # drops the pipeline, which may still contain rows of this batch
                 if self._engine is not None:
                     self._engine.close()
                 self._engine = None
                 raise
 
     def _decoded(self, batch: RecordBatch) -> dict[str, Any]:
+        """Decodes a batch with a pipeline that is created by the first call."""
         if self._engine is None:
             self._engine = self._transform._engine(self._reader, DEFAULT_SEED, None)
         engine = self._engine
@@ -133,10 +138,10 @@ class _Decode:
 class RandomInputs(grain.transforms.RandomMap):
     """Adds random numbers to each record, as inputs of the graph.
 
-    They depend only on the record's index and the seed of the dataset or sampler, not on the batch
-    or the step. In a `DALIDataLoader` or a slice of a dataset, they do not depend on the number of
-    shards either. Apply it to a MapDataset (``ds.seed(1).random_map(RandomInputs(angle=(-10,
-    10)))``) or add it to a loader's operations::
+    The numbers depend only on the record's index and the seed of the dataset or sampler, not on the
+    batch or the step. In a `DALIDataLoader` or a slice of a dataset, they do not depend on the
+    number of shards either. Apply the operation to a MapDataset
+    (``ds.seed(1).random_map(RandomInputs(angle=(-10, 10)))``) or add it to a loader's operations::
 
         def graph(image, angle):
             return fn.rotate(fn.decoders.image(image), angle=angle, keep_size=True)

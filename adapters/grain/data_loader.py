@@ -169,7 +169,10 @@ class DALIDataLoader:
         return len(self._steps)
 
     def _part(self) -> StreamPart:
-        """Describes this process's part of the batches, for agreement with other processes."""
+        """Returns the description of this process's part of the batches.
+
+        The processes compare their descriptions before the first batch.
+        """
         values: Values = {
             "loader": "DALIDataLoader",
             "sampler": self._described["sampler"],
@@ -212,7 +215,7 @@ def _check_operations(operations: Sequence[Any]) -> None:
 
 
 def _short(text: str) -> str:
-    """Shortens a repr, and removes addresses, which differ between processes."""
+    """Returns a repr without addresses, which differ between processes; long texts are cut."""
     text = re.sub(r" at 0x[0-9a-f]+", "", text)
     return text if len(text) <= 200 else f"{text[:180]}... #{digest(text.encode())}"
 
@@ -226,7 +229,7 @@ class _StepReader:
         self._records: grain.DatasetIterator | None = None
 
     def next_records(self) -> RecordBatch:
-        """Returns the records of the next step."""
+        """Returns this process's records of the next step."""
         if self._records is None:
             self._records = self._loader._records(self._step)
         try:
@@ -296,13 +299,14 @@ class DALIDataLoaderIterator(RecordIterator):
         """Restores a global step saved by any number of processes.
 
         Raises:
-            ValueError: If it is not a state, a state of different data, or a state of another
-                number of shards while the graph draws random numbers; nothing changes.
+            ValueError: If ``state`` is not a state, is of different data, or is of another number
+                of shards while the graph has random operators of DALI; nothing changes.
         """
         with self._engine.lock:
             self._restore(FORM.decode(state))
 
     def _restore(self, state: Mapping[str, Any]) -> None:
+        """Restores a decoded state; see `set_state`."""
         seed = draw_seed = None
         saved, current = state["seed"], self._fingerprint(self._engine.snapshot())
         if saved != self._loader._seed:

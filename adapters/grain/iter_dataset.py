@@ -41,8 +41,8 @@ class DALIIterDataset(grain.IterDataset):
         pad: "mask" pads all batches to full size, and adds an array "mask", bool [batch], which is
             False for padding.
         shard_options: grain.ShardOptions: the shard of the data that the reader reads, the same in
-            every epoch; None: all data. Over a source: the rows of a global batch of shard_count
-            times batch_size.
+            every epoch; None: all data. Over a source, each shard reads its rows of global batches
+            of shard_count times batch_size records.
         sharding: A jax.sharding.Sharding for global batches, which determines the shards.
         writable: As for `DALITransform`.
         **call: Arguments of the graph function and of ``nvidia.dali.pipeline_def``:
@@ -50,9 +50,10 @@ class DALIIterDataset(grain.IterDataset):
 
     Raises:
         TypeError: If an argument after ``iterator_fn`` is positional.
-        ValueError: If arguments exclude each other or arguments of ``iterator_fn``. When the first
-            batch is requested: if the reader runs on into the next epoch (pad_last_batch) or
-            rotates shards (stick_to_shard).
+        ValueError: If arguments exclude each other or contradict arguments of ``iterator_fn``. When
+            the first batch is requested: if the reader lacks pad_last_batch=True, and fills the
+            last batch with samples of the next epoch, or lacks stick_to_shard=True, and rotates
+            shards.
     """
 
     def __init__(
@@ -116,7 +117,15 @@ class DALIIterDataset(grain.IterDataset):
         self._call = call
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-        """Restricts the dataset to every n-th shard, for Grain's worker processes."""
+        """Restricts the dataset to a part of its shard, for one of Grain's worker processes.
+
+        Args:
+            sl: ``slice(i, None, n)`` for part i of n.
+            sequential_slice: Ignored.
+
+        Raises:
+            ValueError: If the dataset has a sharding, whose global batches can't be divided.
+        """
         del sequential_slice
         if self._iterator_fn._config.sharding is not None:
             raise ValueError(
@@ -168,7 +177,7 @@ class DALIDatasetIterator(grain.DatasetIterator):
     """An iterator over a `DALIIterDataset`.
 
     Attributes:
-        over_source: Whether it reads a source, so that its state is equal in all processes.
+        over_source: Whether the dataset reads a source, so that states are equal in all processes.
     """
 
     def __init__(self, stream: BatchStream, writable: bool, over_source: bool):
@@ -192,7 +201,7 @@ class DALIDatasetIterator(grain.DatasetIterator):
         """Restores a position.
 
         Raises:
-            ValueError: If it is not a state, or a state of different data; nothing changes.
+            ValueError: If ``state`` is not a state, or a state of different data; nothing changes.
         """
         self._stream.set_state(state)
 
@@ -224,7 +233,10 @@ class DALIDatasetIterator(grain.DatasetIterator):
         return self._stream._iterator
 
     def watch(self) -> InputStats:
-        """Starts counting batches; `dalijax.adapters.clu.ReportInput` reads the counters."""
+        """Returns the counters of delivered batches, which start at the first call.
+
+        `dalijax.adapters.clu.ReportInput` writes them as metrics.
+        """
         return self._stream.watch()
 
     def close(self) -> None:

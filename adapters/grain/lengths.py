@@ -48,7 +48,8 @@ def is_endless(ds: Any) -> bool:
 def number_of_records(ds: grain.MapDataset | grain.IterDataset) -> int | None:
     """Returns the number of records of a dataset; None if it is unknown before reading.
 
-    It is an upper bound if a ``map`` returns None for some records.
+    The number is 1 << 53 for an endless dataset, and an upper bound if a ``map`` returns None for
+    some records.
     """
     if is_endless(ds):
         return _ENDLESS

@@ -18,7 +18,9 @@ Row = dict[str, Any]  # "index" and "key" of a record, and the "record"
 class Steps(grain.MapDataset):
     """The records of this process's rows of each global batch, indexed by the step.
 
-    It also pads the last batch; `dalijax.core.order` lists all places that pad.
+    Elements are pairs of a list of `Row`, and a list of bools for all rows of this process that are
+    False for padding. If ``pad``, the last batch is padded; `dalijax.core.order` lists all places
+    that pad.
 
     Attributes:
         records: Number of records of the sampler.
@@ -84,12 +86,12 @@ class Steps(grain.MapDataset):
 
 
 def pack_rows(element: Any) -> Any:
-    """Packs the rows of a batch for the transfer from a worker process."""
+    """Packs the rows of an element of `Steps` for the transfer from a worker process."""
     rows, valid = element
     return pack_records(rows), valid
 
 
 def row_name(row: Row) -> str:
-    """Returns the name of a row's record for errors."""
+    """Returns the name of a row's record for errors, such as "record 3 (key 7)"."""
     key = row["key"]
     return f"record {row['index']} (key {bytes(key) if isinstance(key, memoryview) else key!r})"

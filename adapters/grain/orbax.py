@@ -49,6 +49,8 @@ class ElasticHandler(grain.checkpoint.CheckpointHandler):
 
 @dataclasses.dataclass
 class _Elastic(ocp.args.CheckpointArgs):
+    """Orbax's arguments for an iterator; raises TypeError if its states depend on the process."""
+
     item: DALIDataLoaderIterator | DALIDatasetIterator
 
     def __post_init__(self) -> None:
@@ -70,7 +72,7 @@ class ElasticSave(_Elastic):
         item: The iterator of a `DALIDataLoader`, or of a `DALIIterDataset` over a source.
 
     Raises:
-        TypeError: If it is another iterator.
+        TypeError: If ``item`` is another iterator.
     """
 
 
@@ -86,10 +88,10 @@ class ElasticRestore(_Elastic):
         item: The iterator of a `DALIDataLoader`, or of a `DALIIterDataset` over a source.
 
     Raises:
-        TypeError: If it is another iterator.
+        TypeError: If ``item`` is another iterator.
         FileNotFoundError: When restoring, if there is no state; the iterator is unchanged.
         ValueError: When restoring, if the processes' states differ, or the iterator rejects them;
-            it is unchanged.
+            the iterator is unchanged.
     """
 
     async def save(self, directory: Any) -> Awaitable[None]:
@@ -106,7 +108,7 @@ class ElasticRestore(_Elastic):
 
 
 def _saved(directory: epath.Path) -> Any:
-    """Reads the state for this process from the files of Grain's handler, one per process."""
+    """Returns the state for this process, from the files that Grain's handler wrote."""
     expected = directory / f"process_{jax.process_index()}-of-{jax.process_count()}.json"
     file = file_of_any_process(expected, directory.glob("process_*-of-*.json"))
     return json.loads(file.read_text())

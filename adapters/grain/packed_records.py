@@ -22,13 +22,20 @@ _SMALL = 1 << 16  # bytes; up to this size, a pipe is cheaper than shared memory
 
 
 class _Laid(NamedTuple):
-    """Location of an array within the data of a batch."""
+    """Location of an array within the data of a batch.
+
+    Attributes:
+        start: Index of the first byte.
+        dtype: Dtype of the array.
+        shape: Shape of the array.
+    """
 
     start: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
     def view(self, data: np.ndarray) -> np.ndarray:
+        """Returns the array, as a view of the data of the batch."""
         size = math.prod(self.shape) * self.dtype.itemsize
         return data[self.start : self.start + size].view(self.dtype).reshape(self.shape)
 
@@ -38,7 +45,7 @@ class PackedColumn(NamedTuple):
 
     Attributes:
         path: The keys of the field in nested dicts; empty for records that are not dicts.
-        kind: Encoding of the values.
+        kind: Encoding of the values, one of the constants `_OBJECTS` to `_RAGGED`.
         laid: Location of the concatenated or stacked values; or the tuple of values itself.
         shapes: Location of the shapes, int64 [records, dimensions]; None if all are equal.
     """
@@ -106,7 +113,7 @@ class PackedRecords(NamedTuple):
 def packed(records: Sequence[Any]) -> PackedRecords:
     """Packs the records of a batch.
 
-    Values that don't fit into an array are left as they are, as are records with different keys.
+    Fields with other or mixed types are stored as objects, as are records with different keys.
 
     Args:
         records: Bytes, text, numbers, arrays, or (nested) dicts of these.
@@ -123,6 +130,7 @@ def packed(records: Sequence[Any]) -> PackedRecords:
 
 
 def _values(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yields the values of a record with their paths, the keys in nested dicts."""
     if type(value) is dict and value:
         for key, item in value.items():
             yield from _values(item, (*path, key))
@@ -138,12 +146,12 @@ class _Layout:
         self._size = 0
 
     def array(self, values: np.ndarray) -> _Laid:
-        """Adds an array."""
+        """Adds an array, and returns its location."""
         raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         return self.strings([raw.data])._replace(dtype=values.dtype, shape=values.shape)
 
     def strings(self, values: Sequence[bytes | memoryview]) -> _Laid:
-        """Adds byte strings, concatenated."""
+        """Adds byte strings, and returns the location of their concatenation."""
         start = self._size
         for value in values:
             self._parts.append((self._size, value))
@@ -162,7 +170,10 @@ class _Layout:
 
 
 def _column(values: list[Any], layout: _Layout) -> tuple[int, Any, _Laid | None]:
-    """Encodes a column; returns its kind, location and shapes. Unsupported values are kept."""
+    """Returns the kind, location and shapes of a `PackedColumn`, after adding its values.
+
+    Unsupported values are not added, but returned as a tuple instead of a location.
+    """
     kind = type(values[0])
     if all(type(value) is kind for value in values):
         if kind in (bytes, str):

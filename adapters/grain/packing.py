@@ -18,9 +18,9 @@ _BATCHES = 32  # batches in flight, e.g. two for each of sixteen workers
 def pack_records(records: Sequence[Any]) -> PackedRecords | list[Any]:
     """Packs the records of a batch: ``ds.batch(B, batch_fn=pack_records)`` before ``mp_prefetch``.
 
-    Grain then returns them in shared memory instead of pickled through a pipe. If shared memory is
-    so small that writing to it might kill the process (64 MB in a container by default), they are
-    returned as a list.
+    Grain then transfers the records in shared memory instead of pickling them through a pipe. If
+    shared memory is so small that writing to it might kill the process (64 MB in a container by
+    default), the records are returned as a list.
 
     Args:
         records: Bytes, text, numbers, arrays, or (nested) dicts of these; other values are kept as
@@ -42,7 +42,7 @@ def unpacked(element: Any) -> Any:
 
 
 def has_room(size: int, free: int) -> bool:
-    """Returns whether shared memory with ``free`` bytes has room for batches of a size."""
+    """Returns whether ``free`` bytes are enough for 32 batches of ``size`` bytes."""
     return free >= _BATCHES * size
 
 

@@ -71,10 +71,13 @@ class RecordLists(grain.MapDataset):
 class Position:
     """A position between two batches.
 
+    An *entry* is an element of the parent or, if the parent yields `RecordLists`, an element of one
+    of these lists: a record, a list of the records of a batch, or a failure.
+
     Attributes:
-        parent: The state of the parent iterator, from which entries are read again.
+        parent: The state of the parent iterator from which reading continues.
         records: Number of records before the position.
-        skip: Number of entries to skip in the parent's next list.
+        skip: Number of entries of the parent's next list that belong to earlier batches.
         failed: Indices of the entries after ``parent`` whose errors were already raised.
     """
 
@@ -90,7 +93,8 @@ class Reader:
     Args:
         parent: An iterator over records, or over lists of records of a batch each.
         rows: Number of records in a batch.
-        lists: Whether the parent yields `RecordLists`, which are joined and split.
+        lists: Whether the parent yields the lists of `RecordLists`, which are joined and split into
+            batches.
         only_full: Whether to drop incomplete batches.
         pad: Whether to pad incomplete batches with their last record.
         longer: Whether batches of padding follow the last record until every process has ended.
@@ -142,7 +146,7 @@ class Reader:
         return batch.padded(self._rows) if self._pad else batch
 
     def may_be_behind(self, step: int, records: int) -> bool:
-        """Returns whether a stream can have a given number of records before a given step.
+        """Returns whether ``records`` records can precede batch ``step`` of a stream.
 
         All batches but the last are full, unless the parent yields its own lists.
         """
@@ -188,7 +192,7 @@ class Reader:
         self.go_to(position.after or self.start)
 
     def _begin(self, position: Position) -> None:
-        """Starts to read at a position to which the parent has moved."""
+        """Sets the position, to which the parent has moved already."""
         self.position = position
         self._failed = list(position.failed)
         self._entries = 0  # number of entries read after position.parent
@@ -198,12 +202,12 @@ class Reader:
         self._before_list = position.parent
 
     def go_to(self, position: Position) -> None:
-        """Moves the parent to a position, and continues there."""
+        """Moves to a position, from which the next batch is read."""
         self._parent.set_state(copy.deepcopy(position.parent))
         self._begin(position)
 
     def retry(self) -> None:
-        """Returns to the current position; entries that raised are skipped."""
+        """Moves back to the end of the last batch; entries that have raised are skipped."""
         self.go_to(dataclasses.replace(self.position, failed=tuple(self._failed)))
 
     def _records(self) -> list[Any]:
@@ -235,6 +239,7 @@ class Reader:
         return records
 
     def _next_batch(self) -> list[Any]:
+        """Reads records up to a full batch or the end, or a list that the parent has batched."""
         while len(self._gathered) < self._rows:
             try:
                 entry = self._entry()
@@ -248,7 +253,12 @@ class Reader:
         return self._gathered
 
     def _entry(self) -> Any:
-        """Reads the next record, or the next list of a batch's records."""
+        """Reads the next entry that is not skipped: a record, or a list of a batch's records.
+
+        Raises:
+            StopIteration: At the end.
+            ReadError: If the entry is a failure.
+        """
         while True:
             entry = self._next_of_list() if self._lists else self._next_of_parent()
             number = self._entries
@@ -264,6 +274,7 @@ class Reader:
             return entry
 
     def _next_of_list(self) -> Any:
+        """Returns the next entry of the parent's current or next list."""
         if self._used == len(self._list):
             self._before_list = self._parent.get_state()
             self._list, self._used = next(self._parent), 0
@@ -271,6 +282,7 @@ class Reader:
         return self._list[self._used - 1]
 
     def _next_of_parent(self) -> Any:
+        """Returns the parent's next element, or a `_Failure` after which reading can continue."""
         before = self._parent_position()
         try:
             return unpacked(next(self._parent))

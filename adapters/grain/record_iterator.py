@@ -52,7 +52,10 @@ class RecordIterator(grain.DatasetIterator):
             self._engine.schedule()
 
     def watch(self) -> InputStats:
-        """Starts counting batches; `dalijax.adapters.clu.ReportInput` reads the counters."""
+        """Returns the counters of delivered batches, which start at the first call.
+
+        `dalijax.adapters.clu.ReportInput` writes them as metrics.
+        """
         return self._engine.watch()
 
     def close(self) -> None:

@@ -57,7 +57,12 @@ def check_policy(drop_remainder: bool, pad: str | None, sharding: Any) -> None:
 
 
 def element_spec(batch: Mapping[str, Any], varies: bool) -> dict[str, Any]:
-    """Shape and dtype of each array; dimension 0 is None if the last batch may be smaller."""
+    """Returns the shape and dtype of each array of a batch.
+
+    Args:
+        batch: The arrays, or their specs.
+        varies: Whether the last batch may be smaller; dimension 0 is then None.
+    """
     spec: dict[str, Any] = jax.tree.map(
         lambda array: ShapeDtypeStruct(
             (None, *array.shape[1:]) if varies else array.shape, array.dtype
@@ -68,10 +73,10 @@ def element_spec(batch: Mapping[str, Any], varies: bool) -> dict[str, Any]:
 
 
 def choose_device(call: dict[str, Any]) -> bool:
-    """Sets the default device_id of a call; returns whether it is a GPU.
+    """Sets the default device_id of a call; returns whether the call uses a GPU.
 
     Raises:
-        RuntimeError: If it is a GPU, in one of Grain's worker processes.
+        RuntimeError: If the call uses a GPU in one of Grain's worker processes.
     """
     from grain._src.python.dataset.transformations import process_prefetch
 
@@ -304,13 +309,13 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         return default if seed is None else int(seed)
 
     def _takes_seed(self, default: int) -> bool:
-        """Returns whether neither call nor dataset has a seed, so that a state's seed is used."""
+        """Returns whether a state's seed is used, because call and dataset have no seed."""
         left_out = isinstance(default, ShardSeed) and default.is_default
         return left_out and self._call.get("seed") is None
 
     @property
     def _last_batch(self) -> str:
-        """Handling of an incomplete last batch."""
+        """Handling of an incomplete last batch: "drop", "mask" or "keep"."""
         return "drop" if self.drop_remainder else self.pad or "keep"
 
     @property
@@ -390,7 +395,10 @@ def is_sliced(ds: grain.MapDataset | grain.IterDataset) -> bool:
 
 
 def _lineage(ds: Any) -> str:
-    """Formats the chain of a dataset's transformations, with seeds and unsliced lengths."""
+    """Returns the chain of a dataset's transformations as text, to compare between processes.
+
+    It contains seeds, and the number of records before a slice.
+    """
     parents = parents_of(ds)
     text = type(ds).__name__.removesuffix("Dataset")
     seeds = [getattr(ds, name, None) for name in ("_seed", "_seed_rng_seed")]  # private in Grain
@@ -421,7 +429,7 @@ def _seed_of(ds: Any) -> int | None:
 
 
 class _UnplacedDataset(grain.IterDataset):
-    """A dataset of batches over the mesh that is current when an iterator is created."""
+    """A dataset of batches whose PartitionSpecs use the mesh that is current at ``iter()``."""
 
     def __init__(self, parent: grain.MapDataset | grain.IterDataset, transform: DALITransform):
         super().__init__(parent)
@@ -596,15 +604,16 @@ class DecodedIterator(RecordIterator):
         """Restores a position.
 
         Raises:
-            ValueError: If it is not a state of such an iterator, a state of another transform, or
-                the parent rejects its part; nothing changes. The graph is unknown before the first
-                record, from which its inputs are inferred: until then, the following ``next()``
-                raises if the graph differs or ``random`` is damaged.
+            ValueError: If ``state`` is not a state of such an iterator, if another transform saved
+                it, or if the parent iterator rejects its own part; nothing changes. The graph is
+                unknown before the first record, from which its inputs are inferred: until then, the
+                following ``next()`` raises if the graph differs or ``random`` is damaged.
         """
         with self._engine.lock:
             self._restore(FORM.decode(state))
 
     def _restore(self, state: Mapping[str, Any]) -> None:
+        """Restores a decoded state; see `set_state`."""
         snapshot = self._engine.snapshot()
         saved, current, seed = state["seed"], self._fingerprint(snapshot), snapshot.restored.seed
         if saved != self._seed_at(snapshot) and self._takes_seed and 0 <= saved < 1 << 63:
@@ -627,7 +636,7 @@ class DecodedIterator(RecordIterator):
         """Returns the position in the parent that a state describes.
 
         Raises:
-            StateError: If no iterator over these batches can reach it.
+            StateError: If no iterator over these batches can reach the position.
         """
         parent, start = state["parent"], self._reader.start.parent
         if counts := _interleaved(parent, start):

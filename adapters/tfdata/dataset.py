@@ -77,7 +77,7 @@ class DALIDataset:
         TypeError: If ``iterator_fn`` is not an iterator function, or another argument is
             positional.
         ValueError: For sharding, devices or pmap_compatible. When a batch is requested: for DROP
-            or PARTIAL over a reader that runs on into the next epoch.
+            or PARTIAL over a reader that fills the last batch with samples of the next epoch.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class DALIDataset:
         return self._derived(self._epochs * count, ())
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> DALIDataset:
-        """Returns the share of one host of a source; must be the first step.
+        """Returns the dataset of one host's share of a source; must be the first step.
 
         Each host creates batches of ``batch_size``, slices of a global batch with ``num_shards``
         times as many records, and all hosts have equally many batches. (tf.data's shard() would
@@ -223,7 +223,11 @@ class DALIDataset:
         return count
 
     def cardinality(self) -> Array:
-        """Number of elements, tf.data.INFINITE_CARDINALITY (-1) or UNKNOWN (-2): int64 scalar."""
+        """Returns the number of elements, an int64 scalar.
+
+        Endless datasets return tf.data.INFINITE_CARDINALITY (-1), datasets of unknown length
+        tf.data.UNKNOWN_CARDINALITY (-2).
+        """
         return scalar(self._source.cardinality(self._epochs, self._chain))
 
     @property

@@ -110,7 +110,7 @@ class DatasetIterator(_Base):
         """Restores a position.
 
         Raises:
-            ValueError: If it is not a state, or a state of different data or steps; nothing
+            ValueError: If ``state`` is not a state, or a state of different data or steps; nothing
                 changes.
         """
         self._stream.set_state(state)
@@ -152,7 +152,10 @@ class DatasetIterator(_Base):
             tf.py_function(take, [], [])
 
     def watch(self) -> InputStats:
-        """Starts counting batches; `dalijax.adapters.clu.ReportInput` reads the counters."""
+        """Returns the counters of delivered batches, which start at the first call.
+
+        `dalijax.adapters.clu.ReportInput` writes them as metrics.
+        """
         return self._stream.stream.watch()
 
     @property

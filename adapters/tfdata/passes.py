@@ -75,7 +75,7 @@ class PassStream(BatchStream):
         super().__init__(make, num_epochs)
 
     def _seed_of_pass(self) -> int | None:
-        """Returns the seed of a pass over a reader; None for the seed of the call."""
+        """Returns the seed of the current pass over a reader; None for the seed of the call."""
         if self._over_source or self._number == 0:
             return None
         seed = pass_seed(DEFAULT_SEED if self._seed is None else self._seed, self._number)
@@ -131,6 +131,7 @@ class PassStream(BatchStream):
     def _set_state_of_reader(
         self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str]
     ) -> None:
+        """Restores a state, if necessary in new pipelines with the seed of the state's pass."""
         before, number = self._number, self._pass_of(state)
         if number is None or number == before:
             super().set_state(state, allow)
@@ -153,7 +154,7 @@ class PassStream(BatchStream):
         previous.close()
 
     def _pass_of(self, state: Mapping[str, Any] | str | bytes) -> int | None:
-        """Returns the pass over a reader to which a state belongs; None if unknown."""
+        """Returns the number of the pass to which a reader's state belongs; None if unknown."""
         try:
             saved = reader_state.decode(state).fingerprint["seed"]
         except StateError:  # reported by the iterator

@@ -86,7 +86,10 @@ class Source:
         return length(chain, stream_length(self.current(epochs)))
 
     def spec(self, epochs: int | None, chain: Sequence[Step]) -> Any:
-        """Specs of an element after a chain; dimension 0 is None if batches may be smaller."""
+        """Returns the specs of an element after a chain of steps.
+
+        Dimension 0 is None if batches may be smaller.
+        """
         if self._spec is None:
             self._spec = self.current(epochs).element_spec
         partial = self.config.last_batch_policy is LastBatchPolicy.PARTIAL

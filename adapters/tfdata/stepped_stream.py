@@ -67,7 +67,7 @@ class ChainedStream:
         self.chain = tuple(chain)
         # Serializes calls of several threads; reentrant, because methods call each other.
         self._lock = threading.RLock()
-        self._steps = [repr(step) for step in chain]  # in the form of states
+        self._steps = [repr(step) for step in chain]  # as states contain them
         self._place = _Place()
         # The start of a running or interrupted call: the positions of the chain and the stream.
         self._before: tuple[_Place, StreamMark] | None = None
@@ -94,6 +94,7 @@ class ChainedStream:
             return result
 
     def _next(self) -> tuple[Batch, tuple[int, ...]]:
+        """Returns the next batch and its numbers, and moves the position; see `next`."""
         while True:
             index, _, end = self._place
             location = element(self.chain, self._total(), index)
@@ -145,10 +146,14 @@ class ChainedStream:
             self._place, self._before = place, None
 
     def _total(self) -> int:
+        """Returns the number of batches of the stream, INFINITE or UNKNOWN."""
         return stream_length(self.stream) if self._place.end is None else self._place.end
 
     def _move_to(self, at: int) -> None:
-        """Moves the stream to a batch, or to its end; backwards by restarting it."""
+        """Moves the stream to a batch, or to the end if there is no such batch.
+
+        The stream is restarted to move backwards.
+        """
         if at < self._place.at:
             self.stream.reset()
             self._place = self._place._replace(at=0)
@@ -161,7 +166,7 @@ class ChainedStream:
         return last[0] + 1 if last else 0
 
     def _drop(self, count: int) -> int:
-        """Drops batches of the stream; returns how many there were.
+        """Drops up to ``count`` batches of the stream, and returns how many were dropped.
 
         With ``on_error="skip"``, batches are taken one by one, because a source would otherwise
         count the batches that are to be skipped.

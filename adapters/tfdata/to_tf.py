@@ -75,7 +75,7 @@ def _text_as_bytes(path: Sequence[Any], array: Any) -> Any:
 
 
 def _until_exit(elements: Iterator[Any]) -> Iterator[Any]:
-    """Ends the elements when Python exits.
+    """Yields elements until Python exits.
 
     TensorFlow's threads outlive Python's exit handlers: they would print an error, or need the
     interpreter while the main thread waits for them.
@@ -99,7 +99,7 @@ def by_plugin(source: Source, epochs: int | None, chain: Sequence[Step]) -> tf.d
     Args:
         source: The batches.
         epochs: Number of epochs; None: no end.
-        chain: The steps that are applied to them.
+        chain: The steps that are applied to the batches.
     """
     try:
         from nvidia.dali.plugin import tf as plugin

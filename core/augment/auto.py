@@ -207,7 +207,21 @@ def _augmented(
     pixels: bool = False,
     **warp: Any,
 ) -> DataNode:
-    """Applies stages of operations; ``stages`` lists the branches that each may choose."""
+    """Applies randomly chosen operations to images, one after another.
+
+    Args:
+        images: RGB images [height, width, 3], uint8.
+        draw: The graph's ``draw``.
+        choose: Maps uniform numbers, float32 [rows, columns], to a `Choice` for each stage.
+        stages: For each stage, the branches that it may choose, as indices into
+            `policies.BRANCHES`.
+        columns: Number of uniform numbers for each record.
+        settings: Arguments of the augmentation, which states contain.
+        name: The draw's name.
+        kind: Name of the public function, which states contain.
+        pixels: Whether translations are in pixels; otherwise they are shares of the size.
+        **warp: Arguments of ``fn.warp_affine``.
+    """
     stage_arguments = [_arguments_of(branches) for branches in stages]
     # All arguments of a stage are one vector, sliced at each operator: separate arguments would all
     # be split at each branching, which took a CPU 25 % longer on small images.
@@ -241,7 +255,7 @@ def _augmented(
 
 
 def _arguments_of(branches: Sequence[int]) -> list[str]:
-    """Names of the arguments that some branches need, in the order of `FORMS`."""
+    """Returns the names of the arguments that branches need, in the order of `policies.FORMS`."""
     users = {policies.BRANCHES[_NAMES[branch]] for branch in branches}
     return [name for name in policies.FORMS if name in users]
 
@@ -254,7 +268,19 @@ def _select(
     names: Sequence[str],
     warp: Mapping[str, Any],
 ) -> DataNode:
-    """Applies the operator of each image's branch, by bisecting the branches."""
+    """Applies the operator of each image's branch.
+
+    Splits the batch into images of the lower and of the upper half of the branches, recursively,
+    and merges the results.
+
+    Args:
+        branches: The branches that may occur, as sorted indices into `policies.BRANCHES`.
+        images: The images.
+        branch: The branch of each image.
+        numbers: The joined arguments of the operators for each image, float32 [numbers].
+        names: Names of these arguments.
+        warp: Arguments of ``fn.warp_affine``.
+    """
     if len(branches) == 1:
         name = _NAMES[branches[0]]
         argument = policies.BRANCHES[name]
@@ -282,7 +308,7 @@ def _split(node: DataNode, chosen: DataNode) -> tuple[DataNode, DataNode]:
 
 
 def _operate(branch: str, images: DataNode, value: Any, warp: Mapping[str, Any]) -> DataNode:
-    """Applies the operator of a branch."""
+    """Applies the operator of a branch; ``value`` is its argument, or None."""
     output: Any = images
     if branch == "affine":
         output = fn.warp_affine(images, matrix=value, **warp)

@@ -88,7 +88,11 @@ def _range(
     least: float = 0.0,
     most: float = np.inf,
 ) -> Range:
-    """Returns (low, high) of a factor that is given as a pair or as a distance from the center."""
+    """Returns the range (low, high) that a pair, or a distance from the center, describes.
+
+    Raises:
+        ValueError: If the range is out of order or out of bounds.
+    """
     if isinstance(value, (int, float)):
         low, high = max(least, center - value), center + value
     else:

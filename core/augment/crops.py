@@ -185,7 +185,7 @@ def center_crop(
 def _central(
     images: DataNode, size: Pair, shorter: int | None, interp_type: Any, antialias: bool
 ) -> DataNode:
-    """Crops the center by operators of the graph; equals `windows.central_crops`."""
+    """Crops the center with operators of the graph; the windows equal `windows.central_crops`."""
     if shorter is not None and max(size) > shorter:
         raise ValueError(
             f"center_crop: size={size} exceeds resize={shorter}, so that small images would not "
@@ -214,6 +214,7 @@ def _central(
 def _resized(
     images: DataNode, size: Pair, start: DataNode, end: DataNode, interp_type: Any, antialias: bool
 ) -> DataNode:
+    """Resizes windows of images; ``start`` and ``end`` are (y, x) in pixels of the images."""
     resized: Any = fn.resize(
         images,
         size=list(size),

@@ -55,9 +55,9 @@ def normalize(
         Images of the dtype and layout.
 
     Raises:
-        ValueError: If the layout or a number is invalid, or if all numbers are at most 1 and scale
-            is omitted.
-        TypeError: If ``dtype`` is none of these.
+        ValueError: If the layout or a number is invalid, or if scale is omitted and all means and
+            deviations are at most 1.
+        TypeError: If ``dtype`` is not float32, float16 or bfloat16.
     """
     dtype = as_dtype(dtype)
     if dtype.name not in _DTYPES:
@@ -90,7 +90,7 @@ def normalize(
 
 
 def _numbers(name: str, value: Any) -> list[float]:
-    """Converts a number, or numbers for each channel, to a list of floats."""
+    """Converts a number, or a number for each channel, to a list of floats."""
     try:
         numbers = np.atleast_1d(np.asarray(value, np.float64))
     except (TypeError, ValueError):

@@ -46,7 +46,7 @@ _SIGNED = np.array([1 <= number <= _NUMBER["sharpness"] for number in _NUMBER.va
 _BLUR = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
 _SHARP = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0]])
 
-_TRANSLATE = 150 / 331  # share of the width or height: RandAugment's pixels over its image size
+_TRANSLATE = 150 / 331  # share of the width or height: 150 pixels of RandAugment's 331
 _WIDE_TRANSLATE = 32.0  # pixels
 
 
@@ -76,12 +76,12 @@ FORMS: dict[str, tuple[int, ...]] = {
 def magnitudes(
     bins: int, *, shear: float, translate: float, rotate: float, enhance: float, bits: int
 ) -> Floats:
-    """Table of the magnitudes of all operations, [operations, bins].
+    """Returns the table of the magnitudes of all operations, [operations, bins].
 
     Args:
         bins: Number of magnitudes, at least 2.
         shear: Maximum shear, in pixels per pixel.
-        translate: Maximum translation.
+        translate: Maximum translation, as a share of the size or in pixels; see `arguments`.
         rotate: Maximum angle, in degrees.
         enhance: Maximum distance of a color factor from 1.
         bits: Maximum number of bits that posterizing removes.
@@ -156,12 +156,20 @@ def auto_augment(u: Uniform, policy: str) -> list[Choice]:
 
 @functools.cache
 def _numbered(policy: str) -> Floats:
-    """Returns a policy as an array [pairs, 2, (operation, probability, magnitude)] of indices."""
+    """Returns a policy as an array [pairs, 2, 3].
+
+    The last dimension is the operation's index, its probability, and the index of its magnitude.
+    """
     return np.array([[(_NUMBER[name], p, k) for name, p, k in pair] for pair in POLICIES[policy]])
 
 
 def branches_of(policy: str | None, stage: int) -> list[int]:
-    """Branches that a stage may choose; without a policy, those of RandAugment."""
+    """Returns the branches that a stage may choose, as sorted indices into `BRANCHES`.
+
+    Args:
+        policy: A name in `POLICIES`; None for RandAugment and TrivialAugment.
+        stage: 0 for the first operation of the policy's pairs, 1 for the second.
+    """
     names = list(OPERATIONS)[:_COUNT]
     if policy is not None:
         names = ["identity", *(pair[stage][0] for pair in POLICIES[policy])]
@@ -169,7 +177,7 @@ def branches_of(policy: str | None, stage: int) -> list[int]:
 
 
 def branches(choice: Choice) -> Ints:
-    """Index into `BRANCHES` of each chosen operation."""
+    """Returns the index into `BRANCHES` of each chosen operation, [rows]."""
     return _BRANCH_OF[choice.operation]
 
 
@@ -198,7 +206,10 @@ def arguments(
 
 
 def _matrices(choice: Choice, sizes: Sizes, pixels: bool) -> Floats:
-    """Maps the output's pixels to the input's, (x, y), as in Pillow's ``Image.transform``."""
+    """Returns matrices that map the output's pixels (x, y) to the input's, [rows, 2, 3].
+
+    They are as in Pillow's ``Image.transform``.
+    """
     operation, magnitude = choice
     matrices = np.zeros((len(operation), 2, 3))
     matrices[:, 0, 0] = matrices[:, 1, 1] = 1.0
@@ -225,12 +236,12 @@ def _matrices(choice: Choice, sizes: Sizes, pixels: bool) -> Floats:
 
 
 def _integers(u: Floats, count: int) -> Ints:
-    """Integers from 0 to ``count - 1``."""
+    """Converts uniform numbers to integers from 0 to ``count - 1``."""
     return (u * count).astype(np.int64)
 
 
 def _signed(operation: Ints, magnitude: Floats, u: Floats) -> Floats:
-    """Negates half of the magnitudes, for operations with a sign."""
+    """Negates the magnitudes of operations with a sign if ``u`` is below 0.5."""
     return np.where(_SIGNED[operation] & (u < 0.5), -magnitude, magnitude)
 
 

@@ -52,12 +52,15 @@ def check_ranges(scale: Range, ratio: Range) -> None:
 
 
 def _positions(u: Floats, room: Floats) -> Floats:
-    """Random integers from 0 to each room, inclusive."""
+    """Returns random positions of windows, integers from 0 to ``room``, the free pixels."""
     return np.floor(u * (room + 1))
 
 
 def _attempts(u: Floats, sizes: Sizes, scale: Range, ratio: Range, inverse: bool) -> Floats:
-    """Heights and widths of ten random windows, float64 [2, rows, 10]."""
+    """Returns the heights and widths of ten random windows, float64 [2, rows, 10].
+
+    ``ratio`` is the range of width / height, or of height / width if ``inverse``.
+    """
     area = np.prod(sizes, axis=1, dtype=np.float64)[:, None]
     areas = area * (scale[0] + u[:, :ATTEMPTS] * (scale[1] - scale[0]))
     low, high = np.log(ratio[0]), np.log(ratio[1])
@@ -67,7 +70,7 @@ def _attempts(u: Floats, sizes: Sizes, scale: Range, ratio: Range, inverse: bool
 
 
 def _first_fit(windows: Floats, fits: NDArray[np.bool_]) -> tuple[Floats, NDArray[np.bool_]]:
-    """The first window that fits, float64 [2, rows], and whether any window fits, bool [rows]."""
+    """Returns the first window that fits, [2, rows], and whether any window fits, bool [rows]."""
     first, rows = fits.argmax(axis=1), np.arange(len(fits))
     return windows[:, rows, first], fits[rows, first]
 
@@ -112,7 +115,7 @@ def flipped(
 
 
 def _central(image_size: Floats, ratio: Range) -> Floats:
-    """Height and width of the largest window with an allowed ratio, float64 [2, rows]."""
+    """Returns the size of the largest window with an allowed ratio, float64 [2, rows]."""
     height, width = image_size
     limited = np.clip(width / height, *ratio)
     narrow = width / height < ratio[0]
@@ -191,7 +194,7 @@ def central_crops(
 
 
 def _resized(sizes: Sizes, shorter: int | None) -> Floats:
-    """Heights and widths after resizing the shorter side, rounded down."""
+    """Returns the heights and widths after resizing the shorter side, rounded down, [rows, 2]."""
     image_sizes = sizes.astype(np.float64)
     if shorter is None:
         return image_sizes
@@ -201,7 +204,7 @@ def _resized(sizes: Sizes, shorter: int | None) -> Floats:
 def too_small(
     sizes: Sizes, size: Pair, *, padding: Sequence[int] = (0, 0, 0, 0), shorter: int | None = None
 ) -> dict[int, str]:
-    """Error messages for images that are smaller than a crop, by row.
+    """Returns error messages for images that are smaller than a crop, by row.
 
     Args:
         sizes: Image sizes, [rows, 2].

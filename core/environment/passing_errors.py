@@ -1,4 +1,4 @@
-"""Recognizes errors that pass: of the machine, the network or a server."""
+"""Recognizes temporary errors of the machine, the network or a server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ERRNOS = frozenset(
     )
     if hasattr(errno, name)
 )
-_PASSING = frozenset((408, 425, 429))  # statuses below 500 that pass
+_PASSING = frozenset((408, 425, 429))  # HTTP statuses below 500 of temporary errors
 # Errors of HTTP clients that are not ConnectionErrors, by name to avoid importing the clients.
 _CLIENT_ERRORS = {"ClientConnectionError", "ClientPayloadError", "IncompleteRead", "TransportError"}
 
@@ -44,7 +44,7 @@ def status_of(error: BaseException) -> int:
 
 
 def chain_of(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an error and its causes."""
+    """Yields an error, its cause or context, the cause's cause, and so on, without repetitions."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -21,7 +21,8 @@ class BatchFunction:
         name: The function's name, for messages.
         inputs: The number of inputs.
         num_outputs: The number of outputs.
-        keyed: Whether the function takes a key. The key's words then follow the inputs.
+        keyed: Whether the function takes a key. The bytes from `checks.key_words` then follow the
+            inputs.
         device_type: "cpu" or "gpu".
         takes_views: Whether the function takes NumPy views of DALI's memory instead of jax.Arrays.
     """
@@ -53,7 +54,12 @@ class BatchFunction:
         )
 
     def key(self, words: Any) -> jax.Array:
-        """Returns the key of a batch from its first sample's words; NumPy words stay on the CPU."""
+        """Returns the jax.random.key of a batch.
+
+        Args:
+            words: Random bytes, uint8 [batch, 8], of which the first sample's are the key. NumPy
+                arrays are converted on the host, jax.Arrays on their device.
+        """
         if self.device_type == "cpu" or isinstance(words, np.ndarray):
             return checks.jax_key(checks.key_of(np.asarray(words)))
         return _key_on_device(words)
@@ -61,7 +67,15 @@ class BatchFunction:
     def __call__(
         self, arrays: Sequence[Any], batch: int | None, **keywords: Any
     ) -> tuple[Any, ...]:
-        """Calls the function; returns its checked outputs, on the GPU of the inputs, if any."""
+        """Calls the function, and returns its checked outputs.
+
+        Outputs of a function on a GPU are moved to the device of the inputs.
+
+        Args:
+            arrays: An array [batch, ...] for each input.
+            batch: Number of samples; None if unknown.
+            **keywords: Keyword arguments of the function, such as ``key``.
+        """
         devices = arrays[0].devices() if arrays and self.device_type == "gpu" else ()
         outputs = self._checked(self._function(*arrays, **keywords), batch)
         if len(devices) != 1:
@@ -76,7 +90,13 @@ class BatchFunction:
         return outputs
 
     def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
-        """Calls the function with a batch; if it takes a key, its bytes are the last array."""
+        """Calls the function with a batch, and returns its outputs on a device.
+
+        Args:
+            arrays: An array [batch, ...] for each input; if the function takes a key, followed by
+                the bytes of keys, uint8 [batch, 8].
+            device: The device of the outputs.
+        """
         keywords = {"key": self.key(arrays.pop())} if self.keyed else {}
         returned = self._function(*arrays, **keywords)
         outputs = returned if type(returned) is tuple else (returned,)
@@ -96,7 +116,11 @@ class BatchFunction:
         return placed
 
     def arrays(self, batches: Sequence[np.ndarray]) -> list[Any]:
-        """Converts batches that were made on the CPU to the function's arguments."""
+        """Converts NumPy batches to the function's arguments: views, or jax.Arrays on the CPU.
+
+        Raises:
+            TypeError: If a batch has 64 bits, which JAX would narrow.
+        """
         for number, batch in enumerate(batches):
             check_width(batch.dtype, f"{number} of {self.name}()", "input")
         if self.takes_views:
@@ -131,7 +155,12 @@ class OneDeviceFunction(BatchFunction):
         self._rows = rows_sharding(sharding)
 
     def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
-        """Returns this process's rows of the outputs, for its rows of the inputs."""
+        """Calls the function with global arrays, and returns this process's rows of the outputs.
+
+        Args:
+            arrays: As for `BatchFunction.run`, with this process's rows of the inputs.
+            device: The device of the outputs.
+        """
         keywords = {"key": self.key(np.asarray(arrays.pop()))} if self.keyed else {}
         placed = [self._placement.place("input", [array]) for array in arrays]
         outputs = self(placed, placed[0].shape[0] if placed else None, **keywords)
@@ -149,7 +178,7 @@ def on_device(name: str, number: int, array: Any, target: jax.Device | Sharding)
     """Returns an output on a device or with a sharding; moves it there if necessary.
 
     Raises:
-        TypeError: If it is a NumPy array of 64 bits that JAX would narrow.
+        TypeError: If the output is a NumPy array of 64 bits that JAX would narrow.
     """
     if isinstance(array, jax.Array):
         return array if array.devices() == {target} else jax.device_put(array, target)

@@ -16,7 +16,7 @@ from ..pipeline.output_notes import mark_bfloat16
 @do_not_convert
 @knows_its_names
 def cast(data: DataNode, dtype: Any) -> DataNode:
-    """Converts numbers to a dtype, as ``nvidia.dali.fn.cast``, and outputs also to bfloat16.
+    """Converts numbers to a dtype; unlike ``nvidia.dali.fn.cast``, outputs also to bfloat16.
 
     DALI has no bfloat16: the output stays float32 in the graph, and each batch is rounded to
     bfloat16 on the output's device, with ties to even. Operators can't take the rounded result.
@@ -29,7 +29,7 @@ def cast(data: DataNode, dtype: Any) -> DataNode:
         Numbers of the same shape.
 
     Raises:
-        TypeError: If it is not a dtype, or neither bfloat16 nor a dtype of DALI.
+        TypeError: If ``dtype`` is not a dtype, or is neither bfloat16 nor supported by DALI.
     """
     dtype = as_dtype(dtype)
     if dtype != BFLOAT16:

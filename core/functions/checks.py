@@ -26,10 +26,10 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def wants(function: Callable[..., Any], name: str) -> bool:
-    """Returns whether a function has an unfilled keyword-only parameter with a name.
+    """Returns whether a function has a keyword-only parameter ``name`` that dalijax fills in.
 
-    The parameter has no default or None, and everything around the function (partial functions,
-    jit, decorators) passes it on.
+    The parameter must have no default, or the default None, and all wrappers of the function
+    (functools.partial, jit, decorators) must pass it on.
     """
     layer: Any = function
     while True:
@@ -48,7 +48,10 @@ def wants(function: Callable[..., Any], name: str) -> bool:
 
 
 def _takes(function: Callable[..., Any], name: str, alone: bool = False) -> bool:
-    """Returns whether a function takes a keyword; if ``alone``, not only by ``**kwargs``."""
+    """Returns whether a function has the unfilled keyword-only parameter ``name``.
+
+    Unless ``alone``, ``**kwargs`` counts as such a parameter.
+    """
     signature = _signature(function)
     if signature is None:
         return False
@@ -61,7 +64,7 @@ def _takes(function: Callable[..., Any], name: str, alone: bool = False) -> bool
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Returns the function's own signature, not a wrapped function's; None if it has none."""
+    """Returns a function's own signature, ignoring ``__wrapped__``; None if it has none."""
     try:
         return inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
@@ -79,7 +82,7 @@ def check_signature(
         function: The function.
         inputs: The number of arrays.
         keywords: The names of the keyword arguments.
-        fillable: The names of the parameters that can be filled in, for the message.
+        fillable: The names of the parameters that dalijax can fill in, for the message.
     """
     layer: Any = function
     while isinstance(layer, jax.stages.Wrapped) and hasattr(layer, "__wrapped__"):
@@ -99,10 +102,13 @@ def check_signature(
 
 
 def device_of(inputs: Sequence[DataNode], device: str | None) -> str:
-    """Returns the device of an operator: ``device``, else that of its inputs, else the CPU.
+    """Returns the device of an operator, "cpu" or "gpu".
+
+    It is ``device`` if given, otherwise the device of the inputs, or "cpu" without inputs.
 
     Raises:
-        ValueError: If the inputs are on another device, or on both.
+        ValueError: If some inputs are on the CPU and others on a GPU, or ``device`` is "cpu" and
+            the inputs are on a GPU.
     """
     devices = sorted({node.device for node in inputs if isinstance(node, DataNode)})
     if device not in (None, "cpu", "gpu"):
@@ -118,8 +124,8 @@ def device_of(inputs: Sequence[DataNode], device: str | None) -> str:
 def key_words(device: str = "cpu") -> DataNode:
     """Returns random bytes for keys, uint8 of shape [8] per sample, on a device.
 
-    Over a record source they depend on the record. Otherwise DALI draws them from the pipeline's
-    seed and the number of the batch, and they are part of its checkpoints.
+    Over a record source they depend on the record. Otherwise DALI draws them, depending on the
+    pipeline's seed and the number of the batch, and DALI's checkpoints restore them.
     """
     draw = draw_of_pipeline()
     words: DataNode
@@ -132,12 +138,12 @@ def key_words(device: str = "cpu") -> DataNode:
 
 
 def key_of(words: np.ndarray) -> np.ndarray:
-    """Returns the key of a batch, uint32 of shape [2], from the words of its first sample."""
+    """Returns the data of a batch's key, uint32 [2], from the first row of bytes [batch, 8]."""
     return np.frombuffer(np.ascontiguousarray(words[0], np.uint8).tobytes(), np.uint32)
 
 
 def jax_key(words: np.ndarray) -> jax.Array:
-    """Returns a jax.random.key of the result of `key_of`."""
+    """Converts the result of `key_of` to a jax.random.key."""
     data: Any = words
     # The user's transfer guard is meant for the user's arrays only.
     with jax.transfer_guard_host_to_device("allow"):
@@ -183,7 +189,7 @@ def results(name: str, returned: Any, count: int) -> tuple[Any, ...]:
 
 
 def check_array(name: str, number: int, array: Any) -> str:
-    """Raises a TypeError if an output isn't an array; returns its name for messages."""
+    """Returns a label for messages, "output 0 of f()"; raises TypeError if it isn't an array."""
     label = f"output {number} of {name}()"
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         raise TypeError(
@@ -194,7 +200,7 @@ def check_array(name: str, number: int, array: Any) -> str:
 
 
 def check_kind(name: str, number: int, array: Any) -> str:
-    """Raises a TypeError if an output isn't an array of a dtype of DALI; returns its name."""
+    """Returns the label of `check_array`; raises TypeError if DALI does not support the dtype."""
     label = check_array(name, number, array)
     try:
         dtype = np.dtype(array.dtype)
@@ -253,7 +259,7 @@ def require_pipeline(label: str) -> Pipeline:
     """Returns the pipeline that is being defined.
 
     Raises:
-        RuntimeError: If none is being defined.
+        RuntimeError: If no pipeline is being defined.
     """
     pipeline = Pipeline.current()
     if pipeline is None:

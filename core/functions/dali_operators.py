@@ -12,7 +12,7 @@ from nvidia.dali import fn, ops
 
 @functools.cache
 def jax_operator() -> Any:
-    """Returns the operator class of `jax_function`, without DALI's callback of jax.Arrays.
+    """Returns DALI's operator class for JAX functions, without its conversion to jax.Arrays.
 
     Raises:
         RuntimeError: If JAX is older than DALI's plugin requires.

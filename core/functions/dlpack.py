@@ -40,7 +40,7 @@ class Header(ctypes.Structure):
 
     @property
     def dtype(self) -> str:
-        """The name of the dtype, as in NumPy for integers and floats; else "other..."."""
+        """The name of the dtype: "int32", "uint8", "float16"; other kinds: "other8" etc."""
         return {0: "int", 1: "uint", 2: "float"}.get(self.code, "other") + str(self.bits)
 
 
@@ -49,7 +49,7 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes
 
 
 def header(capsule: Any) -> Header:
-    """Returns the header of a capsule that was not consumed yet."""
+    """Returns the header of a capsule that ``from_dlpack`` has not consumed yet."""
     return Header.from_address(_pointer(capsule, b"dltensor"))
 
 
@@ -85,9 +85,9 @@ class DLTensor:
 
     Args:
         device_id: The number of the GPU.
-        copies: Keeps copies alive longer than the arrays that use them. The copies belong to JAX,
-            which doesn't know about work on other libraries' streams. None to copy nothing, because
-            DALI's stream may not have written the tensor yet.
+        copies: A list to which copies of misaligned samples are added. It keeps them alive, because
+            JAX owns them and doesn't know about work on other libraries' streams. None: nothing is
+            copied, because DALI's stream may not have written the tensor yet.
         capsule: A DLPack capsule that was not consumed yet.
     """
 
@@ -161,7 +161,7 @@ class DLTensor:
 
 
 def aligned(exported: Exported) -> jax.Array:
-    """Returns a copy of the same dtype that XLA's programs accept, without running a program."""
+    """Returns a copy at an address that XLA's programs accept, without running a program."""
     # Without 64-bit types JAX would narrow int64, and run a program for it.
     enable_x64: Any = getattr(jax, "enable_x64", None)
     if enable_x64 is None:  # before JAX 0.8

@@ -143,7 +143,7 @@ def _warn_of_default() -> None:
 
 
 def _taking_capsules(function: Callable[..., Any], batch: bool) -> Callable[..., Any]:
-    """Converts a function of arrays to a function of DLPack capsules, which DALI passes."""
+    """Converts a function of DLPack capsules to a function of arrays or `DLTensor` objects."""
 
     @functools.wraps(function)
     def with_arrays(*arrays: Any, **keywords: Any) -> Any:
@@ -152,12 +152,15 @@ def _taking_capsules(function: Callable[..., Any], batch: bool) -> Callable[...,
             return function(*lists, **keywords)
         return function(*map(capsule_of, arrays), **keywords)
 
-    with_arrays.__qualname__ = checks.name_of(function)  # some have none, which wraps() would copy
+    with_arrays.__qualname__ = checks.name_of(function)  # some functions have none
     return with_arrays
 
 
 def _filled(function: Callable[..., Any], names: Sequence[str], batch: bool) -> Callable[..., Any]:
-    """Fills in the keywords ``rng`` and ``key``, given a key's words after the inputs."""
+    """Returns a function that fills in the keywords ``rng`` and ``key`` of a function.
+
+    Its last argument, after the inputs, contains the bytes from `checks.key_words`.
+    """
 
     def filled(*arrays: Any) -> Any:
         *inputs, words = arrays
@@ -187,7 +190,11 @@ def batch_operator(
     device_type: str,
     preserve: bool | None,
 ) -> Any:
-    """Returns an operator whose function gets lists of samples: NumPy views or jax.Arrays."""
+    """Adds an operator whose function gets lists of samples: NumPy views or jax.Arrays.
+
+    Returns:
+        The outputs of the operator: a DataNode, or a tuple of zero or several.
+    """
     if device_type == "cpu":
         return _operator(function, nodes, True, num_outputs, layouts, device_type, preserve)
 
@@ -212,7 +219,7 @@ def _callback(
     Args:
         function: The function.
         num_outputs: The number of outputs.
-        tensors: Converts its inputs and outputs.
+        tensors: Converts the inputs and outputs of the function.
         batch: Whether the function takes lists of samples.
         per_sample: Whether DALI calls the callback per sample.
     """

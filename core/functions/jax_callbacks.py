@@ -20,7 +20,10 @@ from .dlpack import header, owning_view
 
 
 def on_cpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
-    """Returns the callback of DALI's operator for batches on the CPU."""
+    """Returns the callback of DALI's operator for batches on the CPU.
+
+    It takes DALI's tensors, and returns DLPack capsules.
+    """
     cpu, inputs, checked = jax.local_devices(backend="cpu")[0], called.inputs, False
     # The older executors reuse the inputs' memory, even while an output that aliases an input waits
     # to be copied to a GPU. Without outputs to wait for, JAX may read the inputs late, so they are
@@ -76,6 +79,7 @@ def _addresses(array: np.ndarray | jax.Array) -> range:
 def on_gpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
     """Returns the callback of DALI's operator for batches on a GPU.
 
+    It takes the number of DALI's stream and DALI's tensors, and returns DLPack capsules.
     By DLPack's protocol JAX's stream waits for the inputs, and DALI's stream for the outputs.
     """
     device: jax.Device | None = None

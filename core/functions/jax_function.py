@@ -154,7 +154,7 @@ def jax_function(
 
 
 def _layouts(layouts: str | Sequence[str] | None, num_outputs: int) -> list[str] | None:
-    """Returns a layout per output, given one for all, or a list for the first outputs."""
+    """Returns a layout for each output; "" for outputs after the end of a list."""
     if layouts is None:
         return None
     if isinstance(layouts, str):

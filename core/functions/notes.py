@@ -16,10 +16,10 @@ def note(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Adds a note of a function to the pipeline that is being defined.
 
-    The function must be pure unless ``stateful`` is given: a state is rejected if the function
-    changes a value that it reaches, or if its first call changes the global random state of NumPy
-    or Python. This is a false alarm if another thread draws from a global generator during that
-    call.
+    The function must be pure unless ``stateful`` is given. Iterators can't return a state if the
+    function changes a value that it reaches, or if its first call changes the global random state
+    of NumPy or Python. This is a false alarm if another thread draws from a global generator during
+    that call.
 
     Args:
         function: The function.
@@ -38,7 +38,7 @@ def note(
 
     def watched(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
-            if drawn:
+            if drawn:  # only the first call is checked
                 return call(*arguments)
             before = random_states()
             try:

@@ -175,7 +175,11 @@ def _listed(value: Any, count: int) -> list[Any]:
 
 
 def _outputs(run_fn: Callable[..., None], inputs: int, kinds: Any, ndims: Any) -> int:
-    """Number of outputs: the length of a list, or the number of the function's other parameters."""
+    """Returns the number of outputs.
+
+    It is the length of ``kinds`` or ``ndims`` if one of them is a list, otherwise the number of the
+    function's parameters without a default that are not inputs.
+    """
     for listed in (kinds, ndims):
         if isinstance(listed, (list, tuple)):
             return len(listed)
@@ -184,7 +188,7 @@ def _outputs(run_fn: Callable[..., None], inputs: int, kinds: Any, ndims: Any) -
 
 
 def _filled(name: str, values: Any, defaults: Sequence[Any], count: int) -> list[Any]:
-    """Returns a value for each output: ``values`` if given, otherwise those of the inputs."""
+    """Returns a value for each output: ``values`` if given, otherwise the inputs' ``defaults``."""
     if values is not None:
         return _listed(values, count)
     if count > len(defaults):
@@ -198,6 +202,7 @@ def _filled(name: str, values: Any, defaults: Sequence[Any], count: int) -> list
 def _check_counts(
     inputs: int, input_types: list[Any], ins: list[int], output_types: list[Any], outs: list[int]
 ) -> None:
+    """Raises ValueError unless each input and output has a type and a number of dimensions."""
     counts = {"inputs": inputs, "in_types": len(input_types), "ins_ndim": len(ins)}
     if len(set(counts.values())) > 1:
         raise ValueError(f"pass a type and a number of dimensions for each input, not {counts}")
@@ -221,6 +226,7 @@ def _check_counts(
 def _check_kernel(
     device_type: str, batch: bool, blocks: Sequence[int] | None, threads: Sequence[int] | None
 ) -> None:
+    """Raises ValueError if the arguments do not describe a kernel, for functions on a GPU."""
     if device_type == "cpu":
         return
     if batch:
@@ -233,6 +239,7 @@ def _check_kernel(
 
 
 def _misfit(error: Exception) -> Exception:
+    """Returns an error about a missing Numba, or about incompatible versions."""
     try:
         importlib.import_module("numba")
     except ModuleNotFoundError:
@@ -259,9 +266,9 @@ def _say_arguments(error: Exception, input_types: Sequence[Any], ins: Sequence[i
 
 
 def _outside(function: Callable[..., Any]) -> tuple[Any, ...] | None:
-    """Returns a key for a function: its code, and the values that it reads from outside.
+    """Returns a cache key for a function: its code, and the values that it reads from outside.
 
-    Numba compiles these values in, as constants. None: one of them has no key.
+    Numba compiles these values in, as constants. None if a value has no key.
     """
     variables = inspect.getclosurevars(function)
     defaults = getattr(function, "__defaults__", None)
@@ -273,7 +280,7 @@ def _outside(function: Callable[..., Any]) -> tuple[Any, ...] | None:
 
 
 def _constant(value: Any) -> Any:
-    """Returns a key for a constant; None if it may change under the same key."""
+    """Returns a cache key for a constant; None if the constant may change under the same key."""
     if value is None or isinstance(value, (bool, int, float, complex, str)):
         return type(value), repr(value)
     if isinstance(value, np.ndarray) and value.dtype != object:
@@ -288,13 +295,14 @@ def _constant(value: Any) -> Any:
 
 @functools.cache
 def _operator_class() -> Any:
-    """DALI's operator, which compiles each function once."""
+    """Returns a subclass of DALI's Numba operator that compiles each function once."""
     dalis: Any = importlib.import_module("nvidia.dali.plugin.numba")
     # DALI 2.4 is built for CUDA 13 too, but its list of Numba versions by toolkit ends at 12.
     dalis.minimal_numba_version.setdefault(13, dalis.Version("0.61.2"))
     compiled: dict[Any, Any] = {}
 
     def once(function: Any, options: tuple[Any, ...], compile_it: Callable[[], Any]) -> Any:
+        """Returns the compiled function from the cache, or compiles it."""
         constants = _outside(function)
         if constants is None:
             return compile_it()

@@ -68,7 +68,7 @@ def reachable_values(function: Any) -> dict[str, Any]:
 
 
 def _digest(value: Any) -> Any:
-    """Digests a plain value; None for a value with parts."""
+    """Returns a digest of a plain value; None for a value with parts."""
     if isinstance(value, _PLAIN):
         return hash(repr((type(value), value)))
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
@@ -83,7 +83,13 @@ def _digest(value: Any) -> Any:
 
 
 def _parts(value: Any, names: set[str], home: str) -> Iterator[tuple[Any, Any]]:
-    """The parts of a value, with a key for each; adds the names in the code of functions."""
+    """Yields the parts of a value as pairs of a key and a part.
+
+    Args:
+        value: The value.
+        names: Names that the code of functions uses; names in the code of ``value`` are added.
+        home: Package of the function that is examined, which is examined even if it is installed.
+    """
     for key in ("__self__", "__func__", "__wrapped__", "fget"):  # methods, jit, vmap, properties
         yield "self" if key == "__self__" else "", getattr(value, key, None)
     if isinstance(value, types.FunctionType):
@@ -113,7 +119,10 @@ def _home(value: Any) -> str:
 
 
 def _outer_values(function: types.FunctionType, names: set[str]) -> Iterator[tuple[Any, Any]]:
-    """Returns the closure, the defaults and the named globals of a function."""
+    """Yields the closure, the defaults and the named globals of a function, as (key, value).
+
+    The names in its code are added to ``names``.
+    """
     codes = [function.__code__]
     for code in codes:
         codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]

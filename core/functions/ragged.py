@@ -82,7 +82,7 @@ def _wait(called: BatchFunction, arrays: Sequence[Any]) -> None:
 def _with_key(
     called: BatchFunction, inputs: Sequence[Samples]
 ) -> tuple[list[Samples], dict[str, Any]]:
-    """Returns the samples of each input, and the keyword arguments: the key, or none."""
+    """Returns the samples of each input, and the keyword arguments: {"key": key}, or {}."""
     samples = list(inputs)
     if not called.keyed:
         return samples, {}
@@ -90,10 +90,12 @@ def _with_key(
 
 
 def _shapes(samples: Samples) -> np.ndarray:
+    """Returns the shapes of the samples of an input, int32 [batch, dimensions]."""
     return np.array([sample.shape for sample in samples], np.int32).reshape(len(samples), -1)
 
 
 def _filled(called: BatchFunction, samples: Samples, shapes: np.ndarray, align: int) -> Any:
+    """Returns the samples of an input as an array, padded with zeros to a common shape."""
     most = tuple(-(-int(extent) // align) * align for extent in shapes.max(axis=0, initial=0))
     if called.device_type == "cpu":
         batch = np.zeros((len(samples), *most), samples[0].dtype)

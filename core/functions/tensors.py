@@ -31,13 +31,13 @@ def capsule_of(array: Any) -> Any:
 
 
 class HostTensors:
-    """Conversions on the CPU."""
+    """Converts DALI's capsules to NumPy arrays (``take``), and outputs to capsules (``give``)."""
 
     def __init__(self) -> None:
         self.take: Callable[[Any], Any] = _plugin.DLTensorToArray
 
     def begin(self) -> None:
-        """Begins a batch."""
+        """Does nothing; see `GpuTensors.begin`."""
 
     def give(self, name: str, number: int, value: Any) -> Any:
         """Returns the capsule of an output of one sample."""
@@ -57,13 +57,15 @@ class HostTensors:
 
 
 class GpuTensors:
-    """Conversions on a GPU, which keep outputs alive until DALI has read them.
+    """Converts DALI's capsules to `DLTensor` objects (``take``), and outputs to capsules.
+
+    Keeps outputs alive until DALI has read them.
 
     Args:
         pipeline: The pipeline.
         num_outputs: Number of outputs.
-        awaited: Whether DALI waits for its stream before each call, so that it has read the outputs
-            of the previous call. Otherwise, it has read them when it has delivered the batch.
+        awaited: Whether DALI waits for its stream before each call, so that DALI has read the
+            outputs of the previous call. Otherwise, DALI has read them when the batch is delivered.
         renewed: Whether the outputs of a batch are freed when the next batch begins.
     """
 
@@ -83,12 +85,12 @@ class GpuTensors:
             self.take = take_unbuilt
 
     def begin(self) -> None:
-        """Begins a batch."""
+        """Begins a batch; frees the outputs of the previous batch if ``renewed``."""
         if self._renewed:
             self._live.clear()
 
     def give(self, name: str, number: int, value: Any) -> Any:
-        """Returns the capsule of an output of one sample; DALI's stream waits for it."""
+        """Returns the capsule of an output of one sample; DALI's stream waits for the array."""
         if _is_capsule(value):
             return value
         if isinstance(value, DLTensor):

@@ -6,9 +6,9 @@ import os
 import re
 import unicodedata
 
-_LOWEST, _HIGHEST = 0xDC80, 0xDCFF  # how Python decodes bytes that are not UTF-8
+_LOWEST, _HIGHEST = 0xDC80, 0xDCFF  # code points to which Python decodes bytes that are not UTF-8
 
-_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # with a password
+_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # user and password in a URL
 _SIGNATURE = re.compile(  # such as X-Amz-Signature, or Azure's sig
     r"([?&][^=&\s]*(?:sig|token|key|credential|secret|password)[^=&\s]*=)[^&\s'\"]+", re.IGNORECASE
 )

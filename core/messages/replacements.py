@@ -204,7 +204,7 @@ def suggest_source(value: Any) -> str:
 
 
 def source_call(path: str | bytes | os.PathLike[Any]) -> str:
-    """Suggests the source to create from a path."""
+    """Returns code that creates a source for a path, such as "sources.Files('train')"."""
     text = os.fsdecode(path)
     name = text.rpartition("/")[2].lower()
     if ".tar" in name:

@@ -64,6 +64,11 @@ def write_indexes(
 ) -> None:
     """Writes shared indexes, and prints their sizes.
 
+    Args:
+        paths: Paths, URLs or patterns of the files.
+        storage_options: As for the sources.
+        output: The local file to write; None: a file in the folder of the indexed files.
+
     Raises:
         OSError: If a file can't be read, or an index can't be written.
         ValueError: If a file is neither a tar nor a TFRecord, or is damaged.
@@ -93,7 +98,10 @@ def write_indexes(
 
 
 def _kind_of(paths: Sequence[str], storage: Storage) -> str:
-    """Returns the kind of the shared index of some files, given the first that is not empty."""
+    """Returns the kind of files: "tar", "tfrecord" or "rlds".
+
+    The first file that is not empty determines the kind; "tfrecord" if all are empty.
+    """
     for path in paths:
         (file,) = open_files([path], storage)
         if not file.size:

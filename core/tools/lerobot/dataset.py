@@ -17,18 +17,20 @@ from .depth import DepthCodes
 
 VIDEO, IMAGE, TEXT = "video", "image", "string"  # dtypes of LeRobot that are not NumPy's
 _NUMBERS = "biuf"
-_BOOKKEEPING = ("data/", "videos/", "meta/", "stats/")  # columns of episodes that are places
+# Prefixes of columns of episodes that contain locations of files, or statistics.
+_BOOKKEEPING = ("data/", "videos/", "meta/", "stats/")
+# Columns of episodes that `Episode` or the steps contain in another form.
 _OWN = ("episode_index", "length", "tasks", "dataset_from_index", "dataset_to_index")
 
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """A feature of the steps.
+    """A feature, which has a value in each step of an episode.
 
     Attributes:
         dtype: VIDEO, IMAGE, TEXT or the name of a NumPy dtype.
         shape: The shape of a value; () for a single value; height, width, channels of an image.
-        depth: How depth is stored in its images; None for other features.
+        depth: The encoding of depth images; None for other features.
     """
 
     dtype: str
@@ -37,7 +39,7 @@ class Feature:
 
     @property
     def is_image(self) -> bool:
-        """Whether its values are images, of a video or of a parquet file."""
+        """Whether the values are images, stored in videos or in parquet files."""
         return self.dtype in (VIDEO, IMAGE)
 
 
@@ -46,10 +48,11 @@ class Episode:
     """An episode.
 
     Attributes:
-        number: Its ``episode_index``.
-        length: Its number of steps.
-        data: Path of the parquet file with its rows.
-        videos: Path of the video of each camera, and the time of its first frame in seconds.
+        number: The ``episode_index``.
+        length: Number of steps.
+        data: Path of the parquet file that contains the rows of the episode.
+        videos: For each camera, the path of the video, and the time of the episode's first frame in
+            the video, in seconds.
         metadata: Other values of the episode, by name.
     """
 
@@ -62,14 +65,14 @@ class Episode:
 
 @dataclasses.dataclass(frozen=True)
 class LeRobotDataset:
-    """A data set.
+    """The metadata of a LeRobot data set.
 
     Attributes:
-        root: Its folder.
+        root: The folder of the data set.
         fps: Steps per second.
-        robot_type: Its robot; empty if unknown.
+        robot_type: Type of the robot; empty if unknown.
         features: The features of the steps, by name.
-        omitted: Features of other kinds, such as lists of messages, by name with their dtype.
+        omitted: The dtypes of unsupported features, such as lists of messages, by name.
         tasks: The instruction of each ``task_index``.
         episodes: The episodes in order.
     """
@@ -87,8 +90,8 @@ def open_dataset(root: str, exclude: Sequence[str] = ()) -> LeRobotDataset:
     """Reads the metadata of a data set.
 
     Args:
-        root: Its folder.
-        exclude: Features to leave out.
+        root: The folder of the data set.
+        exclude: Names of features to omit.
 
     Raises:
         OSError: If a file of the metadata can't be read.
@@ -154,7 +157,7 @@ def _feature(path: str, name: str, node: Any) -> Feature | None:
             raise ValueError("a name with '/', or a dtype or shape of no array")
         if dtype in (VIDEO, IMAGE):
             return Feature(dtype, _image_shape(shape, node.get("names")), DepthCodes.parse(node))
-        if shape == (1,):  # is stored as a single value
+        if shape == (1,):  # such values are stored without a dimension
             shape = ()
         if dtype == TEXT:
             return Feature(TEXT, shape)
@@ -170,7 +173,7 @@ def _image_shape(shape: tuple[int, ...], names: Any) -> tuple[int, ...]:
     """Returns height, width and channels of a feature of images.
 
     Raises:
-        ValueError: If the order of its dimensions is unknown.
+        ValueError: If the order of the dimensions is unknown.
     """
     if len(shape) == 2:
         return (*shape, 1)
@@ -244,7 +247,7 @@ def _episodes_of_lines(
 
 
 def _metadata(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the further values of each episode that all episodes have with the same type."""
+    """Returns the custom numbers and texts of each episode that all episodes have in one type."""
     names = [
         name
         for name in (rows[0] if rows else ())
@@ -258,7 +261,13 @@ def _metadata(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _place(root: str, info: Mapping[str, Any], key: str, **values: Any) -> str:
-    """Returns a path of a template of info.json.
+    """Returns the path that a template of info.json describes.
+
+    Args:
+        root: The folder of the data set.
+        info: The contents of info.json.
+        key: The key of the template, "data_path" or "video_path".
+        **values: Values of the fields of the template, such as ``chunk_index``.
 
     Raises:
         ValueError: If the template is damaged, or leads out of the data set.
@@ -279,8 +288,12 @@ def read_table(
 ) -> list[dict[str, Any]]:
     """Reads the rows of a parquet file of metadata.
 
+    Args:
+        path: The file.
+        is_wanted: Returns whether to read the column of a name.
+
     Raises:
-        OSError, ValueError: If it can't be read; the message has its path.
+        OSError, ValueError: If the file can't be read; the message contains the path.
         ImportError: If pyarrow is not installed.
     """
     with extra("lerobot", "pyarrow"):

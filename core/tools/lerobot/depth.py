@@ -15,13 +15,13 @@ _LARGEST_CODE = 4095  # of 12 bits
 
 @dataclasses.dataclass(frozen=True)
 class DepthCodes:
-    """The parameters of the depth of a feature; the defaults are LeRobot's.
+    """Parameters that map the values of depth images to depths; the defaults are LeRobot's.
 
     Attributes:
         depth_min: The depth of the code 0 of a video, in meters.
         depth_max: The depth of the largest code, in meters.
-        shift: A number of meters that is added before the logarithm.
-        use_log: Whether the codes are logarithmic.
+        shift: Length that is added to depths before the logarithm, in meters.
+        use_log: Whether codes are proportional to the logarithm of the depth.
         unit: Unit of images that are not videos: ``"mm"``, ``"m"``, or empty if unknown.
     """
 
@@ -36,7 +36,7 @@ class DepthCodes:
         """Returns the parameters that info.json has for a feature; None if it is not depth.
 
         Raises:
-            ValueError: If there are no such depths.
+            ValueError: If the range of depths is empty, infinite or has no logarithm.
         """
         info = {**(feature.get("video_info") or {}), **(feature.get("info") or {})}
         if not (info.get("is_depth_map") or info.get("video.is_depth_map")):
@@ -54,7 +54,7 @@ class DepthCodes:
         return codes
 
     def decode(self, codes: NDArray[np.uint16]) -> NDArray[np.uint16]:
-        """Returns the depth of the codes of a video frame, uint16 [height, width], in mm."""
+        """Converts the 12-bit codes of a video frame, [height, width], to depths in millimeters."""
         low, high = self.depth_min, self.depth_max
         if self.use_log:
             low, high = math.log(low + self.shift), math.log(high + self.shift)
@@ -65,9 +65,10 @@ class DepthCodes:
         return _rounded(np.clip(depth, self.depth_min, self.depth_max) * np.float32(1000))
 
     def convert(self, pixels: NDArray[Any]) -> NDArray[np.uint16]:
-        """Returns the depth of a stored image, uint16 [height, width].
+        """Returns the depths of a stored image, uint16 [height, width].
 
-        Integers keep their unit. Floats are in meters, unless the unit is ``"mm"``.
+        Integers are unchanged. Floats are converted to millimeters; they are in meters, unless
+        `unit` is ``"mm"``.
         """
         if pixels.dtype.kind != "f":
             return pixels.astype(np.uint16)

@@ -16,7 +16,10 @@ Column = NDArray[Any] | list[bytes]
 
 
 class EpisodeRows:
-    """Reads the rows of episodes; keeps the last row groups, which the next episode may share.
+    """Reads the rows of episodes.
+
+    Keeps the last row groups of the parquet file in memory, because the next episode may be in the
+    same groups.
 
     Args:
         features: The features to read, by name.
@@ -35,7 +38,7 @@ class EpisodeRows:
         self._path = ""
         self._file: Any = None
         self._numbers: NDArray[Any] = np.zeros(0)  # episode of each row of the file
-        self._first: NDArray[Any] = np.zeros(1)  # first row of each row group, and their end
+        self._first: NDArray[Any] = np.zeros(1)  # first row of each row group, and the total
         self._groups: tuple[int, int] = (0, 0)
         self._table: Any = None
 
@@ -43,7 +46,8 @@ class EpisodeRows:
         """Reads an episode.
 
         Returns:
-            An array [length, ...] of each feature of numbers, and bytes of texts and of images.
+            For each feature, an array [length, ...] of numbers, or a list with the bytes of each
+            text (UTF-8) or encoded image.
 
         Raises:
             OSError: If the file can't be read.
@@ -64,7 +68,7 @@ class EpisodeRows:
         return columns
 
     def _rows(self, episode: Episode) -> Any:
-        """Returns the table of an episode."""
+        """Returns the rows of an episode as a pyarrow table."""
         if self._path != episode.data:
             self._path, self._table = "", None
             self._file = self._parquet.ParquetFile(episode.data)
@@ -93,6 +97,7 @@ class EpisodeRows:
         return self._table.slice(int(rows[0] - self._first[low]), len(rows))
 
     def _column(self, column: Any, feature: Feature) -> Column:
+        """Converts a pyarrow column; raises ValueError if it does not match the feature."""
         if column.null_count:
             raise ValueError("has rows without a value")
         if feature.dtype == IMAGE:
@@ -117,7 +122,11 @@ class EpisodeRows:
 
 
 def _flattened(column: Any, arrow: Any) -> tuple[Any, list[set[int]]]:
-    """Returns the values of nested lists, and the different lengths of the lists of each depth."""
+    """Flattens nested lists.
+
+    Returns:
+        The values, and for each level of nesting the set of the lists' lengths.
+    """
     array = column.combine_chunks()
     lengths = []
     while True:
@@ -139,7 +148,8 @@ def _cast(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Converts values to the dtype of info.json.
 
     Raises:
-        ValueError: If they are of another kind, or do not fit.
+        ValueError: If the values are of another kind (integers, floats or bools), or an integer is
+            out of range.
     """
     kinds: Sequence[str] = ("iu", "f", "b")
     kind = next(kind for kind in kinds if dtype.kind in kind)

@@ -14,7 +14,7 @@ from .dataset import Feature
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by number of channels
 _FORMATS = {1: "gray", 3: "rgb24", 4: "rgba"}  # FFmpeg's
-CODES = "gray12le"  # of depth in videos
+CODES = "gray12le"  # FFmpeg's pixel format of depth in videos
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ImageEncoding:
         """Encodes a frame of a video.
 
         Raises:
-            ValueError: If it has another size than the feature.
+            ValueError: If the frame has another size than the feature.
         """
         _check_size((frame.height, frame.width), feature)
         if feature.depth is not None:
@@ -41,10 +41,12 @@ class ImageEncoding:
         return self._encoded(frame.to_ndarray(format=_FORMATS[feature.shape[2]]), feature)
 
     def encode_stored(self, data: bytes, feature: Feature) -> bytes:
-        """Encodes a stored image again; JPEGs, and PNGs of 16 bits, are kept as they are.
+        """Encodes a stored image again.
+
+        JPEGs of colors in the feature's mode, and PNGs of depth in 16 bits, are returned unchanged.
 
         Raises:
-            ValueError: If it can't be decoded, or has another size than the feature.
+            ValueError: If the image can't be decoded, or has another size than the feature.
         """
         with extra("lerobot", "Pillow"):
             from PIL import Image

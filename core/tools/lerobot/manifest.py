@@ -16,14 +16,20 @@ _CHUNK = 1 << 20
 
 
 class Manifest:
-    """The first line is the plan, and each following line a finished shard.
+    """The manifest of a folder.
+
+    The first line contains the plan, and each following line describes a finished shard.
 
     Args:
         folder: The folder of the manifest and of the shards.
-        plan: What determines the contents of the shards.
+        plan: The values that determine the contents of the shards, such as the options.
+
+    Attributes:
+        path: Path of the manifest.
+        entries: The descriptions of the finished shards, by name.
 
     Raises:
-        OSError: If it can't be read or written.
+        OSError: If the manifest can't be read or written.
         ValueError: If the folder has shards of another plan.
     """
 
@@ -40,7 +46,7 @@ class Manifest:
         self._write(list(self.entries.values()))  # without a line that was cut off
 
     def verified(self, name: str) -> bool:
-        """Returns whether a shard is listed and its file has the size and checksum."""
+        """Returns whether a shard is listed, and its file has the listed size and checksum."""
         entry = self.entries.get(name)
         path = os.path.join(self._folder, name)
         if entry is None or not os.path.isfile(path) or os.path.getsize(path) != entry["bytes"]:
@@ -60,7 +66,7 @@ class Manifest:
             os.fsync(file.fileno())
 
     def finish(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Writes the shards in order; returns their entries."""
+        """Writes the entries of the named shards in this order, and returns them."""
         entries = [self.entries[name] for name in names]
         self._write(entries)
         return entries
@@ -75,7 +81,10 @@ def _line(entry: Mapping[str, Any]) -> bytes:
 
 
 def _read(path: str) -> list[dict[str, Any]]:
-    """Returns the lines of a manifest; empty if there is none, or its plan is damaged."""
+    """Returns the undamaged lines of a manifest.
+
+    The result is empty if there is no manifest, or its first line, the plan, is damaged.
+    """
     if not os.path.exists(path):
         return []
     parsed: list[dict[str, Any]] = []

@@ -46,7 +46,7 @@ class PackOptions:
         subsampling: Chroma subsampling of JPEGs, ``"4:2:0"`` or ``"4:4:4"``.
         tolerance: Largest distance between a step and its frame, in seconds.
         shard_steps: A shard ends with the episode that reaches so many steps.
-        exclude: Features to leave out.
+        exclude: Names of features to omit.
         name: Name of the data set; empty: the name of its folder.
 
     Raises:
@@ -73,15 +73,15 @@ class PackOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """The size of a packed data set.
+    """The result of `pack_lerobot`.
 
     Attributes:
         episodes: Number of episodes.
         steps: Number of steps.
         shards: Number of files.
-        num_bytes: Size of the files.
+        num_bytes: Total size of the files, in bytes.
         num_kept: Number of files that an earlier call had written.
-        seconds: Duration of this call.
+        seconds: Duration of this call, in seconds.
         omitted: Features of kinds that are not packed, with their dtypes.
     """
 
@@ -104,7 +104,7 @@ def pack_lerobot(root: str, out: str, options: PackOptions, workers: int) -> Pac
     Args:
         root: The folder of the data set.
         out: The folder of the packed data set.
-        options: Encoding and division.
+        options: Options of the encoding and of the division into files.
         workers: Number of processes.
 
     Raises:
@@ -174,7 +174,10 @@ def _name_of(root: str) -> str:
 
 
 def _with_depth(dataset: LeRobotDataset) -> LeRobotDataset:
-    """Marks stored images as depth if their first has 16 bits: older versions have no mark."""
+    """Marks features of stored images as depth if their first image has 16 or more bits.
+
+    Older versions of LeRobot do not mark them.
+    """
     gray = {
         name: feature
         for name, feature in dataset.features.items()
@@ -195,7 +198,10 @@ def _with_depth(dataset: LeRobotDataset) -> LeRobotDataset:
 
 
 def _plan(dataset: LeRobotDataset, options: PackOptions, name: str) -> dict[str, Any]:
-    """Returns what determines the output, for the manifest.
+    """Returns the values that determine the output, for the manifest.
+
+    They are the options, the versions of libraries, and a digest of the data set's metadata and of
+    the sizes and times of its files.
 
     Raises:
         OSError: If a file of the data set is missing.

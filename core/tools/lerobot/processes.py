@@ -32,7 +32,7 @@ def call_in_processes(
         function: Is called with an item and a function that reports progress.
         items: The items; like the function, they must be picklable.
         count: Number of processes; 1: the function runs in this process.
-        advance: Is called with the progress of all processes.
+        advance: Is called in this process with each progress that a call of ``function`` reports.
 
     Raises:
         BaseException: The first error of a call. The other processes are then ended.
@@ -79,7 +79,7 @@ def call_in_processes(
 
 @contextlib.contextmanager
 def _living(process: Any) -> Iterator[None]:
-    """Replaces errors of the connection to a process.
+    """Context manager that converts errors of the connection to a process.
 
     Raises:
         RuntimeError: If the process has ended.

@@ -22,7 +22,7 @@ _TEXT = Feature(TEXT, ())
 
 
 def step_key(name: str) -> str:
-    """Returns the name of a feature of the steps in records.
+    """Returns the key of a feature of the steps in packed records.
 
     ``observation.state`` becomes ``steps/observation/state``, as in Open X-Embodiment. Other dots
     stay, because ``action`` and ``action.original`` may both exist.
@@ -46,7 +46,7 @@ def packed_features(dataset: LeRobotDataset) -> dict[str, Feature]:
     derived = {FIRST: _BOOL, LAST: _BOOL}
     if TASK_INDEX in dataset.features:
         derived[INSTRUCTION] = _TEXT
-    for name, feature in derived.items():  # a feature of the data set counts
+    for name, feature in derived.items():  # features of the data set take precedence
         features.setdefault(f"{STEPS}/{name}", feature)
     for name, value in episode_values(dataset, 0).items():
         features[f"{METADATA}/{name}"] = _feature_of(value)
@@ -54,7 +54,7 @@ def packed_features(dataset: LeRobotDataset) -> dict[str, Feature]:
 
 
 def episode_values(dataset: LeRobotDataset, number: int) -> dict[str, Any]:
-    """Returns the values of the metadata of an episode, except for its task."""
+    """Returns the metadata of an episode, by name; the task is empty."""
     episode = dataset.episodes[number]
     values = {
         **episode.metadata,
@@ -65,7 +65,7 @@ def episode_values(dataset: LeRobotDataset, number: int) -> dict[str, Any]:
     if dataset.robot_type:
         values["robot_type"] = dataset.robot_type
     if TASK_INDEX in dataset.features:
-        values["task"] = ""  # of the first step
+        values["task"] = ""  # the caller sets the task of the first step
     return values
 
 
@@ -77,7 +77,7 @@ def _feature_of(value: Any) -> Feature:
 
 
 def features_json(features: Mapping[str, Feature]) -> str:
-    """Returns the features.json of TFDS."""
+    """Returns the text of features.json, which TFDS reads."""
     tree: dict[str, Any] = {}
     for key in sorted(features):
         *folders, name = key.split("/")
@@ -93,6 +93,7 @@ def features_json(features: Mapping[str, Feature]) -> str:
 
 
 def _dictionary(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns TFDS's description of a dict of features."""
     children = {
         name: node if "pythonClassName" in node else _dictionary(node)
         for name, node in tree.items()
@@ -101,6 +102,7 @@ def _dictionary(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _described(feature: Feature) -> dict[str, Any]:
+    """Returns TFDS's description of a feature."""
     shape = {"dimensions": [str(size) for size in feature.shape]} if feature.shape else {}
     if feature.is_image:
         image = {
@@ -122,11 +124,11 @@ def _described(feature: Feature) -> dict[str, Any]:
 
 
 def dataset_info_json(name: str, root: str, shards: Sequence[tuple[int, int]]) -> str:
-    """Returns the dataset_info.json of TFDS.
+    """Returns the text of dataset_info.json, which TFDS reads.
 
     Args:
         name: Name of the data set.
-        root: The folder of the LeRobot data set.
+        root: Name of the LeRobot data set's folder.
         shards: Number of episodes, and of bytes, of each shard.
     """
     split = {

@@ -37,11 +37,11 @@ _LARGEST = (1 << 31) - 1  # bytes of a message that protobuf can parse
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """Some consecutive episodes.
+    """Consecutive episodes that are written to one file.
 
     Attributes:
-        name: The name of its file.
-        first: The number of its first episode.
+        name: The name of the file.
+        first: The number of the first episode.
         stop: The number of the first episode of the next shard.
     """
 
@@ -67,11 +67,11 @@ class ShardWriter:
     tolerance: float
 
     def write(self, shard: Shard, advance: Callable[[int], object]) -> dict[str, Any]:
-        """Writes a shard, or no file if it fails.
+        """Writes the file of a shard; writes no file if an error is raised.
 
         Args:
             shard: The shard.
-            advance: Is called with the number of steps after each episode.
+            advance: Is called after each episode with the episode's number of steps.
 
         Returns:
             The entry of the shard in the manifest.
@@ -98,7 +98,7 @@ class ShardWriter:
                 num_steps += self.dataset.episodes[number].length
                 advance(self.dataset.episodes[number].length)
             file.flush()
-            os.fsync(file.fileno())  # the manifest will say that it is complete
+            os.fsync(file.fileno())  # before the manifest lists the file as complete
         return {
             "name": shard.name,
             "bytes": num_bytes,
@@ -109,7 +109,7 @@ class ShardWriter:
         }
 
     def _features(self, rows: EpisodeRows, number: int) -> dict[str, Column]:
-        """Returns the features of the record of an episode."""
+        """Returns the columns of an episode's record, by key."""
         dataset, episode = self.dataset, self.dataset.episodes[number]
         with at_place(episode, episode.data):
             columns = rows.read(episode)
@@ -145,7 +145,7 @@ class ShardWriter:
 
 
 def _tasks(dataset: LeRobotDataset, columns: Mapping[str, Column]) -> list[bytes]:
-    """Returns the instruction of each step; empty if the data set has none."""
+    """Returns the instruction of each step in UTF-8; empty if the data set has no instructions."""
     if TASK_INDEX not in columns:
         return []
     numbers = np.asarray(columns[TASK_INDEX]).tolist()
@@ -163,7 +163,11 @@ def _column(value: Any) -> Column:
 
 @contextlib.contextmanager
 def at_place(episode: Episode, path: str, camera: str = "") -> Iterator[None]:
-    """Adds the file, the episode and the camera to errors."""
+    """Context manager that adds file, episode and camera to the messages of errors in its block.
+
+    Raises:
+        OSError, ValueError: If the block raises such an error.
+    """
     place = f"{printable(path)}: episode {episode.number}"
     if camera:
         place += f", camera {printable(camera)!r}"

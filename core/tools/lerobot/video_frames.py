@@ -27,7 +27,7 @@ def frames_at(path: str, times: Sequence[float], tolerance: float, fps: float) -
 
     Raises:
         OSError: If the file can't be read.
-        ValueError: If it is damaged, or has no frame within the tolerance of a time.
+        ValueError: If the video is damaged, or has no frame within the tolerance of a time.
         ImportError: If PyAV is not installed.
     """
     with extra("lerobot", "av"):
@@ -45,7 +45,17 @@ def frames_at(path: str, times: Sequence[float], tolerance: float, fps: float) -
 
 
 def _from(container: Any, first: float, tolerance: float, fps: float) -> Iterator[Any]:
-    """Yields the frames of a video from one before or at a time on."""
+    """Yields the frames of a video, beginning at or before a time if there is such a frame.
+
+    Args:
+        container: The open video.
+        first: The time, in seconds.
+        tolerance: As for `frames_at`.
+        fps: Frames per second.
+
+    Raises:
+        ValueError: If the file contains no video.
+    """
     if not container.streams.video:
         raise ValueError("it has no video")
     (stream, *_) = container.streams.video
@@ -67,6 +77,7 @@ def _from(container: Any, first: float, tolerance: float, fps: float) -> Iterato
 
 
 def _nearest(frames: Iterator[Any], times: Sequence[float], tolerance: float) -> Iterator[Any]:
+    """Yields the frame that is nearest to each time; see `frames_at`."""
     earlier, current = None, next(frames, None)
     for step, time in enumerate(times):
         while current is not None and current.time < time:

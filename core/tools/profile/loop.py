@@ -49,9 +49,10 @@ class LoopTimes:
 
 
 def loop_times(calls: Sequence[Call], end: float, samples: float) -> LoopTimes:
-    """Computes the times of a loop's steps, without the first three if there are at least six.
+    """Computes the times of a loop's steps, without the first three steps.
 
-    A step is a call of ``next()`` that returns a batch, and everything up to the next call.
+    If there are fewer than six calls, the first half of them is left out instead. A step is a call
+    of ``next()`` that returns a batch, and everything up to the next call.
 
     Args:
         calls: The calls of ``next()``, in order.

@@ -40,6 +40,7 @@ class Report:
     def _set(
         self, loop: LoopTimes, alone: Replay | None, unknown: str, outcome: Verdict | None
     ) -> None:
+        """Sets all attributes."""
         self.input_bound = outcome.input_bound if outcome else None
         self.input = outcome.input if outcome else ""
         self.steps = loop.steps
@@ -85,8 +86,8 @@ def profile(iterator: Any, *, seconds: float = 4.0) -> Iterator[Report]:
         A `Report`, which is complete after the block.
 
     Raises:
-        TypeError: If it has no ``watch()``.
-        RuntimeError: If it is already being profiled.
+        TypeError: If ``iterator`` has no ``watch()``.
+        RuntimeError: If ``iterator`` is already being profiled.
     """
     if not hasattr(iterator, "watch"):
         raise TypeError(

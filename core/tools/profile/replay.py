@@ -85,7 +85,7 @@ class Replay:
 
 
 def replay(iterator: DALIGenericIterator, seconds: float) -> Replay:
-    """Runs pipelines of an iterator's graph, without moving the iterator.
+    """Measures the speed of an iterator's graph, without moving the iterator.
 
     Args:
         iterator: The iterator.
@@ -135,7 +135,7 @@ def measured(
             its inputs, last that of all operators.
         latency: Measures the graph with the given number of operators; raises RuntimeError if it
             can't be truncated there.
-        going_on: Returns whether there is time for more than the slowest part.
+        going_on: Returns whether there is time left. Without it, only the slowest part is divided.
 
     Returns:
         Seconds by number of operators.
@@ -171,7 +171,7 @@ def _cuts(names: Sequence[str], inputs: int) -> list[int]:
 
 
 def _costly(names: Sequence[str], start: int, stop: int) -> list[int]:
-    """Returns the indices of operators that take time."""
+    """Returns the indices from ``start`` to ``stop`` of operators that are not constants."""
     return [k for k in range(start, stop) if names[k] != _CONSTANT]
 
 
@@ -179,7 +179,9 @@ def _costly(names: Sequence[str], start: int, stop: int) -> list[int]:
 def _running(
     iterator: DALIGenericIterator, cut: int | None = None
 ) -> Iterator[tuple[Runner, list[str], list[str]]]:
-    """Builds pipelines, and yields them with names and lanes of their operators, inputs first.
+    """Builds pipelines of an iterator's graph, and closes them after the block.
+
+    Yields the runner of the pipelines, and the names and lanes of the operators, inputs first.
 
     Args:
         iterator: The iterator.

@@ -37,7 +37,13 @@ class Taken:
     device_axis: bool = False
 
     def take(self, iterator: Any, count: int, take: Callable[[], Any]) -> None:
-        """Takes some batches, each of which may fail, up to the end of the epoch."""
+        """Takes batches up to the end of the epoch, and adds failures to `failures`.
+
+        Args:
+            iterator: The iterator, for the titles of the batches; None without an iterator.
+            count: Maximum number of batches.
+            take: Returns the next batch.
+        """
         for number in range(count):
             title = f"Batch {number}"
             if isinstance(iterator, DALIGenericIterator):
@@ -54,7 +60,7 @@ class Taken:
                 self.failures.append(f"{title}: {described(error)}")
 
     def learn(self, iterator: Any) -> None:
-        """Reads the settings of an iterator, and its skipped batches."""
+        """Reads the mask and the layout of an iterator, and adds its last errors to `failures`."""
         for failed in tuple(getattr(iterator, "errors", ()))[-_MOST_NAMED:]:
             text = str(getattr(failed, "message", failed))
             if hasattr(failed, "step"):
@@ -91,7 +97,7 @@ def take(data: Any, count: int, call: Mapping[str, Any], samples: int) -> Taken:
         samples: Number of records of a source.
 
     Raises:
-        TypeError: If it is none of these, or an iterator can't return to its position.
+        TypeError: If ``data`` is none of these, or an iterator can't return to its position.
         Exception: Any error of calling an iterator function.
     """
     result = Taken()
@@ -158,7 +164,7 @@ def _uncounted(iterator: Any) -> Iterator[None]:
 
 
 def _records(source: Source, indices: Any) -> dict[str, Any]:
-    """Reads records of a source; reads the contents of files given by paths."""
+    """Reads records of a source as a batch; paths are replaced by the contents of the files."""
     columns = source.read(indices, list(source.fields))
     batch: dict[str, Any] = {}
     for name, values in columns.items():

@@ -81,7 +81,7 @@ class Output:
         layout: Layout of a sample; one of `LAYOUTS`.
         figures: Statistics of the numbers of this process; None if there are none.
         brightness: Mapping of values to pixels.
-        classes: Names of the classes that its numbers represent.
+        classes: Names of the classes that the output's numbers represent.
         steps: Mask of the steps of each sample, [samples, steps]; None if there is none.
     """
 
@@ -130,7 +130,7 @@ class Contents:
         title: Title of the batch.
         outputs: Its outputs.
         valid: Whether each sample belongs to the epoch; None if unknown.
-        mask: Name of the output that tells it.
+        mask: Name of the output that contains ``valid``; "" if there is none.
     """
 
     title: str
@@ -227,6 +227,7 @@ def _leaves(batch: Any, prefix: str = "") -> dict[str, Any]:
 def _output(
     name: str, array: Any, classes: Sequence[str], device_axis: bool, mask: Any = None
 ) -> Output:
+    """Describes an output; ``mask`` is used if it is a mask of the steps of the samples."""
     values = _rows(array, device_axis)
     steps = None if mask is None else _rows(mask, device_axis)
     if steps is not None and (
@@ -266,7 +267,7 @@ def _output(
 
 
 def _rows(array: Any, device_axis: bool) -> NDArray[Any]:
-    """Returns the rows of an array in this process, [rows, ...], also of pmap's layout."""
+    """Returns the rows of an array in this process, [rows, ...], without an axis of devices."""
     values = _local(array)
     return values.reshape(-1, *values.shape[2:]) if device_axis and values.ndim > 1 else values
 

@@ -67,7 +67,7 @@ def page(
 
     Args:
         title: The heading.
-        about: A line below it.
+        about: A line below the heading.
         batches: The contents of each batch.
         failures: The messages of failures.
         samples: Maximum number of samples to draw per output.
@@ -96,12 +96,12 @@ def page(
 
 
 def _escaped(text: str) -> str:
-    """Escapes text: removes tags and control characters."""
+    """Escapes HTML's special characters and control characters."""
     return html.escape(printable_lines(text))
 
 
 def frame(text: str) -> str:
-    """Wraps a page in an element for notebooks, isolating its styles."""
+    """Wraps a page in an iframe for notebooks, which isolates the page's styles."""
     return (
         f'<iframe srcdoc="{html.escape(text)}" style="width:100%;height:40rem;border:0" '
         'title="batches"></iframe>'
@@ -109,6 +109,7 @@ def frame(text: str) -> str:
 
 
 def _output(contents: Contents, output: Output, samples: int) -> str:
+    """Returns the HTML of an output: properties, histogram and samples."""
     facts = [("shape", str(list(output.shape))), ("dtype", output.dtype)]
     facts += [("device", output.device), ("sharding", output.sharding)]
     figures = output.figures
@@ -163,6 +164,7 @@ def _strips(contents: Contents, samples: int) -> str:
 
 
 def _figure(contents: Contents, output: Output, row: int) -> str:
+    """Returns the HTML of a sample of an output: images and caption."""
     drawn, caption = "", [output.caption(row)]
     if is_drawn(output):
         caption = contents.caption(row)

@@ -33,10 +33,10 @@ def brightness(dtype: Any, least: float, most: float, channels: bool = True) -> 
     """Chooses a common brightness of an output's images, so that they can be compared.
 
     Args:
-        dtype: Their dtype.
-        least: Their minimum finite value.
-        most: Their maximum finite value.
-        channels: Whether they have a channel dimension. Integers without channels are often
+        dtype: Dtype of the images.
+        least: Minimum finite value of the images.
+        most: Maximum finite value of the images.
+        channels: Whether images have a channel dimension. Integers without channels are often
             classes, whose small values would all look black.
     """
     kind = np.dtype(dtype).kind

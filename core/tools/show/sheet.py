@@ -95,6 +95,7 @@ def _strip(contents: Contents, row: int) -> Image.Image:
 
 
 def _cell(images: Sequence[Image.Image], caption: Sequence[str], width: int = _CELL) -> Image.Image:
+    """Draws images side by side, and a caption below."""
     width = max(width, sum(image.width + 3 for image in images) - 3)
     height = max([image.height + 3 for image in images], default=0)
     text = [line for part in caption for line in printable_lines(part).splitlines()]

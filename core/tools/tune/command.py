@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _report(tuned: Tuned) -> str:
+    """Formats the result, as the command prints it."""
     device = jax.devices()[0].device_kind
     cores = len(os.sched_getaffinity(0))
     lines = [
@@ -110,6 +111,7 @@ def _report(tuned: Tuned) -> str:
 
 
 def _plain(tuned: Tuned) -> dict[str, Any]:
+    """Converts the result to values that JSON supports."""
     plain = {key: value for key, value in vars(tuned).items() if key != "name"}
     rates = {
         name: list(map(list, rates_by_value.items()))

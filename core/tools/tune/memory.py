@@ -55,7 +55,10 @@ class Memory:
 
 
 def _gpu_memory() -> float | None:
-    """Returns MiB in use on the first GPU by the driver, since JAX does not count DALI's memory."""
+    """Returns the MiB in use on the first GPU; None without a GPU.
+
+    Asks the driver, since JAX does not count DALI's memory.
+    """
     try:  # only a driver that DALI or JAX has loaded; there is none on a CPU
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
         context, free, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()

@@ -79,13 +79,14 @@ class Tuned:
     Attributes:
         name: Name of the iterator function.
         settings: The chosen settings.
-        rate: Samples per second with them.
+        rate: Samples per second with the chosen settings.
         before: Samples per second with the settings in `began`: `rate` divided by the gain of each
             choice in its own rounds, because a machine's speed varies over minutes.
         measured: For each setting and value, samples per second in each round.
         memory: For each setting and value, the approximate memory of its pipelines with a full
             prefetch queue.
-        unchanged: Settings that are unchanged, because the machine was too noisy, or time was over.
+        unchanged: Settings that keep their initial values, because the machine was too noisy, the
+            time was over, or Ctrl-C was pressed.
         failures: Messages about values that could not be measured.
         began: The initial settings: from the call, or the defaults.
         interrupted: Whether Ctrl-C ended the measurements early.
@@ -104,7 +105,7 @@ class Tuned:
 
     @property
     def clear(self) -> bool:
-        """Whether the measurements decided every setting; False if some were too noisy or late."""
+        """Whether the measurements decided every setting; False if some are `unchanged`."""
         return not self.unchanged
 
     @property
@@ -195,7 +196,7 @@ def progress_bar(finished: int, total: int, label: str) -> None:
 
 
 def thread_counts(cores: int) -> list[int]:
-    """Powers of two up to the number of cores, and that number."""
+    """Returns the powers of two up to the number of cores, and that number."""
     counts = [1 << k for k in range(cores.bit_length()) if 1 << k <= cores]
     return counts if counts[-1] == cores else [*counts, cores]
 
@@ -217,7 +218,7 @@ def tune(
 
     Args:
         iterator_fn: An iterator function, from `dalijax.data_iterator`.
-        batch_size: Its batch size; with sharding the global batch size.
+        batch_size: Initial batch size; with sharding the global batch size.
         seconds: Approximate total time of the measurements, in addition to building pipelines.
         max_seconds: Time after which no measurement starts; the result lists settings that were not
             tried. None: twice ``seconds``.
@@ -228,7 +229,7 @@ def tune(
         prefetch_queue_depth: Depths to try; None: 2, 3 and 4.
         batch_sizes: Batch sizes to try; by default only ``batch_size``, because the model decides.
         progress: Called with the number of finished measurements, the total number, and the name of
-            the next measurement; a bar by default, None for none.
+            the next measurement; by default a bar on the standard error. None: no progress.
         **call: Further arguments of the iterator function. They may include initial settings.
 
     Raises:
@@ -306,7 +307,14 @@ def tune(
 
 
 class _Measured(NamedTuple):
-    """Measurements of one setting: samples per second in each round and memory, by value."""
+    """Measurements of one setting.
+
+    Attributes:
+        rates: Samples per second in each round, by value.
+        memory: Memory of the pipelines, by value.
+        failures: Messages about values that could not be measured.
+        interrupted: Whether Ctrl-C ended the measurements early.
+    """
 
     rates: dict[Any, list[float]]
     memory: dict[Any, Memory]
