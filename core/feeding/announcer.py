@@ -14,23 +14,23 @@ from ..order.shuffle import Indices
 from ..sources.source import Source, announce, range_bytes, read_ahead_of
 from ..workers import Workers
 
-_MOST_RUNS = 256  # announced, of a source with small records
+_MOST_RUNS = 256  # to announce ahead, if records are small
 
 
 class Announcer:
     """Announces the records of upcoming runs to a source, which requests their bytes.
 
     Runs are announced in blocks, because requests for the same file share a call if they are
-    announced together. The first run after a restart is a block of its own, and the next block is
-    announced when it was read, so that it waits for no other bytes. Further blocks have half the
-    budget: one is read while the other is received.
+    announced together. The first run after a restart is a block of its own, so that its bytes do
+    not wait for others; the next block is announced after that run was read. Each further block
+    takes half of the budget (in bytes): one block is read while the next is received.
 
     Only the announcer's own thread changes its state, in the order of the calls.
 
     Args:
         source: The source.
         names: The fields that are read.
-        records_of: Returns the records of the run at a position.
+        records_of: Returns the numbers of the records of the run at a position, int64 [rows].
         after: Returns the position of the run after the run at a position.
 
     Attributes:
@@ -48,17 +48,17 @@ class Announcer:
         self._records_of, self._after = records_of, after
         self._budget = read_ahead_of(source)
         self.generation = 0  # counted by the callers
-        self._current = 0  # the generation of the state
-        self._failure: tuple[int, BaseException] | None = None  # of a generation
+        self._current = 0  # the generation to which the values below belong
+        self._failure: tuple[int, BaseException] | None = None  # the generation, and its error
         self._workers = Workers(1, "dalijax-announce")
         self._done = 0  # the run after the last run that was read
         self._next = 0  # the first run that is not announced
-        self._position = SamplePosition()  # of that run
+        self._position = SamplePosition()  # the position of run `_next`
         self._first = 0  # the run after the last restart
         self._num_announced = 1  # runs of the last announcement
-        self._fetches: dict[int, set[Any]] = {}  # which each announced run keeps
-        self._ahead: dict[int, int] = {}  # bytes of each announced run, also on a local disk
-        self._held = 0  # bytes of the requests that the announcements have made
+        self._fetches: dict[int, set[Any]] = {}  # requests, kept alive until their run was read
+        self._ahead: dict[int, int] = {}  # bytes of each announced run, including bytes on a disk
+        self._held = 0  # bytes of the requests that were made, and not freed
         self._freed = collections.deque[int]()  # bytes of the freed requests
 
     @property
@@ -68,7 +68,7 @@ class Announcer:
         return failure[1] if failure is not None and failure[0] == self.generation else None
 
     def restart(self, run: int, position: SamplePosition) -> None:
-        """Drops the announcements, and begins with a run at a position."""
+        """Drops all announcements, and announces again from a run, given its position."""
         self.generation += 1
         self._submit(self._restart, self.generation, run, position)
 
@@ -78,7 +78,7 @@ class Announcer:
         Args:
             generation: The generation when the reading began; after a restart, runs with the same
                 number have other records.
-            run: The run.
+            run: The number of the run.
         """
         self._submit(self._was_read, generation, run)
 
@@ -130,7 +130,7 @@ class Announcer:
             self._announce(self._budget // 2)
 
     def _announce(self, num_bytes: int) -> None:
-        """Announces a run, and the following runs within a number of bytes."""
+        """Announces the next run, and as many following runs as fit into a number of bytes."""
         runs: list[Indices] = []
         positions = [self._position]
         # Bytes are counted for many runs at once, because each call takes as long as for a hundred

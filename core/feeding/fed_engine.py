@@ -86,7 +86,7 @@ class FedEngine(Engine[P]):
             function: The user's graph function.
             define: Defines the graph of a pipeline; see `FedGraph`.
             call: Arguments of ``nvidia.dali.pipeline_def``.
-            differing: The arguments that differ between the pipelines, for each pipeline.
+            differing: For each pipeline, the arguments that differ between the pipelines.
             seed: The seed of the pipelines; None for the seeds in ``differing``.
         """
         self._function, self._define = function, define
@@ -100,7 +100,7 @@ class FedEngine(Engine[P]):
         self._supply: RowSupply[P] | None = None
         self._factory: GraphPipelineFactory
         self._runs_taken = 0  # the number of runs taken from the current pipelines
-        # Both return nothing before the first build. They are called when a state needs the values.
+        # Both return empty values before the first build, and are called when a state needs them.
         self._random: Callable[[], list[str]] = list  # names of the operators of ``fn.random``
         self._operators: Callable[[], tuple[str, ...]] = tuple  # a line for each; see `description`
 
@@ -119,7 +119,7 @@ class FedEngine(Engine[P]):
         """Checks the first pipelines before their first run."""
 
     def _run_of(self, position: P) -> P:
-        """Returns the position of the next run at or after a position."""
+        """Returns the position at which the next run at or after a position begins."""
         return position
 
     def _exhausted_retries(self, position: P, failed: EnvironmentFailure) -> RuntimeError:
@@ -321,7 +321,7 @@ class FedEngine(Engine[P]):
     # Records that can't be read or processed
 
     def _bad_of(self, supply: RowSupply[P], run: int, valid: bool = False) -> Bad:
-        """Returns the bad records of a run; if ``valid``, without those in padding rows."""
+        """Returns name and error of each bad record of a run; if ``valid``, except in padding."""
         return [
             (rows.name(row), error)
             for rows in self._all_rows(supply, run)
@@ -380,7 +380,12 @@ class FedEngine(Engine[P]):
         return kind(f"{self._label(position)} {outcome}: {text}")
 
     def _error_kind(self, unfit: bool) -> type[BatchError] | type[RecordError]:
-        """Returns the class of the error; ``unfit``: the records don't fit the graph's inputs."""
+        """Returns the class of the error of a batch with bad records.
+
+        Args:
+            unfit: Whether all of them can't be read, or don't fit the graph's inputs; otherwise
+                DALI failed to process some.
+        """
         return BatchError
 
     def _failed(
@@ -390,6 +395,9 @@ class FedEngine(Engine[P]):
 
         Returns:
             The outcome, or None if the run has to be repeated with other records in some rows.
+
+        Raises:
+            EnvironmentFailure: If the machine or the network caused the failure.
         """
         failure = failure_of(error)
         if failure.environment or (failure.is_read and not can_open_files()):
@@ -430,7 +438,7 @@ class FedEngine(Engine[P]):
         return Outcome(after, error=batch_error, failures=1)
 
     def _find_bad(self, supply: RowSupply[P], used: Indices, failure: Failure) -> list[int]:
-        """Runs parts of a failed batch again; returns the samples that fail."""
+        """Returns the samples that fail alone, by running parts of a failed batch again."""
 
         def run_alone(places: Sequence[int]) -> Failure | None:
             return self._run_alone(supply.alone(used[list(places)]))
@@ -452,7 +460,7 @@ class FedEngine(Engine[P]):
         return self._works
 
     def _has_stand_in(self, supply: RowSupply[P], run: int, failure: Failure) -> bool:
-        """Returns whether a record can replace a batch's bad records; remembers bad samples."""
+        """Returns whether some record can replace bad records; remembers samples that fail."""
         for sample in supply.stand_ins(run):
             rows = self._readable(supply, sample)
             if rows is None:
@@ -468,7 +476,7 @@ class FedEngine(Engine[P]):
         return rows is not None and self._run_alone(rows) is None
 
     def _readable(self, supply: RowSupply[P], sample: int) -> RowBatch | None:
-        """Reads a sample; returns None if it can't be read, or its record is known to be bad."""
+        """Reads a sample's record; returns None if it can't be read, or is known to be bad."""
         try:
             rows = supply.alone(np.array([sample], np.int64))
             return None if rows.errors else rows

@@ -32,8 +32,8 @@ class FedGraph:
         inputs: The inputs that the function takes, by name.
         passed: The names of values that bypass the graph, such as text.
         call: Calls the function with the nodes of the inputs, and with ``draw`` if there is one.
-        draws: Whether random numbers are drawn for the records, including keys of functions.
-        stacked: Batches a column of values that bypass the graph.
+        draws: Whether to create a `Draw`, for the parameter ``draw`` and for keys of functions.
+        stacked: Batches a list of values that bypass the graph, given the values and their name.
         no_copy: Whether DALI reads the fed arrays without a copy; they must not change afterwards.
 
     Attributes:
@@ -89,7 +89,7 @@ class FedGraph:
         Args:
             input_of: Returns the callback of an input's external source, given its name. DALI calls
                 it with the number of each run.
-            draw_rows: Returns what ``draw`` needs for a run.
+            draw_rows: Returns the `DrawRows` of a run, given its number.
 
         Returns:
             The outputs of the function.
@@ -100,7 +100,7 @@ class FedGraph:
             # Without a copy DALI keeps the fed memory alive.
             node = fn.external_source(
                 source=input_of(name),
-                name=f"{FIELD}{name}",  # states name the input by it
+                name=f"{FIELD}{name}",  # states contain this name
                 batch=True,
                 dtype=None if field.dtype is None else dali_type(field.dtype),
                 ndim=None if field.dtype is None else field.ndim,
@@ -205,6 +205,7 @@ def record_graph(
     }
 
     def call(nodes: dict[str, Any], draw: Draw | None) -> Any:
+        """Calls the function with the keys of a record; adds explanations to errors about keys."""
         drawn = {DRAW: draw} if draws else {}
         args, kwargs = do_not_convert(record_schema.arguments)(
             [nodes[name] for name in record_schema.names]
@@ -244,11 +245,11 @@ def record_graph(
 def description(
     pipeline: Pipeline, operators: Sequence[Operator], batch_map: Sequence[str]
 ) -> Callable[[], tuple[str, ...]]:
-    """Returns a function that describes a graph for states, which not every iterator needs.
+    """Returns a function that describes a graph for states, and is called when one is saved.
 
     Args:
         pipeline: A built pipeline of the graph.
-        operators: Its operators.
+        operators: The operators of the graph.
         batch_map: Names of the functions of ``batch_map``.
 
     Returns:

@@ -30,7 +30,7 @@ from ..workers import WorkersEnded
 from .reuse import ReuseCheck
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, stand_ins
 
-FEWEST = 64  # records of a task, unless the batch has fewer or the source waits
+FEWEST = 64  # the least records of a task, unless the batch has fewer or the source waits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +78,10 @@ class Chunk:
 
     Attributes:
         columns: For each field the values of the records; None for a record that can't be read.
-        errors: The exception of each record that can't be read, by its place.
-        inputs: DALI's tensors of the fields whose values differ in size.
-        sizes: Heights and widths of images, by field, if the graph needs them.
+        errors: The exception of each record that can't be used, by its index in the columns.
+        inputs: A DALI tensor for each value, of the fields whose column is a list.
+        sizes: Heights and widths of images, int32 [records, 2], of the fields for which draws
+            need them.
     """
 
     columns: dict[str, Values]
@@ -90,7 +91,7 @@ class Chunk:
 
 
 def _checked(source: Source, count: int, names: Sequence[str], columns: Any) -> dict[str, Values]:
-    """Checks the return value of a record source's ``read``.
+    """Checks the result of a source's ``read``; returns its columns of the requested fields.
 
     Raises:
         TypeError, ValueError: If the source has a bug; these are not errors of a record.
@@ -113,15 +114,17 @@ def _checked(source: Source, count: int, names: Sequence[str], columns: Any) -> 
 
 
 def _listed(values: Values) -> Values:
-    """Returns a list of the values if they are the elements of an array of objects."""
+    """Converts an array of objects to a list; returns other values unchanged."""
     is_of_objects = isinstance(values, np.ndarray) and values.dtype == object
     return list(values) if is_of_objects else values
 
 
 def joined(columns: Sequence[Values]) -> Values:
-    """Joins the values of several ranges of rows; arrays of equal shapes stay an array.
+    """Concatenates the values of several ranges of rows.
 
-    Records may have different shapes, e.g. those of two sources of a mixture.
+    Returns:
+        An array if all columns are arrays of the same shape per record; otherwise a list. Records
+        of two sources of a mixture, for example, may have different shapes.
     """
     arrays = [c for c in columns if isinstance(c, np.ndarray) and c.dtype != object]
     if len(arrays) == len(columns) and len({array.shape[1:] for array in arrays}) == 1:
@@ -147,7 +150,7 @@ def _cut_off(settings: ReadSettings, chunk: Chunk) -> dict[int, Exception]:
 
 
 def _not_images(settings: ReadSettings, records: Indices, chunk: Chunk) -> dict[int, Exception]:
-    """Checks the images that the graph decodes; returns the errors by the record's index."""
+    """Returns an error for each record, by index, whose image DALI can't decode."""
     errors: dict[int, Exception] = {}
     for name, image_input in list(settings.image_inputs.items()):
         table = settings.checked_headers.get(name)
@@ -175,7 +178,7 @@ def _not_images(settings: ReadSettings, records: Indices, chunk: Chunk) -> dict[
 def _sizes_of(
     settings: ReadSettings, records: Indices, name: str, values: Values
 ) -> NDArray[np.int32]:
-    """Returns the sizes of images; if the field contains paths, reads the files' headers."""
+    """Returns heights and widths, int32 [rows, 2], of images or of the files at paths."""
     if (
         settings.image_inputs.get(name, ImageInput()).is_path
         and not settings.source.fields[name].is_path
@@ -221,7 +224,7 @@ def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
 
 
 def _read_checked(settings: ReadSettings, records: Indices) -> Chunk:
-    """Reads records; returns an error for each record that can't be read or processed."""
+    """Reads records; those that can't be read or processed are in ``errors`` of the chunk."""
     chunk = _read(settings.source, records, settings.names)
     chunk.errors.update(_cut_off(settings, chunk))
     chunk.errors.update(_not_images(settings, records, chunk))
@@ -237,7 +240,7 @@ def _read_checked(settings: ReadSettings, records: Indices) -> Chunk:
 
 
 def _tensors(values: Values) -> list[TensorCPU]:
-    """Returns DALI's tensors of the memory of some values."""
+    """Returns a DALI tensor for each value, without a copy of contiguous arrays."""
     arrays = [np.asarray(value, order="C") for value in values]
     try:  # faster by a quarter than the buffer protocol
         return [TensorCPU(array.__dlpack__()) for array in arrays]
@@ -246,7 +249,7 @@ def _tensors(values: Values) -> list[TensorCPU]:
 
 
 def _described(dtype: Any, ndim: int) -> str:
-    """Describes the kind of a value."""
+    """Formats a dtype and a number of dimensions: "uint8 with 1 dimension"."""
     return f"{np.dtype(dtype)} with {ndim} dimension{'s' * (ndim != 1)}"
 
 
@@ -279,18 +282,20 @@ class ReadRows:
         order: The rows in the order in which they are read.
         chunks: The records that the tasks have read, in that order.
         parts: The rows of each pipeline.
-        places: The row of the global batch in which each row is.
+        places: The index of each row in the global batch.
         batch: Returns the samples of the whole global batch.
 
     Attributes:
         samples: The sample in each row; for a bad record, the sample that stands in for it.
         own_records: The number of the record of each row, including bad records.
         errors: The error of each row whose record can't be used.
-        inputs: By field that DALI takes, the values of each pipeline as it takes them.
+        inputs: For each field that the graph takes, a TensorList for each pipeline.
 
     Raises:
-        NoStandIn: If no record can stand in for bad records, although records can be read.
-        Exception: The first record's error, if no record can be read. The batch is not lost.
+        NoStandIn: If no record can replace the bad records, and DALI failed to process some of
+            them.
+        Exception: The error of a bad record, if no record can replace the bad records, and none
+            of them failed in DALI. The batch is not lost: the next call reads it again.
     """
 
     def __init__(
@@ -349,20 +354,20 @@ class ReadRows:
         return places
 
     def column(self, name: str) -> Values:
-        """Returns a field of the records."""
+        """Returns the values of a field, one for each row."""
         if name not in self._columns:
             self._columns[name] = self._joined([chunk.columns[name] for chunk in self._chunks])
         return self._columns[name]
 
     def draw_rows(self, part: int) -> DrawRows:
-        """Returns what ``draw`` needs to draw the numbers of a pipeline's rows."""
+        """Returns the `DrawRows` of a pipeline, from which draws compute the rows' numbers."""
         rows = self._parts[part]
 
         def drawn_before(name: str, function: DrawFunction) -> list[TensorListCPU]:
             """Returns the values of a draw, which the reading threads compute from now on."""
             if name not in self._drawn:
                 self._drawn[name] = self._draw(function)
-            self._settings.draws[name] = function  # which the first call has checked
+            self._settings.draws[name] = function  # the first call has checked it
             return self._drawn[name][part]
 
         return DrawRows(
@@ -373,7 +378,7 @@ class ReadRows:
         )
 
     def _draw(self, function: DrawFunction) -> list[list[TensorListCPU]]:
-        """Returns the values of a draw for each pipeline."""
+        """Returns the outputs of a draw for each pipeline, a TensorList for each output."""
         arrays = function(DrawRows(self._hashes, self._sizes, self._refuse))
         return [[TensorListCPU(array[rows]) for array in arrays] for rows in self._parts]
 
@@ -386,7 +391,7 @@ class ReadRows:
 
         A record whose image header can't be read is refused, with the size 1 x 1.
         """
-        self._settings.sized.add(name)  # from now on the reading threads find them
+        self._settings.sized.add(name)  # from now on the reading threads read the sizes
         if not self.errors and all(name in chunk.sizes for chunk in self._chunks):
             sizes = np.asarray(self._joined([chunk.sizes[name] for chunk in self._chunks]))
         else:
@@ -398,7 +403,7 @@ class ReadRows:
         return sizes
 
     def _as_inputs(self, name: str) -> list[TensorListCPU]:
-        """Returns the values of a field for each pipeline, as DALI takes them.
+        """Returns the values of a field as a TensorList for each pipeline.
 
         Raises:
             TypeError: If a value is not of the field's kind.
@@ -462,7 +467,7 @@ class ReadRows:
         """
         settings = self._settings
         row_of = {int(sample): row for row, sample in enumerate(self.samples)}
-        read: dict[int, Chunk] = {}  # of other rows
+        read: dict[int, Chunk] = {}  # the records of samples in no row
 
         def values_of(sample: int) -> tuple[Mapping[str, Values], int] | None:
             """Returns the columns with a sample's record and its place; None for a bad record."""

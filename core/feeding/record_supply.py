@@ -24,7 +24,7 @@ from .schema import Schema, described, values_of
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, nearest
 
 _LOOK_AHEAD = 8  # the number of batches to search for a record that can be decoded
-_SEED = 0  # a constant key of remembered samples, which are forgotten if the numbers change
+_SEED = 0  # for `BadSamples`, since `RecordSupply` forgets all samples when it moves
 
 Bind = Callable[[Any], tuple[FedGraph, Schema]]
 
@@ -100,7 +100,7 @@ class RecordRows:
         return values_of(self._rows_of(self._prepared.records), name, "", self._first)
 
     def draw_rows(self) -> DrawRows:
-        """Returns what ``draw`` needs to draw the numbers of the rows."""
+        """Returns the `DrawRows`, from which draws compute the random numbers of the rows."""
         numbers = self._prepared.numbers
         row_numbers = None if numbers is None else self._rows_of(numbers)
         return DrawRows(fold(self._supply.seed, 0, row_numbers), self._sizes, self._refuse)
@@ -200,7 +200,7 @@ class RecordSupply:
         self.ended = False  # the reader may have a batch now
 
     def moved_to(self, position: RecordPosition) -> None:
-        """Notes that the reader was moved to a position."""
+        """Drops the batches, after the caller has moved the reader to a position."""
         self._clear(position)
 
     def close(self) -> None:
@@ -270,10 +270,10 @@ class RecordSupply:
         return self.graph
 
     def read_batches(self, position: RecordPosition, count: int) -> int:
-        """Reads some batches from a position on; returns the number of batches before their end.
+        """Reads some batches from a position on; returns the step after the last batch read.
 
         Raises:
-            ReadError: If reading raised before the first of them.
+            ReadError: If reading raised before the first batch.
         """
         if self._position is None:
             self.seek(position)
@@ -360,7 +360,7 @@ class RecordSupply:
         """
         records = list(batch.records)
         rows = np.arange(len(records), dtype=np.int64)
-        last = len(self._read(place).batch.records) - 1  # which `padded` repeats
+        last = len(self._read(place).batch.records) - 1  # the row that `padded` repeats
         samples = self._base() + place * self._rows_all + np.minimum(rows, last)
         columns, sizes, errors = self._columns_of(records)
         if self._has_bad:
@@ -428,12 +428,16 @@ class RecordSupply:
     def column(
         self, name: str, records: Sequence[Any], first: int = 0
     ) -> tuple[Any, list[Size | None]]:
-        """Returns an input of the graph, and the sizes of its images.
+        """Returns the values of an input of the graph, and the sizes of images.
 
         Args:
             name: The input.
             records: The records.
-            first: The place of the first of them in the batch, for errors.
+            first: The index of the first record in the batch, for errors.
+
+        Returns:
+            The values, one for each record; and the (height, width) of each image, None if its
+            header does not tell. The second list is empty if the input is not images.
 
         Raises:
             ValueError, TypeError: If a record lacks the value, or the value isn't an image.
@@ -460,7 +464,7 @@ class RecordSupply:
     # Samples
 
     def _base(self) -> int:
-        """Returns the first sample of the queue."""
+        """Returns the number of the first sample in the queue of batches."""
         return (self._position.step if self._position is not None else 0) * self._rows_all
 
     def _place_of(self, sample: int) -> tuple[int, int]:
@@ -490,7 +494,7 @@ class RecordSupply:
     def _good_record(
         self, sample: int, place: int, errors: Mapping[int, Exception]
     ) -> tuple[Any] | None:
-        """Returns the record of a sample; None if it is bad."""
+        """Returns the record of a sample, as a tuple of length 1; None if the record is bad."""
         batch_place, row = self._place_of(sample)
         record = self._read(batch_place).batch.records[row]
         if batch_place == place:

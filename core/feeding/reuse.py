@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..order.shuffle import Indices
 from ..sources.source import Source, Values
 
-_ENOUGH = 64  # pairs of records with equal values in the same memory: it is a constant
+_ENOUGH = 64  # pairs of records with equal values in the same memory, after which checks end
 
 
 class ReuseCheck:
@@ -57,7 +57,7 @@ class ReuseCheck:
         with self._lock:
             if len(self._alive) > self._most:
                 self._alive = {k: v for k, v in self._alive.items() if v[0]() is not None}
-                self._most = 2 * len(self._alive) + 1024  # so that each entry is looked at twice
+                self._most = 2 * len(self._alive) + 1024  # so that entries are visited twice
 
     def _compare(self, name: str, first: int, second: int) -> None:
         """Raises ValueError if two records in the same memory have different values."""

@@ -76,7 +76,7 @@ class Schema:
 
     @property
     def names(self) -> list[str]:
-        """The name of each column, made of its keys."""
+        """The name of each column: its keys, joined by slashes, as in "camera/image"."""
         return ["/".join(key.replace("/", "//") for key in column.path) for column in self.columns]
 
     @property
@@ -94,7 +94,7 @@ class Schema:
         Args:
             index: The number of the column.
             records: The records.
-            first: The place of the first of them in the batch, for errors.
+            first: The index of the first record in the batch, for errors.
 
         Raises:
             ValueError: If a record has other keys, an array of another dtype or number of
@@ -139,8 +139,8 @@ def values_of(records: Sequence[Any], key: str, label: str = "", first: int = 0)
     Args:
         records: The records.
         key: The key.
-        label: Its name in errors.
-        first: The place of the first record in the batch, for errors.
+        label: The name of the key in errors.
+        first: The index of the first record in the batch, for errors.
 
     Raises:
         ValueError: If a record lacks the key; the message names its place in the batch.
@@ -279,7 +279,7 @@ def _objects(values: Sequence[Any]) -> NDArray[np.object_]:
 
 
 def stacked(values: Sequence[Any], name: str) -> Any:
-    """Batches values that bypass a graph: [batch, ...], dicts or tuples of these, object arrays.
+    """Batches values that bypass a graph: to arrays [batch, ...], or dicts or tuples of arrays.
 
     Bytes, texts and None become an object array of shape [batch], which keeps trailing NULs.
 

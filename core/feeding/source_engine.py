@@ -40,7 +40,7 @@ _READ_AHEAD = 2  # the number of runs to read before DALI asks for them
 
 
 def _warn_of_repeats(plan: SamplePlan) -> None:
-    """Warns if each batch contains every record more than twice."""
+    """Warns if a batch has more than twice as many rows as the source has records."""
     if plan.batch_size > 2 * plan.num_samples:
         warn_user(
             f"batch_size={plan.batch_size} is more than twice the {plan.num_samples} records of "
@@ -235,7 +235,12 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         return self._samples.locate(batch)
 
     def seek(self, epoch: int, step: int, first: int = 0) -> None:
-        """Moves to a batch, counted in batches of this size from the start of the first epoch.
+        """Moves to a batch, counted in batches of this size from the start of the stream.
+
+        Args:
+            epoch: The epoch.
+            step: The index of the batch in the epoch.
+            first: The epoch with which the stream begins.
 
         Raises:
             ValueError: If there is no such batch.

@@ -49,8 +49,8 @@ class PendingRows:
         supply: The supply.
         samples: The sample of the stream in each row, shape [rows].
         parts: The rows of each pipeline.
-        places: The row of the global batch in which each row is; by default the same.
-        batch: Returns the samples of the global batch; by default those of these rows.
+        places: The index of each row in the global batch, shape [rows]; by default 0, 1, 2, ...
+        batch: Returns the samples of the global batch; by default ``samples``.
         when_read: Called in a thread when the records were read, or can't be read.
     """
 
@@ -82,6 +82,7 @@ class PendingRows:
             self._when_read()
 
     def _submit_chunks(self) -> None:
+        """Reads the records in several tasks; the last of them to end creates the `ReadRows`."""
         supply = self._supply
         records, epochs = supply.settings.order(self._samples)
         # In the order of record numbers, so that a task reads few files or parts of a mixture.
@@ -138,12 +139,12 @@ class PendingRows:
 
 
 class Rows:
-    """The rows of one run of one pipeline; see `RowBatch`. Methods wait until they are read.
+    """The rows of one run of one pipeline; see `RowBatch`. Methods wait for the reading threads.
 
     Args:
         pending: The rows of the run.
         part: The number of the pipeline.
-        rows: Its rows among those of the run.
+        rows: The pipeline's rows, as a slice of the run's rows.
         valid: Whether the sample of each row belongs to the consumer's epoch, shape [rows].
 
     Attributes:
@@ -180,7 +181,7 @@ class Rows:
         return self._pending.read.column(name)[self._rows]
 
     def draw_rows(self) -> DrawRows:
-        """Returns what ``draw`` needs to draw the numbers of the rows."""
+        """Returns the `DrawRows`, from which draws compute the random numbers of the rows."""
         return self._pending.read.draw_rows(self._part)
 
     def name(self, row: int) -> str:
@@ -189,7 +190,7 @@ class Rows:
 
 
 def _start(runs: Sequence[PendingRows]) -> None:
-    """Starts to read runs in their order; if each were a task, they could change places."""
+    """Starts to read several runs in one task, since separate tasks could change their order."""
     for pending in runs:
         pending.start()
 
@@ -231,8 +232,8 @@ class SourceSupply:
         parts: The rows of each pipeline.
         names: The fields that the graph takes, and those that bypass it.
         seed: The seed.
-        shuffle: Whether each epoch has its own order.
-        depth: Number of runs that are read before DALI asks for them.
+        shuffle: Whether the order is shuffled, in a different way in each epoch.
+        depth: Number of runs to read before DALI requests them.
         image_inputs: The fields that the graph's decoders decode, once it is built.
         bad_samples: The samples and records that DALI could not process before.
         passed: The fields that bypass the graph.
@@ -258,8 +259,9 @@ class SourceSupply:
     ):
         reuse = None if getattr(source, "_gives_new_arrays", False) else ReuseCheck(source)
         order = order_of(source, seed, shuffle)
-        # Each task occupies the GIL for a while whatever its size, so that there are as few as the
-        # threads need. Further threads are for sources that wait: they read small batches at once.
+        # Each task occupies the GIL for a while whatever its size, so that there are only as many
+        # tasks as threads, or fewer. A source with more threads than the default waits for its
+        # reads, so that small batches are split, too.
         counts = [part.last - part.first for part in parts]
         fewest = FEWEST if source.read_threads <= Source.read_threads else min(FEWEST, *counts)
         chunk_size = max(fewest, -(-sum(counts) // source.read_threads))
@@ -346,7 +348,7 @@ class SourceSupply:
         return self._rows[run][1][part]
 
     def _read_from(self, first: int) -> None:
-        """Starts to read a run and the following runs, for all pipelines, unless this has begun."""
+        """Starts to read a run and the next ``depth`` runs, unless their reading has begun."""
         if self._announcer is not None and not self._is_announced:
             self._is_announced = True
             self._announcer.restart(first, self.position(first))
@@ -384,7 +386,13 @@ class SourceSupply:
     def _pending(
         self, samples: Indices, valid: Sequence[NDArray[np.bool_]], *where: Any
     ) -> tuple[PendingRows, list[Rows]]:
-        """Returns samples to read, and the rows of each pipeline, given which are valid."""
+        """Creates the `PendingRows` of a run, and the `Rows` of each pipeline.
+
+        Args:
+            samples: The samples of all pipelines.
+            valid: For each pipeline, whether each of its rows belongs to the epoch.
+            *where: Further arguments of `PendingRows`.
+        """
         ends = list(itertools.accumulate(map(len, valid)))
         parts = [slice(end - len(part), end) for part, end in zip(valid, ends)]
         pending = PendingRows(self, samples, parts, *where)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class UnusableRecord(ValueError):
-    """The reason why a record is not used: DALI could not process it. Stored for its row.
+    """The error of a record that DALI could not process; stored for the record's row.
 
     Attributes:
         failure: The failure.
@@ -112,14 +112,14 @@ class BadSamples:
         """Returns the error of a record that failed before, and has not changed since.
 
         Args:
-            record: Its key.
-            digest: Returns the digest of its values now.
+            record: The record's key.
+            digest: Returns the digest of the record's present values.
         """
         digest_then, error = self._records.get(record, (b"", None))
         return error if error is not None and digest_then == digest() else None
 
     def forget_samples(self) -> None:
-        """Forgets the samples, which is needed if the stream's samples change their numbers."""
+        """Forgets the samples, because the same numbers may now mean other samples."""
         self._samples.clear()
 
     def knows_records(self) -> bool:
@@ -134,7 +134,7 @@ def _add(table: dict[Any, Any], key: Any, value: Any) -> None:
 
 
 def digest_of(fields: Mapping[str, Field], columns: Mapping[str, Any], place: int) -> bytes:
-    """Returns a digest of a record's values, and of the files whose paths they are."""
+    """Returns a digest of a record's values; of paths, also of the files' sizes and times."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(columns):
         field = fields[name]

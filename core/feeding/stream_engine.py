@@ -85,7 +85,8 @@ class StreamEngine(FedEngine[RecordPosition]):
         on_error: Handling of records that DALI can't decode: "raise", "skip" (the whole batch) or
             "mask" (another record replaces it, masked out).
         spec: The structure of a record, if the first record doesn't show it.
-        by_step: Whether the random state depends only on the step, for full batches.
+        by_step: Whether the random state is computed from the step, assuming full batches;
+            otherwise it is part of the position.
         part: This process's part of the stream, if several processes make its batches together.
 
     Attributes:
@@ -202,7 +203,7 @@ class StreamEngine(FedEngine[RecordPosition]):
             return self.deliver(self.stats).unwrap()
 
     def watch(self) -> InputStats:
-        """Starts counting delivered batches, if it hasn't; returns the counters."""
+        """Returns the counters of delivered batches, which start at the first call."""
         self.stats = self.stats or InputStats()
         return self.stats
 
@@ -313,7 +314,7 @@ class StreamEngine(FedEngine[RecordPosition]):
 
         Raises:
             StopIteration: If there is no batch: the first one determines the records' dtypes.
-            ReadError: If the reading of its first record raised.
+            ReadError: If the reading of the first record raised.
             StateError: If the position is of other pipelines.
         """
         with self.lock:
@@ -350,13 +351,13 @@ class StreamEngine(FedEngine[RecordPosition]):
         runner: Runner | None = None
         try:
             if self._seed not in self._first:
-                # The first checkpoint is needed to know the others by their difference.
+                # States contain the other checkpoints as differences from the first.
                 runner = self._new_runner()
                 self._first_look(runner)
                 self._first[self._seed] = runner.checkpoints() or ()
             self._check_graph(restored.operators)
             first = self._first[self._seed]
-            # DALI would count the runs of the supply from a checkpoint's number on.
+            # With a checkpoint's count of runs, DALI would not number the supply's runs from 0.
             start, checkpoints = (
                 tuple(map(random_state.without_counts, pieces, first))
                 for pieces in (first, self._checkpoints_at(position))
@@ -383,7 +384,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         return self._after_steps(position.step)
 
     def _after_steps(self, steps: int) -> tuple[bytes, ...]:
-        """Returns the checkpoints after some steps, as the first batch of the supply shows them.
+        """Returns the checkpoints after some steps, extrapolated from runs over the next batch.
 
         Raises:
             StateError: If no record can be decoded, or the operators' states do not move evenly.
@@ -426,7 +427,7 @@ class StreamEngine(FedEngine[RecordPosition]):
 
         Args:
             runs: The number of runs.
-            rows: Rows that show by how much each run changes the checkpoints.
+            rows: The rows to run, to find out by how much a run changes the checkpoints.
             start: The checkpoints before the runs; by default those of new pipelines.
 
         Raises:
@@ -491,7 +492,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         Raises:
             StateError: If the state belongs to other data or, as far as is known, other pipelines.
         """
-        operators = restored.operators and self._operators()  # a first state doesn't know them
+        operators = restored.operators and self._operators()  # unknown before the first build
         saved = {**{name: state[name] for name in current}, "seed": str(state["seed"])}
         saved["operators"] = list(restored.operators)
         current = {**current, "operators": list(operators)}

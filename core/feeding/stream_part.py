@@ -18,10 +18,10 @@ class StreamPart:
     Attributes:
         values: Values that must be equal in all processes, by the names for error messages.
         batches: The number of batches of this process; None if it isn't known without reading.
-        agreed: Whether the number is the same in all processes because of ``values``.
+        agreed: Whether equal ``values`` imply equal numbers of batches in all processes.
         pads: Whether processes with fewer batches add batches of padding. Otherwise all stop
             after the smallest number of batches.
-        padding: Returns a batch of padding, which follows the last record.
+        padding: Returns a batch of padding, for steps after the last record.
     """
 
     values: Values
@@ -69,7 +69,7 @@ class PartReader:
         return self.total is not None and step >= self.total
 
     def _batches(self, read: Callable[[], int]) -> Batches:
-        """Returns the number of this process's batches that is known so far."""
+        """Returns how many batches this process has, as far as known; may read some."""
         if self._part.batches is not None:
             return Batches(self._part.batches, True)
         count = read()

@@ -40,7 +40,7 @@ class RowBatch(Protocol):
         ...
 
     def draw_rows(self) -> DrawRows:
-        """Returns what ``draw`` needs to draw the numbers of the rows."""
+        """Returns the `DrawRows`, from which draws compute the random numbers of the rows."""
         ...
 
     def name(self, row: int) -> str:

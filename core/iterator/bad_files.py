@@ -49,7 +49,7 @@ def name_files(
     data: Sequence[bytes],
     to_drop: int,
 ) -> BatchError:
-    """Adds the bad files of a failed batch to its error, as far as they can be determined.
+    """Returns the error of a failed batch with the names of its bad files, if they can be found.
 
     This builds the reader twice, and fills its shuffle buffer again.
 

@@ -388,7 +388,7 @@ class BatchStream:
         return self._iterator
 
     def watch(self) -> InputStats:
-        """Starts counting deliveries; see `DALIGenericIterator.watch`."""
+        """Returns the counters of delivered batches; see `DALIGenericIterator.watch`."""
         return self._iterator.watch()
 
     def start_prefetch(self) -> None:

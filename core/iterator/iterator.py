@@ -138,6 +138,7 @@ class DALIGenericIterator:
         lazy: bool = False,
         checkpoints: Sequence[bytes] | None = None,
     ) -> None:
+        """Initializes an iterator over an engine; see `_from_factory`."""
         self._config = config
         self._engine = engine
         self._spec: dict[str, jax.ShapeDtypeStruct] | None = None
@@ -236,7 +237,7 @@ class DALIGenericIterator:
             return total
 
     def _length(self) -> int | None:
-        """Number of batches of the epoch, if known; builds the pipelines only if necessary."""
+        """Returns the length of the epoch, if known; builds the pipelines only if necessary."""
         if self._engine.length() is None:
             self._engine.prepare()
         return self._engine.length()
@@ -345,7 +346,7 @@ class DALIGenericIterator:
 
     @property
     def num_errors(self) -> int:
-        """Number of batches of this process that ``on_error`` skipped, or masked records of."""
+        """Number of batches of this process that were skipped, or have masked records."""
         return self._engine.errors.total
 
     @property
@@ -354,7 +355,7 @@ class DALIGenericIterator:
         return self._engine.num_failed if self._config.on_error == "skip" else 0
 
     def total(self, num_epochs: int) -> int:
-        """Total number of batches of the first epochs.
+        """Returns the number of batches of the first ``num_epochs`` epochs together.
 
         Raises:
             TypeError: If the end of an epoch is unknown.
@@ -581,7 +582,7 @@ class DALIGenericIterator:
                         pass
 
     def _begin_epoch(self, num_epochs: int | None) -> bool:
-        """Starts the next epoch if the current one has no further batch; False after the last."""
+        """Starts the next epoch at the end of an epoch; returns False after the last epoch."""
         with self._opened(), self._engine.interruptible():
             engine = self._engine
             has_begun = self.step > 0 or engine.stopped

@@ -109,7 +109,7 @@ class ReaderEngine(EpochEngine[Position]):
         }
 
     def _shared_values(self) -> Values:
-        """Values that must be equal in all processes; see `Engine`."""
+        """Returns the values that must be equal in all processes; see `Engine`."""
         self.prepare()
         if self.plan is None:
             self._end_cure = (
@@ -386,7 +386,7 @@ class ReaderEngine(EpochEngine[Position]):
         return None
 
     def _build_renamed(self, position: Position, names: Mapping[str, str]) -> Position:
-        """Builds pipelines with added, removed or renamed operators, at a position before that.
+        """Builds pipelines at a position saved before operators were added, removed or renamed.
 
         Args:
             position: The position; each operator receives its own saved state.
@@ -447,7 +447,7 @@ class ReaderEngine(EpochEngine[Position]):
             )
 
     def _number(self, outcome: Outcome[Position]) -> tuple[int, int]:
-        return outcome.after.epoch, outcome.after.step - 1  # others may have been left out before
+        return outcome.after.epoch, outcome.after.step - 1  # skipped batches may precede it
 
     def _seed_of_keys(self) -> int:
         seed: int = self.fingerprint()["seed"]
@@ -527,6 +527,12 @@ class ReaderEngine(EpochEngine[Position]):
         return runner
 
     def _read_plan(self, pipelines: Sequence[Pipeline]) -> None:
+        """Sets the outputs, epochs and shards from built pipelines, and checks them.
+
+        Raises:
+            ValueError: If the arguments do not match the pipelines or the reader.
+            StateError: If the number of samples has changed since the first build.
+        """
         config, factory = self._config, self._factory
         self.learn_outputs(pipelines[0], factory.name)
         plan, shards = epochs_of(pipelines, config, self._data_shards)
@@ -620,7 +626,7 @@ class ReaderEngine(EpochEngine[Position]):
         return position.step > 0 and runner.ended()
 
     def _valid(self, outputs: Sequence[Outputs], position: Position) -> list[int]:
-        """Checks each pipeline's batch size; returns how many samples belong to the epoch."""
+        """Checks batch sizes; returns how many samples of each batch belong to the epoch."""
         lengths = [len(tensors[0]) for tensors in outputs]
         if self.plan is None:
             if self._config.over_processes and lengths != [self.batch_size]:
@@ -749,7 +755,14 @@ class ReaderEngine(EpochEngine[Position]):
     def _described(
         self, error: RuntimeError, position: Position, problem: str, kind: type[_Error]
     ) -> _Error:
-        """Adds the number of the batch, and what happens to it, to DALI's error."""
+        """Returns DALI's error with the batch's number, and what happens to the batch.
+
+        Args:
+            error: The error.
+            position: The position of the batch.
+            problem: What happens: "can't be read; the following call tries it again".
+            kind: The class of the returned error.
+        """
         reason = with_dali(describe(failure_of(error), (), every=False), advice.run_message(error))
         described = kind(f"{self._label(position)} {problem}: {reason}")
         described.__cause__ = error
@@ -796,6 +809,13 @@ class ReaderEngine(EpochEngine[Position]):
             runner.close()
 
     def _run(self, position: Position, convert: Callable[[Sequence[Outputs]], Any]) -> Any:
+        """Takes the batch at a position; restarts an ``external_source`` that has ended.
+
+        Raises:
+            SourceEnded: If the source ends the epoch.
+            _NoBatch: If the source has ended before the epoch did.
+            Exception: As `Runner.take`.
+        """
         runner = self._runner_at(position)
         try:
             return runner.take(convert)

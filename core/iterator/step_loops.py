@@ -15,9 +15,9 @@ _RANGES = (type(iter(range(0))), type(iter(range(1 << 70))))
 
 
 def steps_left(iterator: object) -> int:
-    """Counts the steps that a zip with a range still requests from an ending iterator.
+    """Returns how many steps a zip with a range still requests from an ending iterator.
 
-    It takes as long as a garbage collection, so that it is called once per iterator.
+    The search takes as long as a garbage collection, so that it runs once per iterator.
 
     Args:
         iterator: The iterator, within its ``__next__``.
@@ -41,7 +41,7 @@ def steps_left(iterator: object) -> int:
 
 
 def warn_of_early_end(name: str, epoch: int, remaining: int) -> None:
-    """Warns of a loop that the end of an epoch ended, if the iterator was not used afterwards."""
+    """Warns that the end of an epoch has ended a loop of more steps; see `steps_left`."""
     warn_user(
         f"zip(range(...), iterator) over an iterator of {name} stopped at the end of epoch "
         f"{epoch}, {remaining} steps early: even with auto_reset=True the end of an epoch raises "

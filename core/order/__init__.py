@@ -9,9 +9,9 @@ DROP omits it, PARTIAL shortens it), and by whether FILL repeats the last sample
 the next epoch. There are three cases, depending on the origin of the data:
 
 - DALI's readers: the reader decides (``pad_last_batch``), or ``last_batch_padded`` if no
-  ``reader_name`` is given. `core.pipeline.reader.epochs_of` makes an `epochs.EpochPlan` of it,
-  whose `valid` counts the samples of the epoch in a batch, and `core.pipeline.batch.BatchMaker`
-  makes the mask or cuts the batch.
+  ``reader_name`` is given. `core.pipeline.reader.epochs_of` creates an `epochs.EpochPlan`, whose
+  `valid` counts the samples of the epoch in a batch, and `core.pipeline.batch.BatchMaker` makes
+  the mask or cuts the batch.
 - Record sources: ``last_batch_padded`` decides, by default `samples.pads_by_default`.
   `samples.SamplePlan.rows` returns the samples of a batch, padding included, and their mask.
 - Grain: a transform knows no epochs. ``drop_remainder`` and ``pad`` of the adapters decide, and

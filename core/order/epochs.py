@@ -26,7 +26,7 @@ def _ceil_div(a: int, b: int) -> int:
 
 
 def count_rows(rows: int, valid: int, policy: LastBatchPolicy, padded: bool) -> tuple[int, int]:
-    """Numbers of samples and of padding rows in a delivered batch.
+    """Returns the number of samples and the number of padding rows in a delivered batch.
 
     Args:
         rows: Rows of the batch before PARTIAL cuts it.
@@ -74,7 +74,7 @@ class EpochPlan:
         return shard_id if self.stick else (shard_id + epoch) % self.num_shards
 
     def samples_until(self, shard_id: int, epoch: int) -> int:
-        """Number of samples that a reader returns up to the end of an epoch, without padding."""
+        """Returns how many samples a reader reads up to the end of an epoch, without padding."""
         if self.stick:
             return (epoch + 1) * self.shard_size(shard_id)
         # S epochs read every shard once; the remaining epochs read consecutive shards, which may
@@ -119,7 +119,7 @@ class EpochPlan:
         return self.consumed(epoch)
 
     def total(self, epochs: int, shard_id: int = 0) -> int:
-        """Total number of batches that the first epochs deliver; see `delivered`."""
+        """Returns how many batches the first ``epochs`` epochs deliver; see `delivered`."""
         if self.policy is LastBatchPolicy.FILL:
             return self.first_batch(epochs)
 
@@ -136,7 +136,7 @@ class EpochPlan:
         return (rounds * batches_of_first(period) if rounds else 0) + batches_of_first(remainder)
 
     def size(self, epoch: int) -> int:
-        """Number of samples of an epoch in each shard, as counted by DALI's iterators."""
+        """Returns the number of samples of an epoch in each shard, as DALI's iterators count."""
         if self.policy is LastBatchPolicy.DROP:
             return self.num_samples // self.num_shards
         if self.padded:
@@ -157,7 +157,7 @@ class EpochPlan:
         return epoch
 
     def gap(self, epoch: int) -> int:
-        """Number of batches dropped between the last delivered batch and the start of an epoch."""
+        """Returns how many batches are dropped between the last delivered batch and an epoch."""
         start, before = self.first_batch(epoch), epoch - 1
         while before >= 0 and self.first_batch(before) == start:
             before -= 1
@@ -186,13 +186,13 @@ class EpochPlan:
         return min(self.batch_size, self._valid_from(epoch, step, shard_id))
 
     def num_full(self, epoch: int, shard_id: int) -> int:
-        """Number of leading batches of an epoch without padding or samples of the next epoch."""
+        """Returns the number of leading batches of an epoch that have only samples of the epoch."""
         if self.policy is LastBatchPolicy.DROP:
             return self.delivered(epoch, shard_id)
         return self._valid_from(epoch, 0, shard_id) // self.batch_size
 
     def _valid_from(self, epoch: int, step: int, shard_id: int) -> int:
-        """Number of samples from the start of a batch to the end of its epoch, at least 0."""
+        """Returns the number of samples from a batch's start to its epoch's end, at least 0."""
         if self.padded:
             end = self.shard_size(self.shard_of(shard_id, epoch))
             start = step * self.batch_size

@@ -52,7 +52,7 @@ class Rows:
 
 
 def pads_by_default(policy: LastBatchPolicy, mask: str | None) -> bool:
-    """Default of whether the last batch is padded.
+    """Returns whether the last batch is padded by default.
 
     An unpadded stream does not deliver rows of the next epoch again, so these must not be cut off,
     dropped or masked. FILL without a mask delivers every row, and runs on as DALI does.
@@ -92,7 +92,7 @@ class SamplePlan:
             )
 
     def end(self, position: SamplePosition) -> int:
-        """End (exclusive) of the samples of the consumer's epoch."""
+        """Returns the end (exclusive) of the samples of the consumer's epoch in the stream."""
         if self.policy is LastBatchPolicy.DROP:  # the epoch may begin after its nominal start
             return position.start + self.num_samples
         return (position.epoch + 1) * self.num_samples
@@ -129,7 +129,7 @@ class SamplePlan:
         return fills and position.sample > self.end(position)
 
     def rows(self, position: SamplePosition, first: int = 0, last: int | None = None) -> Rows:
-        """Rows of the next batch, which must exist.
+        """Returns the rows of the next batch, which must exist.
 
         Args:
             position: The position of the batch.
@@ -156,7 +156,7 @@ class SamplePlan:
         return position
 
     def next_epoch(self, position: SamplePosition) -> SamplePosition:
-        """Start of the epoch after a finished epoch.
+        """Returns the start of the epoch after a finished epoch.
 
         Epochs without a batch, which an unpadded stream has already read, are skipped.
         """
@@ -171,7 +171,7 @@ class SamplePlan:
         return SamplePosition(epoch, sample, sample)
 
     def seek(self, epoch: int, step: int = 0, first: int = 0) -> SamplePosition:
-        """The position of a batch, counted from the start of the stream in batches of this size.
+        """Returns the position of a batch, counted from the stream's start in batches of this size.
 
         Args:
             epoch: The epoch.
@@ -199,7 +199,7 @@ class SamplePlan:
         return self.skip(begin, step)
 
     def locate(self, batch: int) -> tuple[int, int]:
-        """Epoch and step of a batch that is counted from 0 over all epochs.
+        """Returns epoch and step of a batch that is counted from 0 over all epochs.
 
         Assumes batches of the current size from the start of the stream.
         """

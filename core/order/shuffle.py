@@ -36,7 +36,7 @@ def shuffled(positions: Any, count: int, seed: int, epoch: int) -> Indices:
 
 @functools.lru_cache(8)
 def _listed(count: int, seed: int, epoch: int) -> Indices:
-    """All records of an epoch in order, by sorting their hashes."""
+    """Returns all records of an epoch in shuffled order, by sorting hashes of their numbers."""
     hashes = mix(fold(seed, epoch, count) ^ mix(np.arange(count, dtype=np.uint64)))
     order = np.argsort(hashes, kind="stable")
     order.setflags(write=False)
@@ -45,7 +45,7 @@ def _listed(count: int, seed: int, epoch: int) -> Indices:
 
 @functools.lru_cache(64)  # hashing them takes as long as permuting a batch
 def _keys(count: int, seed: int, epoch: int) -> tuple[Any, ...]:
-    """The keys of the rounds of `_feistel`."""
+    """Returns the key of each round of `_feistel`."""
     return tuple(fold(seed, epoch, count, turn) for turn in range(_ROUNDS))
 
 

@@ -252,5 +252,5 @@ def readers_cure(error: Exception, pipeline: Pipeline) -> str:
 
 
 def run_message(error: RuntimeError) -> str:
-    """Returns DALI's message about a failed run, without its last sentence, which is wrong here."""
+    """Returns DALI's message about a failed run, without the false claim that no run can follow."""
     return str(error).replace("Current pipeline object is no longer valid.", "").strip()

@@ -97,8 +97,8 @@ class BatchMaker:
 
     Attributes:
         names: Names of the outputs in the order of the pipelines.
-        bfloat16: Indices of the outputs that are rounded to bfloat16. Both are known once the
-            pipelines were defined.
+        bfloat16: Indices of the outputs that are rounded to bfloat16. Both attributes are final
+            once the pipelines were defined.
     """
 
     def __init__(self, config: IteratorConfig, placement: GlobalPlacement | LocalPlacement):
@@ -163,13 +163,14 @@ class BatchMaker:
     ) -> None:
         """Adds values that bypass the graph.
 
-        With a sharding, numbers are split like the mask, unless a dict of shardings has their name.
+        With a sharding, arrays of numbers are split by rows, like the mask. If a dict of shardings
+        contains their name, its sharding is used, or for None, the array stays on the host.
 
         Args:
             batch: The batch of one run.
             columns: The values of all rows, by name.
             rows: Number of rows of each pipeline's batch.
-            column_of: Stacks the values of all rows, given the name that they belong to.
+            column_of: Batches the values of all rows, given the values and their name.
 
         Raises:
             ValueError: If the batch already has the name, or the values can't be stacked.

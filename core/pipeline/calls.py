@@ -94,7 +94,7 @@ class Calls:
         return not self._inside
 
     def lost(self, process: int) -> bool:
-        """Returns whether this process can't use pipelines: Python ends, or it is a fork.
+        """Returns whether pipelines can't be used: Python ends, or this process is a fork.
 
         Args:
             process: The ID of the process that built the pipelines; 0 if they aren't built.
@@ -130,7 +130,7 @@ def _every_pipeline() -> list[Any]:
 
 
 def _abandon_pipelines() -> None:
-    """Prevents that pipelines are destroyed, since their destructors would wait for threads."""
+    """Keeps all pipelines from being destroyed, since destructors would wait for threads."""
     for pipeline in _every_pipeline():
         backend = getattr(pipeline, "_pipe", None)
         if backend is not None:

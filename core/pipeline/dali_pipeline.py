@@ -112,7 +112,7 @@ def defined_without_random(define: Callable[[], T], function: Any, name: str) ->
 
 
 def _generators(function: Any) -> dict[str, Any]:
-    """Returns the generators that a function and the other functions of its module refer to.
+    """Returns, by name, the random generators that a function and its module's functions use.
 
     They are global and nonlocal variables, defaults, arguments of a partial function, and
     attributes of a method's object.
@@ -155,7 +155,7 @@ def _module(function: Any) -> str | None:
 
 
 def random_states(generators: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    """Returns the states of the global generators of NumPy and Python, and of others."""
+    """Returns, by name, the states of NumPy's and Python's global generators, and of others."""
     states: dict[str, Any] = {"numpy.random": _comparable(np.random.get_state(legacy=False))}
     states["random"] = random.getstate()
     for name, generator in generators.items():
@@ -176,7 +176,7 @@ def _comparable(state: Any) -> Any:
 
 
 def changed_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
-    """Names of the generators whose states differ."""
+    """Returns the names of the generators whose states differ."""
     return {name for name, state in before.items() if state != after[name]}
 
 
@@ -305,7 +305,7 @@ def unmap_readers(pipeline: Pipeline) -> None:
 
 
 def can_checkpoint(pipeline: Pipeline) -> bool:
-    """Returns whether a built pipeline has enable_checkpointing; no property tells it."""
+    """Returns whether a built pipeline has enable_checkpointing, for which it has no property."""
     try:
         pipeline.checkpoint()
     except RuntimeError:

@@ -140,9 +140,9 @@ class Engine(abc.ABC, Generic[P]):
 
     def __init__(self, start: P, config: IteratorConfig):
         self.position = self._beginning = start
-        # Of each pipeline, if batches are placed by shards.
+        # The shard of each pipeline, if a sharding places the batches; otherwise empty.
         self._data_shards = self._configure(config)
-        self._given_names = tuple(config.output_map)  # a first state has no others
+        self._given_names = tuple(config.output_map)  # the only names before the first build
         self._batch_map_names = () if config.batch_map is None else config.batch_map.names
         self.errors = FailedBatches()
         self.closed = False
@@ -188,14 +188,14 @@ class Engine(abc.ABC, Generic[P]):
         return placement.shards
 
     def learn_outputs(self, pipeline: Pipeline, name: str) -> None:
-        """Learns from a built pipeline which outputs its graph has.
+        """Sets the names and types of the outputs, from a built pipeline.
 
         Args:
             pipeline: The pipeline.
             name: Name of its graph function, for errors.
 
         Raises:
-            ValueError: If they do not agree with the iterator's arguments.
+            ValueError: If the outputs do not agree with the iterator's arguments.
         """
         names = check_outputs(pipeline, self._config.output_map, name)
         if not self._config.output_map:  # the function returned a dict
@@ -343,11 +343,11 @@ class Engine(abc.ABC, Generic[P]):
             self._end = end
 
     def _shared_values(self) -> Values:
-        """Values that must be equal in all processes; may build the pipelines."""
+        """Returns the values, by name, that must be equal in all processes; may build pipelines."""
         return {}
 
     def interruptible(self) -> contextlib.AbstractContextManager[None]:
-        """Context manager that rolls back the position if the call is interrupted.
+        """Returns a context manager that rolls back the position if the call is interrupted.
 
         The roll-back happens at the next call, because a second Ctrl-C may interrupt any handler.
         The contexts can't be nested.
@@ -497,7 +497,7 @@ class Engine(abc.ABC, Generic[P]):
         return self.position
 
     def _next_outcome(self) -> Outcome[P]:
-        """Returns the first outcome from the position that ``on_error`` does not skip."""
+        """Returns the first outcome, from the position on, that ``on_error`` does not skip."""
         start = position = self._first_position()
         skipped: list[FailedBatch] = []
         try:
@@ -551,7 +551,10 @@ class Engine(abc.ABC, Generic[P]):
                 return outcome
 
     def _noted(self, outcome: Outcome[P], masked: FailedBatch) -> Outcome[P]:
-        """Logs and counts the masked records of a batch, only once if the batch is run again."""
+        """Logs the masked records of a batch; returns the outcome with ``failures``.
+
+        If the batch is run again, ``failures`` is 0, and only further bad records are logged.
+        """
         key = masked.epoch, masked.step
         failures = int(key not in self._masked)
         logged = self._masked.setdefault(key, set())
@@ -691,7 +694,12 @@ class EpochEngine(Engine[P]):
         return None
 
     def seek(self, epoch: int, step: int, first: int = 0) -> None:
-        """Moves to a batch of an epoch, counted from the start in batches of the current size.
+        """Moves to a batch, counted from the stream's start in batches of the current size.
+
+        Args:
+            epoch: The epoch.
+            step: The index of the batch in the epoch.
+            first: The epoch with which the stream begins.
 
         Raises:
             ValueError: If there is no such batch, or the pipelines can only read sequentially.
@@ -769,7 +777,7 @@ class EpochEngine(Engine[P]):
         """
 
     def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shape and dtype of each array of a full batch; peeks at most one batch."""
+        """Returns shape and dtype of each array of a full batch; peeks at most one batch."""
         if self.peek().ended:
             batch = self._sample()
         else:
@@ -811,5 +819,5 @@ class _Interruptible:
             engine.drop()
 
 
-# Creates the engine of a new iterator, unless it is that of DALI's readers.
+# A function that creates the engine of a new iterator over a record source.
 MakeEngine = Callable[[IteratorConfig], EpochEngine[Any]]

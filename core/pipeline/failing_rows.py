@@ -46,7 +46,7 @@ def find_bad(
 
     Args:
         count: The number of records.
-        run: Runs some rows, and returns their failure.
+        run: Runs some rows; returns the failure, or None if they succeed.
         failure: The failure of the batch.
 
     Returns:

@@ -9,10 +9,10 @@ from ..messages.printable import printable
 from ..state.position import FailedBatch
 from .failure import Failure, failure_of
 
-# The graph is at fault if an operator fails for this many batches in a row, and has succeeded for
-# none before.
+# The graph is at fault if operators fail for this many batches before any batch succeeds.
 MOST_UNEXPLAINED = 8
-# The number of batches in a row that a stream skips before it gives up, if an epoch has fewer.
+# The number of skipped batches in a row after which a stream of failing epochs gives up. Searches
+# for a batch that does not fail have the same limit.
 MOST_SKIPPED = 64
 _MOST_NAMED = 5
 

@@ -19,7 +19,7 @@ from .pipeline_factory import PipelineFactory
 class HandmadePipelineFactory(PipelineFactory):
     """A factory that returns the caller's pipelines at first, and later rebuilds them.
 
-    Pipelines with ``checkpoint=`` start at the position of the iterator that returned it. Pipelines
+    Pipelines with ``checkpoint=`` start at the position that the checkpoint contains. Pipelines
     are rebuilt from DALI's serialization, which does not contain Python functions and sources of
     ``fn.external_source``. Pipelines without enable_checkpointing are rebuilt immediately.
 
@@ -88,6 +88,7 @@ class HandmadePipelineFactory(PipelineFactory):
             ]
 
     def _keep_definitions(self, pipelines: Sequence[Pipeline]) -> None:
+        """Stores the serialized pipelines and their arguments, if DALI can serialize them."""
         try:
             self.serialized = [pipeline.serialize() for pipeline in pipelines]
         except (RuntimeError, NotImplementedError):  # Python functions, or deserialized already

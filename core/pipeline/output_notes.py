@@ -103,6 +103,13 @@ def check_outputs(pipeline: Pipeline, output_map: Sequence[str], name: str) -> t
 
 
 def _check_last(pipeline: Pipeline, marked: set[str], name: str) -> None:
+    """Raises TypeError if an operator takes an output that becomes bfloat16.
+
+    Args:
+        pipeline: A pipeline that was defined and is not built.
+        marked: The names of the nodes that become bfloat16.
+        name: The name of its graph function, for errors.
+    """
     for operator in operators(pipeline):
         if any(getattr(node, "name", "") in marked for node in operator_inputs(operator)):
             user = operator_name(operator)

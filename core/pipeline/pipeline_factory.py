@@ -75,11 +75,11 @@ class PipelineFactory(abc.ABC):
         self._unresumable = ""
         # Weak, because the user of the pipelines decides when they are freed.
         self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
-        self._before: list[list[Any]] = []  # notes of their functions at the first build
+        self._before: list[list[Any]] = []  # `before` of the functions' notes, by pipeline
 
     @property
     def unresumable(self) -> str:
-        """Why a checkpoint does not determine the position; "" if it does."""
+        """The reason why a checkpoint does not determine the position; "" if it does."""
         self._unresumable = self._unresumable or self.kept_state()
         return self._unresumable
 
@@ -112,7 +112,7 @@ class PipelineFactory(abc.ABC):
                     )
         return ""
 
-    # Known to factories that define their pipelines
+    # Methods that only factories of graph functions implement
 
     @property
     def seed(self) -> int | None:
@@ -132,7 +132,7 @@ class PipelineFactory(abc.ABC):
         return None
 
     def shards(self) -> list[tuple[int, int] | None]:
-        """Shard and number of shards of each pipeline, None if unknown; [] if all are unknown."""
+        """Returns (shard, number of shards) of each pipeline, None if unknown; [] if all are."""
         return []
 
     def define_other_shard(self) -> Pipeline | None:
@@ -298,6 +298,13 @@ class GraphPipelineFactory(PipelineFactory):
         return before
 
     def _build_one(self, arguments: Mapping[str, Any], checkpoint: bytes | None) -> Pipeline:
+        """Builds a pipeline, without checkpointing if DALI can't checkpoint its graph.
+
+        Raises:
+            StateError: If such a graph has a checkpoint to restore.
+            RuntimeError: If the caller requested checkpointing of such a graph.
+        """
+
         def built(checkpoint: bytes | None) -> Pipeline:
             pipeline = self.define(arguments, checkpoint)
             build_pipeline(pipeline, name_of(self._fn))
@@ -380,6 +387,12 @@ class GraphPipelineFactory(PipelineFactory):
         return pipeline
 
     def _defined(self, state: Mapping[str, Any], call: dict[str, Any]) -> Pipeline:
+        """Calls the graph function; errors with a known cause include the fix.
+
+        Args:
+            state: The arguments of ``pipeline_def`` about checkpoints.
+            call: The other keyword arguments.
+        """
         try:
             return self._called(state, call)
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -394,6 +407,7 @@ class GraphPipelineFactory(PipelineFactory):
             raise
 
     def _called(self, state: Mapping[str, Any], call: dict[str, Any]) -> Pipeline:
+        """Calls the graph function, with defaults for arguments that were not set."""
         defaults: dict[str, Any] = {"num_threads": DEFAULT_NUM_THREADS, "seed": DEFAULT_SEED}
         if not is_pipeline_def(self._fn):
             # For external_source(parallel=True): forked workers may hang if JAX is initialized.

@@ -5,7 +5,7 @@ be called in the same order as the user's own in every process, and might deadlo
 another thread. The lowest process of a sharding compares, so that the number of calls is linear in
 the number of processes::
 
-    each process   dalijax/GROUP/offers/PROCESS/NUMBER     the description
+    each process   dalijax/GROUP/offers/PROCESS/NUMBER     its description, an `Offer`
     the lowest     dalijax/GROUP/verdicts/PROCESS/NUMBER   for each process: agreed, or the error
 
 A process that can't take part notifies the others, so that they do not wait for it::
@@ -247,7 +247,11 @@ class Agreement:
         return [Offer.from_json(*key) for key in keys]
 
     def _compare(self, client: Any, offer: Offer, goal: str, cure: str) -> dict[str, Any]:
-        """Compares the offers, in the lowest process; returns the verdict."""
+        """Compares the offers, in the lowest process.
+
+        Returns:
+            The verdict: {"error": message or "", "batches": `Batches` by process}.
+        """
         deadline = time.monotonic() + self._seconds
         pause, longest = _PAUSES
         looks = time.monotonic() + _LOOKS
@@ -275,7 +279,7 @@ class Agreement:
             pause = min(2 * pause, longest)
 
     def _patience(self, values: Values) -> float:
-        """Seconds to wait for an equal offer, before the most similar offer is a difference."""
+        """Returns the seconds to wait for an equal offer, before the values count as different."""
         with _listing:
             agreements = list(_agreements)
         expected = any(
@@ -297,7 +301,7 @@ class Agreement:
         return ". ".join(texts)
 
     def _conclude(self, client: Any, matching: Round, error: str) -> dict[str, Any]:
-        """Sends the verdict to each process."""
+        """Sends the verdict of a comparison to each process; returns it."""
         offers: Iterable[Offer] = matching.offers.values()
         verdict = {"error": error, "batches": {o.process: o.batches for o in offers}}
         text = json.dumps(verdict)

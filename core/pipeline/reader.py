@@ -138,14 +138,14 @@ Shard = tuple[int, int]  # index of the shard, and number of shards
 
 
 def _readers_of_batches(pipeline: Pipeline, reader_name: str | None) -> list[str]:
-    """Names of the readers with as many samples as ``reader_name``; others read auxiliary data."""
+    """Returns the readers with as many samples as ``reader_name``; others read auxiliary data."""
     metas = pipeline.reader_meta()
     size = metas[reader_name]["epoch_size"] if reader_name is not None else None
     return sorted(name for name, meta in metas.items() if size in (None, meta["epoch_size"]))
 
 
 def _mismatch(read: Sequence[Shard], shards: Sequence[Shard | None], is_part: bool) -> str | None:
-    """Describes the first shard that differs from its data shard; their order is irrelevant."""
+    """Describes the first shard that differs from its expected shard; None if all agree."""
 
     def fits(actual: Shard, expected: Shard) -> bool:
         if actual == expected or expected[1] == 1:

@@ -26,7 +26,7 @@ def discard(outputs: Sequence[Outputs]) -> None:
 
 
 def _span(name: str) -> contextlib.AbstractContextManager[Any]:
-    """Marks a part of the work for a batch, if a trace or a log of calls is being recorded."""
+    """Returns a context that marks a part of a batch's work, if a trace or log is recorded."""
     return span(name) if logged.call is not None or TraceAnnotation.is_enabled() else UNTRACED
 
 
@@ -41,10 +41,11 @@ class SourceError(Exception):
     """
 
     def original(self) -> BaseException:
-        """Returns the exception of the user's function, to which this error no longer refers.
+        """Returns the exception of the user's function, and drops the reference to it.
 
-        Raised while this error is handled, it refers to this error. The reference cycle would keep
-        the caller's variables until Python's garbage collection.
+        If the caller raises the exception while handling this error, Python makes the exception
+        refer to this error. The reference cycle would keep the caller's variables until Python's
+        garbage collection.
         """
         cause, self.__cause__ = self.__cause__, None
         return cause or self
@@ -144,6 +145,7 @@ class Runner:
             the queue during later calls; for records that are slow to read.
 
     Attributes:
+        dynamic: Whether all pipelines have ``exec_dynamic``.
         stopped: Whether a run has failed after which no other can run: DALI's older executor,
             without ``exec_dynamic``, never continues.
     """

@@ -207,7 +207,7 @@ def _draw_of(pipeline: Pipeline | None) -> Draw | None:
 
 
 def described_draws(pipeline: Pipeline) -> list[tuple[str, str, dict[str, Any]]]:
-    """Kind, name and settings of each draw of a pipeline, in the form of an operator.
+    """Returns kind, name and settings of each draw of a pipeline, as operators are described.
 
     The settings of a draw are arguments of no DALI operator, so that without them a state saved
     with different augmentation would be restored silently.
@@ -256,7 +256,7 @@ class Draw:
         self._rows = rows
         self._fields = fields
         self._sized = {} if sized is None else sized
-        # By the draw's name: the function that draws, a name for states, and the settings.
+        # By the draw's name: its kind ("draw.uniform"), its name in states, and its settings.
         self._draws: dict[str, tuple[str, str, Mapping[str, Any]]] = {}
         self._inputs: dict[str, str] = {}  # labels of the operators that feed random numbers
         # By the name of a node of images: the field they were decoded from, or their common size.
@@ -500,6 +500,7 @@ class Draw:
 
         @do_not_convert
         def drawn(rows: DrawRows) -> list[NDArray[Any]]:
+            """Returns an array for each pack of outputs; see `_packs`."""
             nonlocal checked
             sizes: Any = image_sizes
             if isinstance(image_sizes, str):
@@ -540,7 +541,7 @@ class Draw:
         return tuple(parts[k] for k in range(len(forms)))
 
     def _described(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """Kind, name and settings of each draw; see `described_draws`."""
+        """Returns kind, name and settings of each draw; see `described_draws`."""
         return [
             (kind, name, {key: _text(value) for key, value in settings.items()})
             for kind, name, settings in self._draws.values()
@@ -548,7 +549,7 @@ class Draw:
 
     @do_not_convert
     def _words(self) -> DataNode:
-        """Random bytes from which functions of the graph derive their keys, uint8 [8]."""
+        """Returns random bytes, uint8 [8], from which functions of the graph derive their keys."""
         return self.compute(lambda u, _: np.floor(u * 256), (8,), np.uint8)
 
     @do_not_convert
@@ -609,7 +610,7 @@ def _is_read(node: DataNode) -> bool:
 
 
 def _kind(operator: Any) -> str:
-    """DALI's name of the operator of a node."""
+    """Returns DALI's name of a node's operator: "decoders__Image"."""
     return str(getattr(getattr(operator, "_op", None), "schema_name", "another value"))
 
 

@@ -52,12 +52,12 @@ def name_key(name: str) -> int:
 
 
 def column_keys(name: str, count: int) -> Bits:
-    """Keys of the columns of a draw, shape [count]."""
+    """Returns the keys of the columns of a draw, shape [count]."""
     return fold(name_key(name), np.arange(count, dtype=np.uint64))
 
 
 def uniform(records: Bits, keys: Bits) -> NDArray[np.float32]:
-    """Uniform random numbers in [0, 1) with 24 random bits.
+    """Returns uniform random numbers in [0, 1) with 24 random bits.
 
     Args:
         records: Hash of each record's seed, epoch and index (see `fold`), shape [rows].

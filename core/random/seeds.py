@@ -29,13 +29,19 @@ def shard_seed(seed: int, shard: int) -> int:
 def pass_seed(seed: int, number: int) -> int:
     """Derives the seed of one pass over a data set; pass 0 keeps the seed.
 
-    The hash is in the range of `shard_seed`, and differs from the seeds of its shards.
+    The hash is in the range of `shard_seed`, but mixed with a constant: passes and shards rarely
+    have the same seed.
     """
     return seed if number == 0 else 1 << 31 | int(fold(seed, _PASS, number)) >> 33
 
 
 def pass_of(seed: int, seed_of_pass: int) -> int | None:
-    """Finds the pass that has a seed, given the seed of pass 0; None if there is none."""
+    """Finds the pass, below 100,000, that has a seed; None if there is none.
+
+    Args:
+        seed: The seed of pass 0.
+        seed_of_pass: The seed of the pass.
+    """
     if seed_of_pass == seed:
         return 0
     seeds = fold(seed, _PASS, np.arange(1, _MOST_PASSES)) >> np.uint64(33) | np.uint64(1 << 31)

@@ -48,7 +48,7 @@ class Offer:
 
     Attributes:
         process: The process.
-        number: Counts the descriptions of its process.
+        number: The number of the description among those of its process.
         values: The values that must be equal.
         batches: The batches of this process; None if they are not compared.
     """

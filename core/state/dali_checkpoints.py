@@ -1,9 +1,9 @@
 """Checkpoints in DALI's format, as bytes for each pipeline, of this package and of DALI's plugin.
 
 A checkpoint is DALI's protobuf message ``Checkpoint``: the operators' states, and an external
-context of two texts, the pipeline's and the iterator's. The iterator's text of this package is its
-state, that of DALI's plugin are counters. A checkpoint can be passed as ``checkpoints=`` here, and
-as ``checkpoint=`` to a pipeline that the user creates.
+context of two texts, the pipeline's and the iterator's. For this package, the iterator's text is a
+state; for DALI's plugin, it is a dict of counters. A checkpoint can be passed as ``checkpoints=``
+here, and as ``checkpoint=`` to a pipeline that the user creates.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _are_counts(value: Any) -> bool:
 def _epoch_of(
     plan: EpochPlan, streams: Sequence[int], shards: Sequence[int], ahead: Sequence[int]
 ) -> int | None:
-    """Returns the first epoch whose start matches DALI's counters; later matches are equivalent."""
+    """Returns the first epoch whose start matches DALI's counters; None without a match."""
     runs_on = any(ahead)
     epoch = 0
     for _ in range(2 * plan.num_shards * plan.batch_size + 1):

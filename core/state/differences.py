@@ -31,7 +31,8 @@ _FIXED = frozenset(
     }
 )
 _FIXED_ARGUMENTS = frozenset({"num_shards", "pad_last_batch", "stick_to_shard"})
-_LEFT_OUT = "(left out)"  # an argument
+_LEFT_OUT = "(left out)"  # the text for a missing argument
+# Values of an unknown graph or a missing seed, which match any value.
 _BLANKS = {"operators": [], "outputs": [], "seed": -1}
 # Explanations of values with unclear names.
 _MEANINGS = {
@@ -47,7 +48,7 @@ def check(
 
     Args:
         saved: The fingerprint of the state.
-        current: That of the iterator, with the same keys.
+        current: The fingerprint of the iterator, with the same keys.
         allow: Names of differences that are ignored.
         named: Further names of ignored differences; each must exist in a fingerprint.
 
@@ -116,6 +117,7 @@ def _is_unknown(fingerprint: Fingerprint) -> bool:
 
 
 def _sources_differ(before: Sequence[str], after: Sequence[str]) -> Iterator[Difference]:
+    """Yields the differences between two lists of "name: value" lines."""
     old, new = ({k: v for k, _, v in (text.partition(": ") for text in s)} for s in (before, after))
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name):
@@ -124,6 +126,8 @@ def _sources_differ(before: Sequence[str], after: Sequence[str]) -> Iterator[Dif
 
 
 class _Operator(NamedTuple):
+    """An operator of a fingerprint; ``label`` is its name in differences, from `labels_of`."""
+
     kind: str
     name: str
     arguments: dict[str, str]
@@ -150,6 +154,7 @@ def _paired(
     """Returns the operators of two graphs in pairs: each with its counterpart, or None."""
     pairs: list[tuple[_Operator | None, _Operator | None]] = []
 
+    # Pairs operators with equal arguments first, and then the others by kind or name.
     def pair(left: Sequence[_Operator], right: Sequence[_Operator], exact: bool) -> None:
         def keys(operators: Sequence[_Operator]) -> list[str]:
             return [f"{o.key} {sorted(o.arguments.items()) if exact else ''}" for o in operators]
@@ -169,6 +174,7 @@ def _paired(
 
 
 def _operators_differ(before: Sequence[str], after: Sequence[str]) -> Iterator[Difference]:
+    """Yields the differences between the operators of two graphs, given as lines."""
     pairs = _paired(before, after)
     alike = all(old is not None and new is not None and old.kind == new.kind for old, new in pairs)
     for old, new in pairs:
@@ -208,7 +214,7 @@ def renamed(saved: Fingerprint, current: Fingerprint) -> dict[str, str] | None:
 
 
 def _not_allowed(different: Sequence[Difference], allow: Sequence[str]) -> list[Difference]:
-    """The differences that are not allowed; "operators.resize" allows all of that operator."""
+    """Returns the forbidden differences; "operators.resize" allows all of that operator."""
     return [
         difference
         for difference in different

@@ -83,8 +83,8 @@ class Form:
         """Validates a state and returns the values of its fields, in one dict.
 
         Args:
-            saved: The result of `encode`, or its JSON text or bytes. It is not changed, but the
-                values of ``object`` fields are its own.
+            saved: The result of `encode`, or its JSON text or bytes. It is not changed; the values
+                of ``object`` fields are returned without a copy.
 
         Raises:
             StateError: If it is not a state, has another kind or version, or is damaged.

@@ -130,8 +130,8 @@ def graph_lines(
     Args:
         operators: The operators, in order.
         outputs: The outputs of the graph, as `graph_outputs` returns them.
-        drawn: Labels of the external sources that supply random numbers, by their names. Users do
-            not choose their number, and positions do not depend on them.
+        drawn: Labels of the external sources that supply random numbers, by the sources' names.
+            Users do not choose how many exist, and positions do not depend on them.
         batch_map: Names of the functions of ``batch_map``.
         bfloat16: Indices of the outputs that the batch contains as bfloat16.
     """

@@ -20,14 +20,14 @@ _IMAGE_DECODERS = re.compile(
     r"\bdecoders\.image|\bimage_decoder|^Image(Crop|RandomCrop|Slice|Decoder|$)"
 )
 _READ = ("io.file.read", "Read")
-FIELD = "record_field_"  # and the field of a source's records: what feeds its values
+FIELD = "record_field_"  # begins the names of the external sources that feed fields
 _ANY_DATA = 4  # of nvidia.dali.types: the decoder keeps the image's own channels
 Operator = tuple[str, str, Mapping[str, Any]]  # kind ("readers.file"), name, arguments
 
 
 def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
     """Returns the operators of a pipeline in order, and a list of parts that could not be read."""
-    with contextlib.suppress(RuntimeError):  # a graph with Python operators doesn't serialise
+    with contextlib.suppress(RuntimeError):  # DALI can't serialize Python operators
         return list(serialized_operators(pipeline.serialize())), []
     operators: list[Operator] = []
     unchecked: list[str] = []
@@ -52,6 +52,7 @@ def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
 
 
 def _is_text(value: Any) -> bool:
+    """Returns whether a value is a text, or a list of texts, with a text that is not empty."""
     texts = value if isinstance(value, (list, tuple)) else [value]
     return bool(texts) and all(isinstance(text, str) for text in texts) and any(texts)
 
@@ -110,7 +111,7 @@ def graph_outputs(pipeline: Pipeline, serialized: bytes = b"") -> list[str]:
     names_and_devices = getattr(pipeline, "_names_and_devices", None)
     if names_and_devices and not serialized:
         return [name for name, _ in names_and_devices]
-    with contextlib.suppress(RuntimeError):  # a graph with Python operators doesn't serialise
+    with contextlib.suppress(RuntimeError):  # DALI can't serialize Python operators
         # dali.proto: PipelineDef.pipe_outputs, InputOutput.name
         fields = protobuf.fields(serialized or pipeline.serialize())
         outputs = [value for field, value in fields if field == 7]
@@ -138,7 +139,7 @@ def _printed_arguments(spec: str) -> dict[str, Any]:
 
 
 def serialized_operators(serialized: bytes) -> Iterator[Operator]:
-    """Returns the operators of a serialised pipeline (dali.proto: PipelineDef.op, OpDef)."""
+    """Yields the operators of a serialized pipeline (dali.proto: PipelineDef.op, OpDef)."""
     for field, value in protobuf.fields(serialized):
         if field != 5 or not isinstance(value, bytes):
             continue

@@ -12,10 +12,10 @@ _MOST = 500  # number of first batches, and of last batches, in a list of failed
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of DALI that deliver a batch next.
+    """DALI's checkpoints from which pipelines produce a batch, after some batches to drop.
 
     Attributes:
-        data: DALI's checkpoint of each pipeline; None before there are pipelines.
+        data: DALI's checkpoint of each pipeline; None before the pipelines are built.
         to_drop: Number of batches to drop after restoring the checkpoints. In a state, it is
             positive after a failed batch, because DALI's checkpoint after a failure is incomplete
             (a checkpoint up to eight batches before the first failure is used), and between
@@ -36,7 +36,7 @@ class Position:
 
     Attributes:
         epoch: Number of the epoch, from 0.
-        step: Number of the epoch's batches before it, including failed batches.
+        step: Number of the epoch's batches before the batch, including failed batches.
         checkpoints: The checkpoints for the batch; None before the pipelines were first built.
         epoch_start: The checkpoints for the epoch's first batch.
         errors: Number of batches that failed so far.

@@ -108,7 +108,7 @@ def without_counts(checkpoint: bytes, start: bytes) -> bytes:
 
 
 def _copied(names: Iterable[str]) -> set[str]:
-    """Names of the tensors that DALI's copying operators copy, given all operators' names."""
+    """Returns the tensors that DALI's copying operators copy, from the names of operators."""
     return {_COPIES.sub("", name) for name in names if _COPY.match(name)}
 
 

@@ -68,8 +68,8 @@ def described(reader: str, arguments: Mapping[str, Any]) -> dict[str, str]:
     """Describes the path arguments of a reader.
 
     Args:
-        reader: Its name, from `reader_of`.
-        arguments: Its arguments.
+        reader: The reader's name, from `reader_of`.
+        arguments: The reader's arguments.
 
     Returns:
         A text for each path argument, such as ``"3 files, 120 bytes #5f0c..."``; "" if it is
@@ -192,7 +192,7 @@ def _status(path: str, field: str) -> int:
 
 
 class _Content(NamedTuple):
-    """The size of a file, without directory names in lists, and the digest of its content."""
+    """The size of a file in bytes and its digest; for lists, without the common directory."""
 
     size: int = -1
     digest: str = ""
@@ -216,6 +216,7 @@ def _content(path: str, count: int) -> _Content:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _read(path: str, stamp: _Stamp, count: int) -> _Content:
+    """Reads a file, or samples of a large file; ``stamp`` renews the cache if the file changes."""
     size = stamp[0]
     with open(path, "rb", buffering=0) as file:
         if size <= _MOST_BYTES // count:
