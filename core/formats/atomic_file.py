@@ -87,7 +87,13 @@ def _new_part(folder: str) -> tuple[int, str]:
 
 
 def _linked(part: str, target: str) -> bool:
-    """Renames a file without replacing another; False if the file system has no hard links."""
+    """Renames a file, unless the target exists.
+
+    Returns False, and does not rename the file, if the file system has no hard links.
+
+    Raises:
+        FileExistsError: If the target exists.
+    """
     try:
         os.link(part, target)
     except FileExistsError:
@@ -101,6 +107,7 @@ def _linked(part: str, target: str) -> bool:
 
 
 def _remove_leftovers(folder: str) -> None:
+    """Removes the unfinished files of killed writers from a directory."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX):

@@ -8,20 +8,20 @@ from ..workers import Result
 from .byte_files import ByteFile, LocalFile, ObjectFile, RemoteFile
 
 SMALL_WINDOW = 2048  # least number of bytes of a read of a few headers
-_SMALLEST = 64  # the first window after skipped bytes has this share of a whole window
+_SMALLEST = 64  # the first window after skipped bytes has 1/64 of the size of other windows
 
 
 class BufferedReader:
-    """Buffered reads of a file.
+    """Reads a file by windows: a read of a few bytes gets also the bytes after them.
 
     Further windows of a remote file are requested before they are needed, if the reads follow one
-    another. If they skip more than a window, because the values between the headers are large,
+    another. If reads skip more than a window, because the values between the headers are large,
     windows are small at first.
 
     Args:
         file: The file.
-        least: Least number of bytes of a read; None: as suits the file.
-        ahead: Number of windows that are requested ahead.
+        least: Size of a window in bytes; None: ``file.window``.
+        ahead: Largest number of windows of a remote file that are requested ahead.
 
     Attributes:
         file: The file.
@@ -32,12 +32,12 @@ class BufferedReader:
         self._window = file.window if least is None else least
         self._data = b""
         self._start = 0
-        self._before = 0, b""  # the place and the data of the last window
+        self._before = 0, b""  # the offset and the bytes of the window before ``_data``
         self._size = self._window  # of the next window
         self._most_ahead, self._ahead = ahead, 1
-        # Windows from the end of the data on.
+        # The requested windows after ``_data``.
         self._pending = collections.deque[Result[list[memoryview]]]()
-        self._requested = 0  # their end
+        self._requested = 0  # the end offset of the requested windows
 
     def __call__(self, at: int, count: int) -> bytes:
         """Reads bytes from an offset; fewer at the end of the file."""
@@ -65,7 +65,15 @@ class BufferedReader:
         return self._data[:count]
 
     def window(self, at: int, count: int) -> tuple[bytes, int]:
-        """Returns buffered bytes, which include those that a call returns, and their offset."""
+        """Returns the buffered bytes around a range, and the offset of the first of these bytes.
+
+        Reads the range if it is not in the buffer. Callers then parse many values without a call
+        for each.
+
+        Args:
+            at: Offset of the range in the file.
+            count: Size of the range in bytes; may exceed the file.
+        """
         begin = at - self._start
         if begin < 0 or begin + count > len(self._data):
             found = self(at, count)
@@ -95,7 +103,7 @@ class BufferedReader:
         return b"".join(pieces)
 
     def _request(self, file: RemoteFile | ObjectFile) -> None:
-        """Requests further windows, whose size and then number doubles at each call."""
+        """Requests further windows. Each call doubles their size, and then their number."""
         while len(self._pending) < self._ahead and self._requested < file.size:
             self._pending.append(file.request(self._requested, self._size))
             self._requested = min(self._requested + self._size, file.size)

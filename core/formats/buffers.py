@@ -1,7 +1,7 @@
-"""Memory for bytes that are read, which is used again when no array refers to it.
+"""Reuses the memory of buffers for bytes that are read, once no array refers to it.
 
-The C library returns a buffer of some MB to the kernel when it is freed, and the kernel has to map
-and clear its pages the next time.
+Otherwise, the C library would return a freed buffer of some MB to the kernel, which would have to
+map and clear the pages of the next buffer.
 """
 
 from __future__ import annotations
@@ -20,16 +20,21 @@ _unused: collections.deque[_Memory] = collections.deque()  # the last was used m
 
 
 class _Loan:
-    """The owner of the memory of an array, and of all arrays and tensors that are parts of it.
+    """The owner of the memory of a buffer.
 
-    They keep it alive, so that its memory is used again exactly when it would be freed otherwise.
+    The buffer, and all arrays and tensors that share its memory, keep this object alive. So the
+    memory is reused only after all of them were freed.
+
+    Args:
+        memory: The memory.
+        size: Size of the buffer in bytes, which may be less than that of the memory.
     """
 
     def __init__(self, memory: _Memory, size: int):
         self.__array_interface__ = memory[:size].__array_interface__
         self._memory = memory
 
-    # The defaults are there, because a module's names may be gone at exit.
+    # The defaults are needed, because the names of a module may be deleted at exit.
     def __del__(self, unused: collections.deque[_Memory] = _unused, most: int = _MOST) -> None:
         unused.append(self._memory)
         try:
@@ -47,7 +52,7 @@ def new_buffer(size: int) -> NDArray[np.uint8]:
 
 
 def _memory(size: int) -> _Memory:
-    """Returns unused memory of at least some bytes, or new memory."""
+    """Returns unused memory, or new memory, of at least ``size`` bytes."""
     for _ in range(len(_unused)):
         try:
             memory = _unused.pop()

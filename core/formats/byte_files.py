@@ -36,7 +36,7 @@ from .read_ranges import checksums, read_ranges
 _LOCAL_WINDOW = 2048  # holds the header and content of a small tar member, and the next header
 _REMOTE_WINDOW = 1 << 22
 _ALIGNMENT = 8  # bytes, of each range of a local file in memory
-_SHARE = 16  # a call keeps open at most this share of the files that `ByteFiles` keeps open
+_SHARE = 16  # a call uses at most 1/16 of the files that `ByteFiles` keeps open
 WAITING_THREADS = 16  # reading threads of a source that waits for a network
 
 
@@ -45,13 +45,14 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
-# Size, mtime, ctime and inode of a local file; size and versions of a remote file. Only the size if
-# a server reports no version.
+# Identifies the content of a file: [size, mtime, ctime, inode] of a local file, with times in
+# nanoseconds; [size, [name, value], ...] of a remote file, e.g. [9, ["ETag", '"abc"']]. It has only
+# the size if a server reports no version.
 Stamp = list[Any]
 
 
 def local_stamp(status: os.stat_result) -> Stamp:
-    """Returns the stamp of a local file."""
+    """Returns the `Stamp` of a local file."""
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
@@ -62,8 +63,11 @@ class LocalFile(OpenFile):
         path: The path.
 
     Attributes:
+        path: The path.
         fd: The file descriptor.
         shown: The path, escaped for messages.
+        size: The size in bytes when the file was opened.
+        window: Number of bytes that a `BufferedReader` reads at once.
     """
 
     window = _LOCAL_WINDOW
@@ -76,7 +80,7 @@ class LocalFile(OpenFile):
         self.size: int = self._stamp[0]
 
     def stamp(self) -> Stamp:
-        """Returns size, mtime, ctime and inode of the file when it was opened."""
+        """Returns the `Stamp` of the file when it was opened."""
         return self._stamp
 
     def is_of(self, stamp: Stamp) -> bool:
@@ -104,11 +108,11 @@ class RemoteFile:
         self.size = self.file.size
 
     def stamp(self) -> Stamp:
-        """Returns size and versions of the file."""
+        """Returns the `Stamp` of the file when it was opened."""
         return self.file.stamp()
 
     def is_of(self, stamp: Stamp) -> bool:
-        """Returns whether the file has the size and the versions of a stamp."""
+        """Returns whether the file has the versions of a stamp; True if it has no versions."""
         own = plain(self.stamp())
         return len(own) == 1 or own == plain(stamp)
 
@@ -117,19 +121,19 @@ class RemoteFile:
         return bytes(self.request(at, count).get()[0]) if count and at < self.size else b""
 
     def request(self, at: int, count: int) -> Result[list[memoryview]]:
-        """Requests bytes from an offset in the file; returns the future bytes."""
+        """Requests bytes from an offset; returns a future list of one memoryview."""
         end = min(at + count, self.size)
         return request_threads().call(read_fsspec, [self.file], [at], [end])
 
 
 class ObjectFile:
-    """A remote file that obstore reads, in one version.
+    """A version of a remote file that obstore reads.
 
     Args:
         url: The URL.
         storage: Access to remote files.
         place: The place of the object.
-        version: The version.
+        version: The version; reads of another version raise an error.
     """
 
     window = _REMOTE_WINDOW
@@ -145,7 +149,7 @@ class ObjectFile:
         return printable(self.path)
 
     def stamp(self) -> Stamp:
-        """Returns size and version of the file."""
+        """Returns the `Stamp` of the version."""
         return self._version.stamp(time.time())
 
     def is_of(self, stamp: Stamp) -> bool:
@@ -157,7 +161,7 @@ class ObjectFile:
         return bytes(self.request(at, count).get()[0]) if count and at < self.size else b""
 
     def request(self, at: int, count: int) -> Result[list[memoryview]]:
-        """Requests bytes from an offset in the file; returns the future bytes."""
+        """Requests bytes from an offset; returns a future list of one memoryview."""
         end = min(at + count, self.size)
         return self._storage.request(self._place, self.path, at, end, self._version)
 
@@ -207,20 +211,29 @@ def stamps_of(paths: Sequence[str], storage: Storage) -> list[Stamp]:
 
 
 def most_open() -> int:
-    """Maximum number of files to keep open: half the process's limit, at most 4,096."""
+    """Returns the number of files to keep open: half the process's limit, at most 4,096."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 4096 if limit == resource.RLIM_INFINITY else min(4096, limit // 2)
 
 
 def within(offsets: Indices, sizes: Indices, limits: Indices) -> NDArray[np.bool_]:
-    """Returns which ranges lie within files of ``limits`` bytes, without integer overflow."""
+    """Returns whether each range lies within a file of ``limits`` bytes, bool [ranges].
+
+    Does not overflow for huge numbers. All arguments are int64 [ranges], in bytes.
+    """
     inside: NDArray[np.bool_] = (offsets >= 0) & (sizes >= 0) & (sizes <= limits)
     inside &= offsets <= limits - sizes
     return inside
 
 
 def _with_few_files(rows: Indices, files: Indices, most: int) -> list[Indices]:
-    """Splits rows, so that each part has at most ``most`` files, given the file of each row."""
+    """Splits rows into parts of at most ``most`` files each.
+
+    Args:
+        rows: The rows; rows of the same file should be adjacent.
+        files: The file of each row.
+        most: Largest number of files of a part.
+    """
     if not len(rows):
         return []
     changes = np.cumsum(files[1:] != files[:-1]) // most
@@ -236,16 +249,17 @@ class ByteFiles:
     Args:
         paths: Paths or URLs.
         sizes: File sizes in bytes.
-        stamps: File stamps, if known. A file that changed since then is rejected.
+        stamps: The stamp of each file, if known. A file that changed since then is rejected.
         has_content: Returns whether a numbered file has the indexed content. It is called if only
             the ctime or the inode of a file differ from its stamp: its owner may have changed, or
-            a program may have replaced the file and preserved its mtime. None: it is accepted.
+            a program may have replaced the file and preserved its mtime. None: the file is
+            accepted.
         storage: Access to remote files.
 
     Attributes:
         paths: The paths or URLs.
         sizes: The sizes.
-        limits: The sizes as an array.
+        limits: The sizes as an array, int64 [files].
     """
 
     def __init__(
@@ -289,7 +303,7 @@ class ByteFiles:
         return {**self.__dict__, "_open": collections.OrderedDict()}
 
     def _new_cache(self) -> PerProcess[DiskCache] | None:
-        """Returns the cache of the remote files; None if the user has none."""
+        """Returns the local cache of remote files; None if the user did not pass ``cache=``."""
         if self._storage.cache is None:
             return None
         options = self._storage.options
@@ -340,9 +354,11 @@ class ByteFiles:
         return file
 
     def _opened(self, number: int) -> ByteFile | None:
-        """Returns a file if it is open. The cache's copy of a remote file has the number `~number`.
+        """Returns a file if it is open, else None.
 
-        Its own number is that of fsspec's file.
+        Args:
+            number: The number of the file, or ``~number`` for the local cache's copy of a remote
+                file.
         """
         return self._open.get(number) or self._open_urls.get().get(number)
 
@@ -357,7 +373,7 @@ class ByteFiles:
         self._open[number] = file
 
     def _opened_urls(self, numbers: Sequence[int]) -> list[FsspecFile]:
-        """Returns files that fsspec reads, open."""
+        """Opens those of the numbered files that fsspec reads, and returns them."""
         closed = [number for number in dict.fromkeys(numbers) if self._opened(number) is None]
         if len(closed) > 1:
             call_each(self.file, closed, WAITING_THREADS, "dalijax-open")
@@ -365,7 +381,7 @@ class ByteFiles:
         return [file.file for file in files if isinstance(file, RemoteFile)]
 
     def num_bytes(self, files: Indices, offsets: Indices, sizes: Indices) -> int:
-        """Returns the number of bytes that `announce` requests, and of ranges on the local disk.
+        """Returns the number of bytes that `announce` requests, plus those in the local cache.
 
         Requests are counted as if no range was in memory.
         """
@@ -377,14 +393,18 @@ class ByteFiles:
     def _announced(
         self, files: Indices, offsets: Indices, sizes: Indices
     ) -> tuple[NDArray[np.bool_], Indices]:
-        """Returns which remote ranges to request, and the rows of those on the local disk."""
+        """Returns whether to request each range, and the rows of ranges in the local cache.
+
+        Returns:
+            Bool [ranges], and int64 rows. Ranges of local files are in neither.
+        """
         stored = self._stored(files, offsets, sizes)
         are_requested = self._are_remote[files] & within(offsets, sizes, self.limits[files])
         are_requested[stored] = False
         return are_requested, stored
 
     def _stored(self, files: Indices, offsets: Indices, sizes: Indices) -> Indices:
-        """Returns the rows of the remote ranges that the cache on the local disk has."""
+        """Returns the rows of the remote ranges that are in the local cache."""
         if self._cache is None:
             return np.empty(0, np.int64)
         return self._cache.get().find(files, offsets, sizes)
@@ -408,7 +428,7 @@ class ByteFiles:
 
         Returns:
             A lease, which keeps the ranges while it exists, and the turn of each of its ranges; an
-            empty list if all files are local.
+            empty list if no range has to be requested.
         """
         rows, _ = self._announced(files, offsets, sizes)
         if not rows.any():
@@ -441,6 +461,9 @@ class ByteFiles:
             offsets: Offset of each range in bytes.
             sizes: Size of each range in bytes.
             name_of: Returns the name of a range's record for errors, given the index of the range.
+
+        Returns:
+            The bytes of each range, uint8 [bytes].
 
         Raises:
             OSError: If a range is incomplete or outside its file.
@@ -506,7 +529,20 @@ class ByteFiles:
         starts: Indices,
         buffer: NDArray[np.uint8],
     ) -> Indices:
-        """Reads ranges of local files into a buffer; returns their counts, see `read_ranges`."""
+        """Reads ranges of local files into a buffer.
+
+        Args:
+            rows: The ranges to read. All other arrays have a row for each range of a call of
+                `read`.
+            files: The file of each range.
+            offsets: The offset of each range in its file.
+            sizes: The size of each range in bytes.
+            starts: The offset of each range in the buffer.
+            buffer: The buffer, uint8 [bytes].
+
+        Returns:
+            The number of bytes read of each range, or a negative errno; see `read_ranges`.
+        """
         numbers = files[rows].tolist()
         opened = {number: self.file(number) for number in dict.fromkeys(numbers)}  # keeps them open
         fds = {number: file.fd for number, file in opened.items() if isinstance(file, LocalFile)}
@@ -523,7 +559,11 @@ class ByteFiles:
         starts: Indices,
         buffer: NDArray[np.uint8],
     ) -> Indices:
-        """Reads ranges from the cache into a buffer; returns the rows of damaged ranges."""
+        """Reads ranges from the local cache into a buffer; see `_read_local`.
+
+        Returns:
+            The rows of the ranges that are damaged or missing.
+        """
         damaged = []
         for part in _with_few_files(rows, files[rows], max(1, most_open() // _SHARE)):
             numbers = files[part].tolist()
@@ -539,7 +579,7 @@ class ByteFiles:
         return np.concatenate(damaged)
 
     def _copy(self, cache: DiskCache, number: int) -> LocalFile | None:
-        """Returns the cache's copy of a remote file, open; None if it can't be opened."""
+        """Opens the local cache's copy of a remote file; returns None if it can't be opened."""
         file = self._opened(~number)
         if file is None:
             with contextlib.suppress(OSError):

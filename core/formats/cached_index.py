@@ -47,8 +47,9 @@ def cached_index(
         build: Builds the index.
         is_valid: Checks the content of a loaded index.
         storage: Access to remote files.
-        shared: Returns the index from other indexes, given the stamps of the files; None if there
-            are none. None for files of a kind without shared indexes.
+        shared: Returns the index without a scan of the files, e.g. from shared indexes, given the
+            stamps of the files; returns None if there is no shared index. ``shared=None``: the
+            kind of files has no shared indexes.
 
     Raises:
         OSError: If a file can't be read, or changes while it is indexed.
@@ -86,13 +87,13 @@ def cached_index(
 def _stamped(
     paths: Sequence[str], stamps: Sequence[Stamp], index: Index, storage: Storage
 ) -> Index:
-    """Returns an index with the stamps of its files, and a digest of records."""
+    """Returns an index whose ``about`` also has the stamps of its files and a digest of records."""
     samples = _samples_digest(paths, index, storage)
     return Index({**index.about, "stamps": stamps, "samples": samples}, index.arrays)
 
 
 def _samples_digest(paths: Sequence[str], index: Index, storage: Storage) -> str:
-    """Computes a digest of the bytes of 64 records, to detect later changes of the content."""
+    """Returns a digest of the bytes of 64 records, to detect later changes of the content."""
     arrays, first = index.arrays, index.about["first"]
     digest = hashlib.blake2b(digest_size=16)
     records = spread(first[-1], _MOST_RECORDS)

@@ -3,8 +3,8 @@
 A checksum detects damage, such as flipped bits, zeros, and bytes of another place. It does not
 detect forgery. Its values are part of the format of caches: see `dalijax.core.remote.disk_cache`.
 
-The sums of a block are those of XXH3: products of the halves of its words, after an XOR with keys,
-and the words themselves.
+As in XXH3, a block of 512 words of 64 bits has two sums: of the words, and of the products of the
+two halves of each word after an XOR with a key.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ KEYS = mix(np.arange(_WORDS))
 
 
 def checksums_in_python(arrays: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint64]:
-    """Computes the checksum of each of some arrays, uint8 [bytes]."""
+    """Returns the checksum of each array, uint64 [arrays].
+
+    Args:
+        arrays: Bytes, uint8 [bytes] each.
+    """
     sums = np.empty(len(arrays), np.uint64)
     for row, array in enumerate(arrays):
         padded = np.zeros(-(-array.size // _BLOCK) * _BLOCK, np.uint8)

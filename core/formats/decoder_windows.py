@@ -18,8 +18,8 @@ class Window(NamedTuple):
     """The part of an image that an ``image_crop`` or ``image_slice`` decodes, if it is constant.
 
     Attributes:
-        operator: The decoder.
-        edges: The start and the end along height and width.
+        operator: The kind of the decoder, e.g. "decoders.image_crop".
+        edges: The start and the end along height, and along width.
         turns: Whether the decoder rotates images by their EXIF orientation first.
     """
 
@@ -32,7 +32,7 @@ class Window(NamedTuple):
 
         Args:
             size: Height and width of the image.
-            swaps: Whether its EXIF orientation swaps height and width.
+            swaps: Whether the EXIF orientation of the image swaps height and width.
         """
         size = size[::-1] if swaps and self.turns else size
         spans = [
@@ -51,11 +51,11 @@ class Window(NamedTuple):
 
 
 def window_of(kind: str, arguments: Mapping[str, Any]) -> Window | None:
-    """Returns the window of an operator; None without a window of constants.
+    """Returns the window of an operator; None if it decodes no window, or not a constant window.
 
     Args:
         kind: The kind of the operator, e.g. "decoders.image_crop".
-        arguments: Its arguments and inputs.
+        arguments: The arguments of the operator by name, and its inputs as "inputs".
     """
     match = _CROPS.search(kind.replace("_", "").lower())
     if match is None:
@@ -66,7 +66,7 @@ def window_of(kind: str, arguments: Mapping[str, Any]) -> Window | None:
 
 
 def _cropped(arguments: Mapping[str, Any]) -> tuple[tuple[Edge, Edge], ...] | None:
-    """Returns the edges of a crop, moved to the origin: only its size decides if it fits."""
+    """Returns the edges of a crop as if it began at 0: only its size decides whether it fits."""
     sizes = _numbers(arguments.get("crop"))[-2:] or [
         number for name in ("crop_h", "crop_w") for number in _numbers(arguments.get(name))
     ]
@@ -76,6 +76,7 @@ def _cropped(arguments: Mapping[str, Any]) -> tuple[tuple[Edge, Edge], ...] | No
 
 
 def _sliced(arguments: Mapping[str, Any]) -> tuple[tuple[Edge, Edge], ...] | None:
+    """Returns the edges of a slice; None if an input of the operator contains them."""
     if len(arguments.get("inputs", ())) > 1:
         return None
     names = arguments.get("axis_names") or "WH"
@@ -94,7 +95,13 @@ def _sliced(arguments: Mapping[str, Any]) -> tuple[tuple[Edge, Edge], ...] | Non
 
 
 def _edge(arguments: Mapping[str, Any], name: str, number: int) -> Edge | None:
-    """Returns the value of an axis, in pixels or as a share (rel_start); None if it isn't given."""
+    """Returns the value of an argument for an axis; None if the argument isn't given.
+
+    Args:
+        arguments: The arguments of the operator.
+        name: "start", "end" or "shape". An argument such as "rel_start" contains shares.
+        number: The number of the axis in the argument.
+    """
     if values := _numbers(arguments.get(name)):
         return values[number if len(values) > 1 else 0], 0.0
     if shares := _numbers(arguments.get(f"rel_{name}")):
@@ -103,7 +110,7 @@ def _edge(arguments: Mapping[str, Any], name: str, number: int) -> Edge | None:
 
 
 def _numbers(value: Any) -> list[float]:
-    """Returns the numbers of an argument, which DALI may have printed: "[16.000000, ]"."""
+    """Returns the numbers of an argument, which may be DALI's text, such as "[16.000000, ]"."""
     if isinstance(value, str):
         value = [part for part in re.split(r"[\[\], ]+", value) if part]
     elif not isinstance(value, list):

@@ -26,18 +26,21 @@ def each_file(
     read: Callable[[BufferedReader, Any], T],
     collect: Callable[[int, T], object] | None = None,
 ) -> tuple[list[int], list[T]]:
-    """Reads files in several threads.
+    """Calls a function with each file, in several threads.
 
     Args:
         paths: The files.
         kind: The kind of files, for the progress bar.
         storage: Access to remote files.
-        read: Reads a file; its second argument is to be called with numbers of bytes.
-        collect: Takes the number of a file and its result, in the thread that has read it. Results
-            are then not returned, so that they need not stay in memory until all files are read.
+        read: Returns the result of a file, given a reader of the file, and a function that ``read``
+            calls with the number of bytes processed since the last call.
+        collect: Is called with the number of a file and its result, in the thread that has read the
+            file. Results are then not returned, so that they need not stay in memory until all
+            files are read.
 
     Returns:
-        The sizes of the files, and the results.
+        The sizes of the files in bytes; and the result of each file, or no results if ``collect``
+        is given.
     """
 
     def read_file(number: int, advance: Any) -> list[T]:

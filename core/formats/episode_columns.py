@@ -1,4 +1,7 @@
-"""The episodes of a TFRecord file: where the images are, and all other values."""
+"""Reads the episodes of a TFRecord file: the byte ranges of images, and all other values.
+
+A record is an episode, a tf.train.Example whose features are lists with the values of all steps.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from .tfrecord_headers import records
 from .tfrecord_index import KINDS, features_of
 
 STEP_PREFIX = f"{STEPS}/"
-# Features of a single value for each step.
+# Features with one value for each step, so that the length of a list is the number of steps.
 COUNTERS = (b"steps/is_first", b"steps/is_last", b"steps/is_terminal")
 _RAGGED = ("/ragged_flat_values", "/ragged_row_lengths_")
 _MOST_BYTES = 1 << 32  # of a record; sizes in the index have 32 bits
@@ -40,8 +43,8 @@ class EpisodeFeatures:
     """The wanted features of episodes.
 
     Attributes:
-        names: The features.
-        specs: Descriptions of features, if TFDS has written them.
+        names: The wanted features, e.g. "steps/action".
+        specs: The description in features.json of each feature that has one.
         storage: Access to remote files.
     """
 
@@ -66,12 +69,17 @@ def kind_of(head: bytes) -> str:
 
 
 class _Column:
-    """The values of a feature in a file.
+    """The values of a feature in all episodes of a file.
 
     Args:
         name: The feature.
-        spec: Its description by TFDS, if there is one.
-        texts: Numbers of the file's texts; is extended.
+        spec: The description of the feature in features.json, if there is one.
+        texts: The index of each distinct text of the file; `load` adds new texts.
+
+    Attributes:
+        name: As above.
+        kind: IMAGE, TEXT or NUMBER; "" if it is not known yet.
+        is_png: Whether the first image of the file is a PNG.
     """
 
     def __init__(self, name: str, spec: Spec | None, texts: dict[bytes, int]):
@@ -86,7 +94,7 @@ class _Column:
 
     @property
     def width(self) -> int:
-        """The number of values of a step; 0 if it is not known."""
+        """The number of values of a step; 0 if it is not known yet."""
         if self.kind in (IMAGE, TEXT):
             return 1
         return 0 if self._shape is None else int(np.prod(self._shape, dtype=np.int64))
@@ -102,10 +110,18 @@ class _Column:
             )
 
     def load(self, feature: example.Feature, take: BufferedReader) -> NDArray[Any]:
-        """Reads the values of an episode: places of images, numbers of texts, or numbers.
+        """Reads the values of an episode.
+
+        Args:
+            feature: The located feature of the episode.
+            take: Reads the file.
+
+        Returns:
+            Offsets and sizes of images, int64 [images, 2]; indices into ``texts``, int32 [texts];
+            or numbers, float32, int64 or the dtype of features.json, [numbers].
 
         Raises:
-            ValueError: If they are of another kind than in earlier episodes.
+            ValueError: If the values are of another kind than in earlier episodes.
         """
         is_empty = not (feature.ranges or feature.loose)
         if feature.kind not in KINDS and (feature.kind or not is_empty):
@@ -135,8 +151,12 @@ class _Column:
     def add(self, values: NDArray[Any], num_steps: int) -> None:
         """Adds the values of an episode.
 
+        Args:
+            values: The result of `load`.
+            num_steps: Number of steps of the episode.
+
         Raises:
-            ValueError: If there are too many or too few.
+            ValueError: If the number of values does not fit the number of steps.
         """
         is_of_episode = not is_of_steps(self.name)
         rows = 1 if is_of_episode else num_steps
@@ -167,6 +187,11 @@ class _Column:
         self._parts.append(values)
 
     def _text(self, data: bytes) -> int:
+        """Returns the index of a text in ``texts``, after adding a new text.
+
+        Raises:
+            ValueError: If the bytes are not text.
+        """
         number = self._texts.get(data)
         if number is None:
             try:
@@ -182,7 +207,11 @@ class _Column:
         return number
 
     def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Converts numbers to the dtype of features.json."""
+        """Converts numbers to the dtype of features.json, unless it has 64 bits.
+
+        Raises:
+            ValueError: If a number does not fit into the dtype.
+        """
         if self._spec is None:
             return values
         dtype, is_float = np.dtype(self._spec.dtype), values.dtype.kind == "f"
@@ -198,7 +227,7 @@ class _Column:
         return values if dtype.itemsize == 8 else values.astype(dtype)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Returns the arrays of the index; texts are numbers of the file's texts."""
+        """Returns the arrays of the index; the value of a text is an index into ``texts``."""
         if not self._parts:
             return {}
         values = np.concatenate(self._parts)
@@ -217,6 +246,7 @@ def _steps(count: int) -> str:
 
 
 def _ragged(name: str, label: str) -> ValueError:
+    """Returns the error about a feature with different numbers of values per step."""
     return ValueError(
         f"{name!r} of {label} is ragged: steps have different numbers of values. Pad it when you "
         "write the data"
@@ -224,7 +254,7 @@ def _ragged(name: str, label: str) -> ValueError:
 
 
 def _numbers(feature: example.Feature, take: BufferedReader) -> NDArray[Any]:
-    """Returns the numbers of a feature: float32 or int64."""
+    """Reads the numbers of a feature, float32 or int64 [numbers]."""
     is_float = feature.kind == example.FLOATS
     if feature.loose:
         return np.array(example.numbers(take, feature), np.float32 if is_float else np.int64)
@@ -246,7 +276,18 @@ def _length(feature: example.Feature, values: NDArray[Any] | None, take: Buffere
 def _located(
     label: str, take: BufferedReader, at: int, size: int, names: Collection[bytes]
 ) -> Iterator[tuple[bytes, example.Feature]]:
-    """Yields the features of an episode in the order of the file."""
+    """Yields the wanted features of an episode in the order of the file.
+
+    Args:
+        label: The name of the episode in errors.
+        take: Reads the file.
+        at: Offset of the record's content.
+        size: Size of the content in bytes.
+        names: The wanted features.
+
+    Raises:
+        ValueError: If the record is not a tf.train.Example.
+    """
     located = example.located_features(take, at, at + size, names)
     while True:
         try:
@@ -268,12 +309,13 @@ class EpisodeColumns:
 
     Attributes:
         path: The file, for errors.
-        lengths: The number of steps of each episode.
-        arrays: The arrays of the index; texts are numbers of ``texts``.
-        texts: The texts.
-        kinds: The kinds of features that have values.
+        lengths: The number of steps of each episode, int64 [episodes].
+        arrays: The arrays of the index; see `dalijax.core.formats.episode_index`. The value of a
+            text is an index into ``texts``.
+        texts: The distinct texts of the file.
+        kinds: IMAGE, TEXT or NUMBER for each feature that has values.
         png: The features of PNG images.
-        digest: A digest of everything except the offsets.
+        digest: A digest of the lengths, the arrays except offsets, and the texts.
     """
 
     path: str
@@ -295,7 +337,7 @@ def read_episodes(
     Args:
         take: Reads the file.
         features: The wanted features.
-        advance: Is called with numbers of bytes.
+        advance: Is called with the number of bytes processed since the last call.
 
     Raises:
         ValueError: If the file is damaged, or an episode can't be read as steps.
@@ -306,6 +348,7 @@ def read_episodes(
     names = {name.encode() for name in features.needed}
 
     def located() -> Iterator[Episode]:
+        """Yields the episodes, and reports their bytes to the progress bar."""
         reported = 0
         for number, (at, size) in enumerate(records(take, file.size, file.shown)):
             yield at, size, _located(f"{file.shown}: episode {number}", take, at, size, names)
@@ -320,10 +363,10 @@ def read_episodes(
 def columns_of(
     episodes: Iterable[Episode], take: BufferedReader, features: EpisodeFeatures
 ) -> EpisodeColumns:
-    """Reads the features of a file's episodes, given their places.
+    """Reads the features of a file's episodes, given the located features.
 
     Args:
-        episodes: The episodes, with the wanted features and `COUNTERS`.
+        episodes: The episodes in their order, with the wanted features and `COUNTERS`.
         take: Reads the file.
         features: The wanted features.
 
@@ -395,11 +438,11 @@ def _num_steps(counts: Mapping[bytes, int], columns: Mapping[bytes, _Column]) ->
     """Returns the number of steps of an episode.
 
     Args:
-        counts: The number of values of each feature.
+        counts: The number of values of each feature in the episode.
         columns: The columns of the wanted features.
 
     Raises:
-        ValueError: If it is not known.
+        ValueError: If no feature determines the number of steps.
     """
     for name in COUNTERS:
         if name in counts:

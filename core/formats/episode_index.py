@@ -1,14 +1,15 @@
-"""Indexes of episodes in TFRecords: where the images of each step are, and all other values.
+"""Indexes of episodes in TFRecords: the byte ranges of the images of each step, and other values.
 
 The index contains ``episode.first`` (number of steps before each episode, and in total). For a
 feature of images it contains ``FEATURE.offset`` and ``FEATURE.size``, for numbers and texts
-``FEATURE.value``. Texts are numbers of the texts in ``text.bytes``, which end at ``text.ends``.
-Features of steps have a row for each step. Features of episodes have a row for each episode, except
-that their images have a row for each step.
+``FEATURE.value``. The value of a text is an index k: the text is the bytes ``text.ends[k]`` to
+``text.ends[k + 1]`` of ``text.bytes``. Features of steps have a row for each step. Features of
+episodes have a row for each episode, except that their images have a row for each step.
 
-``about`` contains, in addition to what `dalijax.core.formats.index_checks` describes: ``episodes``
-(number of episodes before each file, and in total), ``kinds`` (the kind of each feature), ``png``
-(features of PNG images) and ``digests`` (a digest of each file's values).
+``about`` contains the entries that `dalijax.core.formats.index_checks` describes, ``first`` being
+numbers of steps. It also contains ``episodes`` (number of episodes before each file, and in total),
+``kinds`` (the kind of each feature), ``png`` (features of PNG images) and ``digests`` (a digest of
+each file's values).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _WORDS = {"b": "booleans", "i": "integers", "u": "integers", "f": "floats"}  # b
 
 
 class _Joined:
-    """Joins the columns of files in their order, while other files are read."""
+    """Joins the columns of files in the order of the files, which threads read in any order."""
 
     def __init__(self) -> None:
         self.first, self.episodes = [0], [0]
@@ -56,7 +57,7 @@ class _Joined:
         self._lock = threading.Lock()
 
     def add(self, number: int, columns: EpisodeColumns) -> None:
-        """Adds the columns of a file, once those of the earlier files are added.
+        """Adds the columns of a numbered file, as soon as all earlier files were added.
 
         Raises:
             ValueError: If a feature has another kind or shape than in earlier files.
@@ -67,6 +68,7 @@ class _Joined:
                 self._append(later)
 
     def _append(self, columns: EpisodeColumns) -> None:
+        """Appends the columns of the next file; see `add`."""
         numbers = [self._texts.setdefault(text, len(self._texts)) for text in columns.texts]
         for name, kind in columns.kinds.items():
             if self.kinds.setdefault(name, kind) != kind:
@@ -94,8 +96,12 @@ class _Joined:
     def index(self, paths: Sequence[str], sizes: Sequence[int]) -> Index:
         """Returns the index of the files.
 
+        Args:
+            paths: The files.
+            sizes: The sizes of the files in bytes.
+
         Raises:
-            ValueError: If they have no steps.
+            ValueError: If the files have no steps.
         """
         if not self.first[-1]:
             raise ValueError(f"{printable(', '.join(paths[:3]))} has no steps")
@@ -112,6 +118,7 @@ class _Joined:
         return Index(about, self._joined_arrays())
 
     def _joined_arrays(self) -> dict[str, NDArray[Any]]:
+        """Returns the arrays of the index."""
         joined = {name: spooled.array() for name, spooled in self._arrays.items()}
         texts = list(self._texts)
         joined["text.bytes"] = np.frombuffer(b"".join(texts), np.uint8)
@@ -141,16 +148,16 @@ def index_episodes(paths: Sequence[str], features: EpisodeFeatures) -> Index:
 def select_episodes(
     table: FileColumns, paths: Sequence[str], stamps: Sequence[Stamp], features: EpisodeFeatures
 ) -> Index | None:
-    """Builds the index of some features, given the places of all; equal to that of a scan.
+    """Returns the index of the wanted features, which is equal to that of `index_episodes`.
 
     Args:
-        table: The places.
+        table: The columns of the files; see `episode_places`.
         paths: The files.
-        stamps: Their stamps.
+        stamps: The stamp of each file.
         features: The wanted features.
 
     Returns:
-        The index; None if the table lacks a place.
+        The index; None if the table lacks the column of a feature.
 
     Raises:
         OSError: If a file can't be read, or has changed.
@@ -177,7 +184,15 @@ def has_content(
     build: Callable[[Sequence[str]], Index],
     number: int,
 ) -> bool:
-    """Returns whether a file has the episodes that an index contains, after reading it again."""
+    """Returns whether a file still has the episodes that an index contains, by reading the file.
+
+    Args:
+        features: The features of the index.
+        index: The index.
+        paths: The files of the index.
+        build: Not used. For other kinds of indexes, callers build the index of the file again.
+        number: The number of the file.
+    """
     rows = slice(*index.about["first"][number : number + 2])
     try:
         (file,) = open_files([paths[number]], features.storage)
@@ -193,7 +208,7 @@ def has_content(
 
 
 def is_valid(index: Index, features: EpisodeFeatures) -> bool:
-    """Returns whether a stored index has the wanted features, and its ranges are within files."""
+    """Returns whether a stored index has the wanted features, and ranges inside the files."""
     try:
         return _is_valid(index, features)
     except (ValueError, TypeError, LookupError, OverflowError):
@@ -229,6 +244,7 @@ def _is_valid(index: Index, features: EpisodeFeatures) -> bool:
 
 
 def _column_is_valid(index: Index, name: str, kind: str, num_texts: int) -> bool:
+    """Returns whether the arrays of a feature have valid dtypes, shapes, ranges and texts."""
     first, arrays = index.about["first"], index.arrays
     rows = first[-1] if kind == IMAGE or is_of_steps(name) else index.about["episodes"][-1]
     are_few = rows <= index_checks.MOST_ROWS
@@ -251,7 +267,12 @@ def _column_is_valid(index: Index, name: str, kind: str, num_texts: int) -> bool
 
 
 def text_of(arrays: Mapping[str, NDArray[Any]], numbers: Indices) -> list[str]:
-    """Returns texts by number."""
+    """Returns the texts with some indices, which may be repeated.
+
+    Args:
+        arrays: The arrays of an index.
+        numbers: The indices of the texts, int [texts].
+    """
     ends, data = arrays["text.ends"], arrays["text.bytes"]
     unique, places = np.unique(numbers, return_inverse=True)  # steps of an episode share texts
     bounds = zip(ends[unique].tolist(), ends[unique + 1].tolist(), strict=True)

@@ -1,7 +1,8 @@
-"""The places of all features of episodes in TFRecord files, for shared indexes.
+"""The places of all features of episodes in TFRecord files, which shared indexes contain.
 
-The index of any features is built from them. It is that of a scan, since the same code reads the
-values: images stay in the files, and only numbers and texts of the wanted features are read.
+A place is an offset in the file and a size. `PlacedEpisodes` builds the index of the wanted
+features from the places: it reads only numbers and texts of these features, by the code that also
+indexes whole files. So both indexes are equal.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ from .tfrecord_index import KINDS
 
 
 class _ListPlaces:
-    """The places of the lists of a feature in a file; see `Places`."""
+    """The places of the lists of a feature in a file.
+
+    Implements `dalijax.core.formats.tfrecord_columns.Places`.
+    """
 
     def __init__(self) -> None:
         self.kind = 0  # in the first record that has a list
@@ -54,7 +58,7 @@ class _ListPlaces:
         )
 
     def add(self, row: int, feature: example.Feature, take: BufferedReader) -> None:
-        """See `Places`."""
+        """Adds the list of a record; see `Places`."""
         kind, ranges = feature.kind, np.array(feature.ranges, np.int64).reshape(-1, 2)
         if len(ranges):  # the kind of an empty list does not matter
             self.kind = self.kind or kind
@@ -81,9 +85,10 @@ class _ListPlaces:
             self._items.extend(ranges[:, 1].tolist())
 
     def column(self, count: int) -> Column:
-        """See `Places`."""
+        """Returns the column of a file with a number of records; see `Places`."""
 
         def spread(values: Any, dtype: Any) -> Any:
+            """Returns the values of all records; 0 for records without the feature."""
             column = np.zeros(count, dtype)
             column[np.array(self._rows, np.int64)] = np.array(values, dtype)
             return column
@@ -99,7 +104,12 @@ class _ListPlaces:
 
 
 def _count(data: bytes, kind: int) -> tuple[int, bool]:
-    """Returns the number of packed numbers, and whether the last of them is complete."""
+    """Returns the number of packed numbers, and whether the last number is complete.
+
+    Args:
+        data: The packed numbers.
+        kind: FLOATS or INTS of `dalijax.core.formats.example`.
+    """
     if kind == example.FLOATS:
         return len(data) // 4, len(data) % 4 == 0
     ends = np.frombuffer(data, np.uint8) < 128
@@ -107,7 +117,7 @@ def _count(data: bytes, kind: int) -> tuple[int, bool]:
 
 
 def episode_places(paths: Sequence[str], storage: Storage) -> FileColumns:
-    """Reads the places of the lists of all features; a record is an episode.
+    """Returns the columns of all features of TFRecord files, with a row for each episode.
 
     Raises:
         OSError: If a file can't be read.
@@ -117,12 +127,12 @@ def episode_places(paths: Sequence[str], storage: Storage) -> FileColumns:
 
 
 class _FetchedReader(BufferedReader):
-    """Reads of a file, some of whose ranges are in memory.
+    """A `BufferedReader` that takes some ranges of a file from memory instead of reading them.
 
     Args:
         file: The file.
-        offsets: Offsets of the ranges.
-        ranges: The ranges.
+        offsets: Offset of each range in the file.
+        ranges: The bytes of each range, uint8 [bytes].
     """
 
     def __init__(self, file: ByteFile, offsets: Indices, ranges: Sequence[NDArray[np.uint8]]):
@@ -140,12 +150,12 @@ class _FetchedReader(BufferedReader):
 
 
 class PlacedEpisodes:
-    """Episodes whose places are known.
+    """Reads the wanted features of episodes, given the places of the features.
 
     Args:
-        table: The places, of all wanted features and of `COUNTERS`.
+        table: The columns of all wanted features and of `COUNTERS`; see `episode_places`.
         paths: The files.
-        stamps: Their stamps.
+        stamps: The stamp of each file.
         features: The wanted features.
     """
 
@@ -169,7 +179,7 @@ class PlacedEpisodes:
                 self._items[name] = first, item_offsets(column)
 
     def read(self, number: int) -> EpisodeColumns:
-        """Reads the episodes of a file; equal to those of `read_episodes`.
+        """Reads the episodes of a numbered file; the result is equal to that of `read_episodes`.
 
         Raises:
             OSError: If the file can't be read, or has changed.
@@ -199,7 +209,13 @@ class PlacedEpisodes:
         return columns_of(self._episodes(rows, file.size), take, self._features)
 
     def _heads(self, number: int, columns: Sequence[tuple[str, Indices]]) -> list[Any]:
-        """Returns the first bytes of the first value of each column."""
+        """Returns the first 4 bytes, which tell images from texts, of a byte string per column.
+
+        Args:
+            number: The number of the file.
+            columns: Pairs of a feature and the rows that have byte strings of it. The first byte
+                string of the first row is read.
+        """
         places, sizes = [], []
         for name, rows in columns:
             first, offsets = self._items[name]
@@ -210,6 +226,7 @@ class PlacedEpisodes:
         return self._ranges(number, np.array(places, np.int64), np.array(sizes, np.int64))
 
     def _ranges(self, number: int, offsets: Indices, sizes: Indices) -> list[NDArray[np.uint8]]:
+        """Reads ranges of a numbered file."""
         files = np.full(len(offsets), number)
         return self._files.read(files, offsets, sizes, lambda row: "an episode")
 
@@ -227,6 +244,7 @@ class PlacedEpisodes:
             yield start, end - FOOTER - start, [(name, feature) for _, name, feature in found]
 
     def _feature(self, name: str, column: Column, row: int) -> example.Feature:
+        """Returns a feature of an episode, as `example.features` would locate it in the file."""
         if column.states[row] != PRESENT or column.counts is None:
             return example.Feature(example.INTS if column.states[row] == EMPTY else 0, [], [], 0)
         count = int(column.counts[row])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from . import protobuf
 from .buffered_reader import BufferedReader
 
-_ITEM, _ITEM_HEAD = 10, 11  # field 1 with a size; most bytes of both
+_ITEM, _ITEM_HEAD = 10, 11  # the key of field 1, bytes; most bytes of the key and the size
 BYTES, FLOATS, INTS = 1, 2, 3  # kinds of a Feature; equal to the field numbers in its message
 
 
@@ -77,6 +77,7 @@ def located_features(
 
 
 def _feature(take: BufferedReader, at: int, end: int) -> Feature:
+    """Locates the values of a Feature message from its offset to its end offset."""
     feature = Feature(0, [], [])
     for number, _, start, stop in protobuf.located_fields(take, at, end):
         feature.kind = number
@@ -126,7 +127,7 @@ def _add_items(ranges: list[tuple[int, int]], take: BufferedReader, at: int, end
 
 
 def numbers(take: BufferedReader, feature: Feature) -> list[float]:
-    """Reads the numbers of a short list."""
+    """Reads the numbers of a short list of floats, or of integers of 64 bits with a sign."""
     values: list[float] = []
     if feature.kind == FLOATS:
         for at, size in feature.ranges:
@@ -143,12 +144,12 @@ def numbers(take: BufferedReader, feature: Feature) -> list[float]:
 
 
 def floats(data: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Parses packed floats; returns an aligned array."""
+    """Parses packed floats; returns an aligned array, float32 [numbers]."""
     return np.require(data[: len(data) // 4 * 4].view("<f4"), requirements="A")
 
 
 def integers(data: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Parses packed varints of 64 bits in two's complement.
+    """Parses packed varints of 64 bits in two's complement; returns int64 [numbers].
 
     Raises:
         ValueError: If the last varint is incomplete, or a varint has more than ten bytes.

@@ -18,11 +18,11 @@ def example_message(features: Mapping[str, Sequence[bytes] | NDArray[Any]]) -> b
     """Serializes a tf.train.Example.
 
     Args:
-        features: Byte strings, or an array of floats, integers or booleans, which is flattened.
-            Floats are stored with 32 bits.
+        features: Byte strings, or an array of floats, integers or booleans, for each name of a
+            feature. Arrays are flattened, and floats are stored with 32 bits.
 
     Returns:
-        The message; its features are sorted by name, so that it depends on the values alone.
+        The message. Features are sorted by name, so that equal features give equal messages.
     """
     entries = [
         (1, message([(1, name.encode()), (2, _feature(features[name]))]))
@@ -32,6 +32,7 @@ def example_message(features: Mapping[str, Sequence[bytes] | NDArray[Any]]) -> b
 
 
 def _feature(values: Sequence[bytes] | NDArray[Any]) -> bytes:
+    """Serializes a tf.train.Feature."""
     if not isinstance(values, np.ndarray):
         return message([(example.BYTES, message((1, value) for value in values))])
     if values.dtype.kind == "f":

@@ -18,10 +18,11 @@ class Field:
         dtype: Dtype of a record's array, in NumPy's, JAX's or DALI's form, or its name; None for
             text, dicts and other values that bypass the graph.
         ndim: Number of dimensions: 1 for encoded bytes, 0 for a label.
-        is_path: Whether it is the path of a file that DALI reads in the graph.
+        is_path: Whether the value is the path of a file that DALI reads in the graph.
         bypass: Whether the batch contains the field, in its dtype, if the graph does not take it.
-            With a sharding, it is placed like an output, or stays on the host if a dict of
-            shardings has None for it. Otherwise such a field is not read.
+            With a sharding, the field is placed like an output, or stays on the host if a dict of
+            shardings has None for it. Without ``bypass``, a field that the graph does not take is
+            not read.
     """
 
     dtype: np.dtype[Any] | None

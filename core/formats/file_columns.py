@@ -1,7 +1,8 @@
-"""`FileColumns`: the places of all values of the records of some files, whatever a source reads.
+"""`FileColumns`: the offsets and sizes of all values of the records of some files.
 
-A shared index stores them in about 4 bytes for each record. The offset of each value is predicted
-from the sizes of the values before it, so that only deviations are stored, which zlib compresses.
+They include values that a source does not read. A shared index stores a column in about 4 bytes for
+each record: the offset of each value is predicted from the sizes of the values before it, and zlib
+compresses the deviations.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..order.shuffle import Indices
 
-# States of a value. An empty list has no place. UNSET: a feature without any list.
+# States of the value of a record. EMPTY: an empty list. UNSET: a feature that contains no list.
 ABSENT, PRESENT, EMPTY, UNSET = 0, 1, 2, 3
 _MOST_COLUMNS = 256
 _DTYPES = ("|i1", "<i2", "<i4", "<i8", "<f4")
@@ -24,18 +25,20 @@ _DTYPES = ("|i1", "<i2", "<i4", "<i8", "<f4")
 
 @dataclasses.dataclass
 class Column:
-    """The values of an extension of tars, or of a feature of TFRecords.
+    """The values of an extension of tars, or of a feature of TFRecords, in each record.
 
     Attributes:
-        kind: The kind of the feature; 0 for tars, and for features that are always UNSET.
-        states: ABSENT, PRESENT, EMPTY or UNSET for each record, uint8.
-        offsets: Offsets in the file, int64; 0 for absent values.
-        sizes: Sizes in bytes, int64; 0 for absent values.
-        values: A number for each record; None if a value is not a single number.
+        kind: BYTES, FLOATS or INTS of `dalijax.core.formats.example`; 0 for tars, and for features
+            that are always UNSET.
+        states: ABSENT, PRESENT, EMPTY or UNSET, uint8 [records].
+        offsets: Offsets in the file, int64 [records]; 0 unless a value is PRESENT.
+        sizes: Sizes in bytes, int64 [records]; 0 unless a value is PRESENT.
+        values: Numbers [records]; None if a value is not a single number.
         has_list: Whether no value is a single number.
-        counts: Length of the list of each record, int64, for episodes; otherwise None. The place is
-            then that of the numbers, or from the first to the last byte string.
-        items: Sizes of the byte strings of all records, int64; None for numbers.
+        counts: For features of episodes, the length of each list, int64 [records]; otherwise None.
+            ``offsets`` and ``sizes`` then describe the packed numbers of a list, or the range from
+            the first to the last byte string.
+        items: Sizes of the byte strings of all lists, int64 [sum of counts]; None for numbers.
     """
 
     kind: int
@@ -49,16 +52,19 @@ class Column:
 
 
 def head_sizes(sizes: Indices) -> Indices:
-    """Returns the number of bytes before each byte string of a list: a tag and its size."""
+    """Returns the number of bytes that protobuf stores before byte strings of some sizes.
+
+    They are the key of a field, one byte, and the size as a varint.
+    """
     limits = np.array([1 << 7 * k for k in range(1, 9)])
     return 2 + np.searchsorted(limits, sizes, side="right")
 
 
 def item_offsets(column: Column) -> Indices:
-    """Returns the offset of each byte string of a column.
+    """Returns the offset of each byte string of a column in its file, int64 [sum of counts].
 
     Raises:
-        ValueError: If the sizes of a record's byte strings are not those of its place.
+        ValueError: If the sizes of a record's byte strings don't fit its entry in ``sizes``.
     """
     if column.items is None or column.counts is None:
         raise ValueError("the column has no byte strings")
@@ -81,12 +87,12 @@ class FileColumns:
     """Columns with a row for each record of some files.
 
     Attributes:
-        first: Number of records before each file, and in total, int64.
-        starts: Offset of each record, int64.
-        repeated: Whether another record of the file has the same name, bool.
-        columns: The columns.
-        unknown: Names of values that have no column, because they are irregular.
-        is_complete: Whether all other values have a column.
+        first: Number of records before each file, and in total, int64 [files + 1].
+        starts: Offset of each record in its file, int64 [records].
+        repeated: Whether another record of the file has the same name, bool [records].
+        columns: The column of each extension or feature.
+        unknown: Extensions or features without a column, because their values are irregular.
+        is_complete: Whether all other extensions or features have a column.
     """
 
     first: Indices
@@ -101,14 +107,19 @@ class FileColumns:
 
 
 def rows_of(first: Indices, files: Indices) -> Indices:
-    """Returns the rows of some files, in the order of the files."""
+    """Returns the rows of the records of some files, in the order of ``files``.
+
+    Args:
+        first: Number of records before each file, and in total.
+        files: Numbers of files.
+    """
     counts = np.diff(first)[files]
     before = np.cumsum(counts) - counts
     return np.repeat(first[files] - before, counts) + np.arange(counts.sum(), dtype=np.int64)
 
 
 def of_files(table: FileColumns, files: Indices) -> FileColumns:
-    """Returns the columns of some files, in their order."""
+    """Returns the columns of the numbered files, in the order of ``files``."""
     if np.array_equal(files, np.arange(len(table.first) - 1)):
         return table
     rows = rows_of(table.first, files)
@@ -124,6 +135,7 @@ def of_files(table: FileColumns, files: Indices) -> FileColumns:
 
 
 def _of_rows(column: Column, rows: Indices) -> Column:
+    """Returns some rows of a column."""
     counts, items = column.counts, column.items
     if counts is not None and items is not None:
         items = items[rows_of(np.concatenate([[0], np.cumsum(counts)]), rows)]
@@ -139,7 +151,10 @@ def _of_rows(column: Column, rows: Indices) -> Column:
 
 
 def joined(tables: Sequence[FileColumns]) -> FileColumns:
-    """Joins the columns of several groups of files, in their order."""
+    """Concatenates the columns of several groups of files.
+
+    At most 256 columns are kept, namely those with the most values.
+    """
     if len(tables) == 1:
         return tables[0]
     ends = np.cumsum([len(table) for table in tables]).tolist()
@@ -164,7 +179,12 @@ def joined(tables: Sequence[FileColumns]) -> FileColumns:
 
 
 def _joined(parts: Sequence[tuple[slice, Column]], rows: int) -> Column:
-    """Joins parts of a column; the other rows are absent."""
+    """Joins parts of a column.
+
+    Args:
+        parts: Pairs of rows and the values of these rows; other rows are ABSENT.
+        rows: Number of rows of the column.
+    """
     dtypes = [column.values.dtype for _, column in parts if column.values is not None]
     has_values = len(dtypes) == len(parts)
     has_counts = all(column.counts is not None for _, column in parts)
@@ -192,11 +212,11 @@ def _joined(parts: Sequence[tuple[slice, Column]], rows: int) -> Column:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How values follow one another in a file.
+    """The usual distances between values in a kind of files.
 
     Attributes:
-        header: Number of bytes before each value.
-        block: Each value ends at a multiple of this number of bytes.
+        header: Number of bytes between the end of a value and the next value.
+        block: The sizes of values are rounded up to a multiple of this number of bytes.
     """
 
     header: int
@@ -204,9 +224,14 @@ class Layout:
 
 
 def packed(table: FileColumns, layout: Layout) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Compresses columns; returns a JSON object, and arrays of compressed bytes."""
+    """Compresses columns.
+
+    Returns:
+        A JSON object, and arrays of compressed bytes, from which `unpacked` restores the table.
+    """
     streams: dict[str, NDArray[Any]] = {}
-    ends = np.zeros(len(table), np.int64)  # of the values so far, from the start of the record
+    # The end of the last value so far, relative to the start of the record.
+    ends = np.zeros(len(table), np.int64)
     for number, column in enumerate(table.columns.values()):
         present = column.states == PRESENT
         if not present.all():
@@ -248,11 +273,11 @@ def unpacked(
     Args:
         about: The JSON object.
         arrays: The compressed arrays.
-        layout: How values follow one another.
+        layout: The layout that was passed to `packed`.
         names: Names of the wanted columns; None: all.
 
     Raises:
-        ValueError, TypeError, LookupError: If they are damaged.
+        ValueError, TypeError, LookupError: If the object or an array is damaged.
     """
     first = np.array(about["first"], np.int64)
     rows = int(first[-1])
@@ -305,7 +330,13 @@ def unpacked(
 
 
 def _spread(values: NDArray[Any], present: NDArray[np.bool_], dtype: Any) -> NDArray[Any]:
-    """Returns the values of all records, given those of the records that have one."""
+    """Returns the values of all records, 0 for records without a value.
+
+    Args:
+        values: The values of the other records.
+        present: Whether each record has a value, bool [records].
+        dtype: The dtype of the result.
+    """
     if len(values) == len(present):
         return values.astype(dtype)
     whole = np.zeros(len(present), dtype)
@@ -314,6 +345,7 @@ def _spread(values: NDArray[Any], present: NDArray[np.bool_], dtype: Any) -> NDA
 
 
 def _padded(sizes: Indices, layout: Layout) -> Indices:
+    """Returns sizes, rounded up to a multiple of the layout's block."""
     return np.asarray(-(-sizes // layout.block) * layout.block, np.int64)
 
 
@@ -339,7 +371,11 @@ def _compressed(values: NDArray[Any]) -> tuple[str, NDArray[np.uint8]]:
 
 
 def _decompressed(content: NDArray[Any], dtype: str, count: int) -> NDArray[Any]:
-    """Decompresses an array; see `_compressed`."""
+    """Decompresses an array of a number of values; see `_compressed`.
+
+    Raises:
+        ValueError: If the content is damaged.
+    """
     if dtype not in _DTYPES:
         raise ValueError(f"an array has dtype {dtype!r:.40}")
     size = count * np.dtype(dtype).itemsize

@@ -26,7 +26,7 @@ _BEGINS = (b"{", b"[", b"<", b"#")  # of short texts; a tar begins with the name
 
 
 def described(head: bytes) -> str:
-    """Names the type of a file, and the class of `dalijax.sources` that reads it; "" if unknown.
+    """Returns the type of a file and a remedy, e.g. "it is a tar; use sources.Tar"; "" if unknown.
 
     Args:
         head: The first `HEAD` bytes of the file.

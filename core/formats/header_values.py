@@ -1,4 +1,4 @@
-"""Reading numbers from image headers, and errors about images that DALI can't decode."""
+"""Reads numbers of image headers; exceptions about images that DALI can't decode."""
 
 import struct
 
@@ -17,7 +17,7 @@ def unpack(form: str, data: memoryview, at: int) -> int:
     Args:
         form: Format of the number, as in `struct`.
         data: The header.
-        at: Offset of the number, of any size.
+        at: Offset of the number; may be after the end of the header.
 
     Raises:
         EOFError, struct.error: If the header ends before the number.

@@ -126,9 +126,9 @@ def _exif_orientation(exif: memoryview) -> tuple[int, bool]:
 
 
 def _jpeg_segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
-    """Yields the marker, the start and the length of each segment up to the pixels.
+    """Yields the marker, the offset of the data and the length of each segment up to the pixels.
 
-    The length includes its own two bytes.
+    The length includes the two bytes before the data that contain it.
     """
     at = 2
     while True:
@@ -175,6 +175,7 @@ def jpeg_orientation(data: memoryview) -> tuple[int, int]:
 
 
 def _is_frame(marker: int) -> bool:
+    """Returns whether a JPEG marker begins a frame header, which has the size and the channels."""
     return 0xC0 <= marker <= 0xCF and marker not in _NO_FRAME
 
 
@@ -188,11 +189,12 @@ def _jpeg_kind(data: memoryview) -> str:
 
 
 def _valid(orientation: int) -> int:
+    """Returns an EXIF orientation; 1, the default, for invalid numbers."""
     return orientation if 1 <= orientation <= 8 else 1
 
 
 def _png_chunks(data: memoryview) -> Iterator[tuple[bytes, int, int]]:
-    """Yields the kind, the start and the length of each chunk."""
+    """Yields the kind, e.g. b"IHDR", and the offset and length of the data of each PNG chunk."""
     at, kind = 8, b""
     while kind != b"IEND":
         length, kind = struct.unpack_from(">I4s", data, at)
@@ -223,9 +225,12 @@ def _png_kind(data: memoryview) -> str:
 
 
 def _webp_chunks(data: memoryview, padding: bool) -> Iterator[tuple[bytes, int, int]]:
-    """Yields the kind, the start and the length of each chunk.
+    """Yields the kind, e.g. b"EXIF", and the offset and length of the data of each WebP chunk.
 
-    nvImageCodec's parser ignores the padding after chunks of odd length.
+    Args:
+        data: The encoded image.
+        padding: Whether to skip the padding after chunks of odd length, as the format requires.
+            nvImageCodec's parser does not skip it.
     """
     at = 12
     while True:
@@ -235,7 +240,7 @@ def _webp_chunks(data: memoryview, padding: bool) -> Iterator[tuple[bytes, int, 
 
 
 def _webp_exif(data: memoryview, padding: bool) -> memoryview:
-    """Returns the EXIF data of a WebP, if its header declares any."""
+    """Returns the EXIF data of a WebP; empty if its header declares none."""
     if bytes(data[12:16]) == b"VP8X" and data[20] & 8:
         for kind, at, length in _webp_chunks(data, padding):
             if kind == b"EXIF":

@@ -44,7 +44,7 @@ _NAMES = {"tiff": "TIFF", "jpeg2k": "JPEG 2000", "bmp": "BMP", "png": "PNG", "we
 _ANY = "output_type=types.ANY_DATA"
 
 Size = tuple[int, int]
-_jpegs = SharedHeaders[Size]()  # sizes of JPEGs that DALI decodes
+_jpegs = SharedHeaders[Size]()  # sizes of JPEGs that DALI can decode
 
 
 class ImageInput(NamedTuple):
@@ -93,7 +93,10 @@ def look_at_input(value: Any, image_input: ImageInput) -> tuple[Size | None, str
 
     Args:
         value: The encoded image or the path, with the buffer protocol.
-        image_input: The graph's use of the input that it is fed to.
+        image_input: The graph's use of the input that ``value`` is fed to.
+
+    Returns:
+        The height and width of an image, else None; and the reason not to feed the value, or "".
     """
     if not image_input.is_image:
         return None, special_file(value)
@@ -145,7 +148,9 @@ def look_at(data: Any, image_input: ImageInput = _RGB) -> tuple[Size | None, str
 
 
 def look_at_file(path: Any, image_input: ImageInput = _RGB) -> tuple[Size | None, str]:
-    """Inspects the image in a file; (None, "") if the file can't be read, which DALI will report.
+    """Inspects the image in a file; returns its size and the reason, as `look_at`.
+
+    Returns (None, "") if the file can't be read, because DALI will report the error.
 
     Args:
         path: The bytes of its path, up to the first zero, with the buffer protocol.
@@ -172,10 +177,10 @@ def look_at_file(path: Any, image_input: ImageInput = _RGB) -> tuple[Size | None
 
 
 def _size(view: memoryview, codec: str, image_input: ImageInput) -> Size:
-    """Returns the size of an image.
+    """Returns the height and width of an image, and stores those of a JPEG by its header.
 
     Raises:
-        OutsideImage: If a window of the decoders isn't inside it.
+        OutsideImage: If a window of the decoders isn't inside the image.
         Unsupported, EOFError, IndexError, struct.error: As `orientation_of`.
     """
     end = 0
@@ -198,7 +203,8 @@ def _size(view: memoryview, codec: str, image_input: ImageInput) -> Size:
         raise EOFError
     if height * width > _MOST_PIXELS:
         raise Unsupported(f"image of {height} x {width} pixels")
-    if channels == 1 and codec == "jpeg" and image_input.any_on_cpu:  # writes past its memory
+    # DALI's decoder would write past the end of its memory.
+    if channels == 1 and codec == "jpeg" and image_input.any_on_cpu:
         raise Unsupported(f"gray JPEG on a CPU with {_ANY}; use types.RGB or types.GRAY")
     if (
         channels == 4
@@ -206,7 +212,7 @@ def _size(view: memoryview, codec: str, image_input: ImageInput) -> Size:
         and image_input.any_turned
         and 1 < orientation < 9
     ):
-        raise Unsupported(  # its decoder doesn't turn it
+        raise Unsupported(  # DALI's decoder doesn't apply the orientation
             f"{_NAMES[codec]} with alpha and an EXIF orientation, with {_ANY}; use types.RGB or "
             "adjust_orientation=False"
         )

@@ -40,10 +40,15 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 class Index:
-    """Named arrays with one row for each record, and a JSON object about them.
+    """The index of the records of files: named arrays, and a JSON object about the files.
+
+    Args:
+        about: A JSON object; see `dalijax.core.formats.index_checks`.
+        arrays: The arrays, most of which have a row for each record.
+        path: The file from which the arrays are mapped into memory, if there is one.
 
     Attributes:
-        about: A JSON object.
+        about: As above.
         arrays: The arrays; read-only if they are mapped.
     """
 
@@ -74,11 +79,11 @@ class DamagedIndexError(ValueError):
 
 
 def save(path: str, index: Index, replace: bool = True) -> None:
-    """Writes an index atomically.
+    """Writes an index to a file, atomically; creates the directory.
 
     Raises:
-        OSError: If it can't be written.
-        FileExistsError: If it exists and ``replace`` is False.
+        OSError: If the file can't be written.
+        FileExistsError: If the file exists and ``replace`` is False.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with atomic_file(path, replace) as file:
@@ -95,14 +100,14 @@ def to_bytes(index: Index) -> bytes:
 
 
 def from_bytes(content: bytes, shown: str) -> Index:
-    """Returns an index from the content of a file.
+    """Parses the content of a file that `save` has written.
 
     Args:
         content: The content.
         shown: The name of the file, for errors.
 
     Raises:
-        DamagedIndexError: If it is damaged.
+        DamagedIndexError: If the content is damaged.
     """
     size = len(content) - _DIGEST
     _check_magic(content[: len(_MAGIC) + 8], size, shown)
@@ -115,6 +120,7 @@ def from_bytes(content: bytes, shown: str) -> Index:
 
 
 def _write(file: BinaryIO, index: Index) -> None:
+    """Writes the header and the arrays of an index, without the digest."""
     shapes = {name: (a.dtype.str, a.shape) for name, a in index.arrays.items()}
     write_head(file, index.about, shapes)
     for array in index.arrays.values():
@@ -123,14 +129,20 @@ def _write(file: BinaryIO, index: Index) -> None:
 
 
 def write_head(file: BinaryIO, about: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
-    """Writes the header; each array begins at a multiple of 64 bytes."""
+    """Writes the header of an index, up to the first array, which begins at a multiple of 64 bytes.
+
+    Args:
+        file: The file.
+        about: The JSON object of the index.
+        shapes: The dtype, such as "<i8", and the shape of each array.
+    """
     head = json.dumps({"about": about, "arrays": shapes}).encode()
     file.write(_MAGIC + len(head).to_bytes(8, "little") + head)
     file.write(bytes(-file.tell() % _ALIGNMENT))
 
 
 def seal(file: BinaryIO) -> None:
-    """Appends a digest of the file's content, which `load` verifies."""
+    """Appends a digest of the content of a file, which `load` verifies."""
     file.flush()
     size = file.seek(0, os.SEEK_END)
     file.write(_digest(functools.partial(os.pread, file.fileno()), size))
@@ -141,11 +153,11 @@ def _reader(content: bytes) -> Callable[[int, int], bytes]:
 
 
 def _digest(read: Callable[[int, int], bytes], size: int) -> bytes:
-    """Computes a digest of the first bytes of a file; for large files, of evenly spread blocks.
+    """Returns a digest of the first bytes of a file; above 256 MB, of 64 evenly spread blocks.
 
     Args:
-        read: Returns a number of bytes from an offset.
-        size: Number of bytes.
+        read: ``read(count, offset)`` returns bytes of the file.
+        size: Number of bytes to digest.
     """
     digest = hashlib.blake2b(b"%d" % size, digest_size=_DIGEST)
     step = min(size, _BLOCK)
@@ -156,16 +168,16 @@ def _digest(read: Callable[[int, int], bytes], size: int) -> bytes:
 
 
 def load(path: str, is_new: bool = False) -> Index:
-    """Maps a stored index into memory.
+    """Maps the arrays of a stored index into memory.
 
     Args:
-        path: The path.
-        is_new: Whether this process has just written it, so that its digest is not checked.
+        path: The path of the file.
+        is_new: Whether this process has just written the file, so that its digest is not checked.
 
     Raises:
-        OSError: If it can't be read.
-        DamagedIndexError: If it is damaged, or not a regular file. For files above 256 MB, evenly
-            spread blocks are checked.
+        OSError: If the file can't be read.
+        DamagedIndexError: If the file is damaged, a link, or not a regular file. For files above
+            256 MB, 64 evenly spread blocks are checked.
     """
     # Does not follow links, and does not block on a FIFO.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -189,6 +201,7 @@ def load(path: str, is_new: bool = False) -> Index:
     return Index(about, _views(np.frombuffer(pages, np.uint8), layout), path)
 
 
+# Start and end offset, dtype and shape of each array in a file.
 _Layout = dict[str, tuple[int, int, np.dtype[Any], list[int]]]
 
 
@@ -200,6 +213,17 @@ def _check_magic(head: bytes, size: int, shown: str) -> None:
 def _checked_head(
     text: bytes, length: int, size: int, shown: str
 ) -> tuple[dict[str, Any], _Layout]:
+    """Parses a header; see `_parsed`.
+
+    Args:
+        text: The header, which is shorter than ``length`` if the file is damaged.
+        length: The length of the header in bytes.
+        size: Total size of the header and the arrays in bytes.
+        shown: The name of the file, for errors.
+
+    Raises:
+        DamagedIndexError: If the header is damaged.
+    """
     try:
         return _parsed(text, len(_MAGIC) + 8 + length, size)
     except (ValueError, TypeError, LookupError, RecursionError) as error:
@@ -207,6 +231,7 @@ def _checked_head(
 
 
 def _views(content: NDArray[np.uint8], layout: _Layout) -> dict[str, NDArray[Any]]:
+    """Returns the arrays in the content of a file, without copies."""
     return {
         name: content[start:stop].view(dtype).reshape(shape)
         for name, (start, stop, dtype, shape) in layout.items()
@@ -214,12 +239,15 @@ def _views(content: NDArray[np.uint8], layout: _Layout) -> dict[str, NDArray[Any
 
 
 def _parsed(text: bytes, at: int, size: int) -> tuple[dict[str, Any], _Layout]:
-    """Parses a header: its JSON object, and the location, dtype and shape of each array.
+    """Parses a header; returns the JSON object of the index, and the layout of the arrays.
 
     Args:
         text: The header.
         at: Offset of the end of the header.
         size: Total size of the header and the arrays in bytes.
+
+    Raises:
+        ValueError, TypeError, LookupError, RecursionError: If the header is damaged.
     """
     parts = json.loads(text)
     about, shapes = parts["about"], parts["arrays"]
@@ -246,9 +274,10 @@ def load_or_build(
 
     Args:
         folder: The directory; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
-        key: A digest of the files and of what is stored about them; None: the index is not stored.
+        key: A digest of the files and of the index's settings, which names the stored file; None:
+            the index is not stored.
         build: Builds the index.
-        fits: Returns whether a loaded index belongs to the files; if not, it is rebuilt.
+        fits: Returns whether a loaded index belongs to the files; if not, the index is rebuilt.
     """
     cache = folder or _default_folder()
     if key is None or (folder is None and not _is_own(cache)):
@@ -291,10 +320,13 @@ def _default_folder() -> str:
 
 @functools.lru_cache(maxsize=64)  # one warning for each folder
 def _is_own(folder: str) -> bool:
-    """Returns whether only this user can write to the default directory (it may be in /tmp)."""
+    """Returns whether only this user can write to the default directory, which may be in /tmp.
+
+    Logs a warning if other users can.
+    """
     try:
         status, above = os.stat(folder), os.stat(os.path.dirname(folder)).st_uid
-    except OSError:  # it is created later, which reports errors
+    except OSError:  # the directory is created later, which reports errors
         return True
     if status.st_mode & stat.S_IWOTH:
         owner = "can be written by all users"

@@ -26,9 +26,9 @@ def is_valid(index: Index, columns: Collection[str], about: Mapping[str, type]) 
     """Returns whether an index has the expected content, and its ranges lie within the files.
 
     Args:
-        index: The index, whose stamps are those of the files.
-        columns: Names of its arrays.
-        about: Types of further entries in ``index.about``; a list contains strings.
+        index: The index. ``index.about["stamps"]`` must be the stamps of the files.
+        columns: Names of the expected arrays.
+        about: Types of additional entries in ``index.about``; the items of a list are strings.
     """
     try:
         return about_is_valid(index, about) and _arrays_are_valid(index, columns)
@@ -37,7 +37,16 @@ def is_valid(index: Index, columns: Collection[str], about: Mapping[str, type]) 
 
 
 def about_is_valid(index: Index, types: Mapping[str, type]) -> bool:
-    """Returns whether ``index.about`` has the expected content; it may raise for other types."""
+    """Returns whether ``index.about`` has the expected content.
+
+    Args:
+        index: The index.
+        types: Types of additional entries; the items of a list are strings.
+
+    Raises:
+        ValueError, TypeError, LookupError, OverflowError: If an entry is missing, or has another
+            type.
+    """
     about = index.about
     first, sizes, stamps = about["first"], about["sizes"], about["stamps"]
     numbers = [*first, *sizes]
@@ -56,6 +65,7 @@ def about_is_valid(index: Index, types: Mapping[str, type]) -> bool:
 
 
 def _arrays_are_valid(index: Index, columns: Collection[str]) -> bool:
+    """Returns whether the arrays have the expected names, kinds and lengths, and valid ranges."""
     arrays, first = index.arrays, index.about["first"]
     if set(columns) != set(arrays):
         return False
@@ -75,7 +85,7 @@ def _arrays_are_valid(index: Index, columns: Collection[str]) -> bool:
 
 
 def column_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Computes a digest of the values and sizes of all records, independent of their offsets."""
+    """Returns a digest of the values and sizes of all records, independent of their offsets."""
     digest = hashlib.blake2b(digest_size=16)
     for name, array in sorted(arrays.items()):
         if name.endswith((".value", ".size")):

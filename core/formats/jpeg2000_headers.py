@@ -15,7 +15,7 @@ _CODING_STYLE, _QUANTIZATION, _TILE, _END = 0xFF52, 0xFF5C, 0xFF90, 0xFFD9
 
 
 def check(data: memoryview) -> int:
-    """Returns 1, the orientation of all JPEG 2000 images.
+    """Checks the headers of a JPEG 2000; returns 1, the orientation of all JPEG 2000 images.
 
     Args:
         data: The encoded image.
@@ -57,7 +57,7 @@ def _codestream(data: memoryview) -> memoryview:
 
 
 def _components(stream: memoryview) -> list[int]:
-    """Returns the size byte of each component: bits - 1, plus 128 if signed."""
+    """Returns the depth byte of each component (channel): bits - 1, plus 128 if signed."""
     *_, tile_width, tile_height, _, _, count = struct.unpack_from(">8IH", stream, 8)
     sizes = stream[42 : 42 + 3 * count]
     # nvImageCodec's parser divides by these numbers.
@@ -71,7 +71,15 @@ def _components(stream: memoryview) -> list[int]:
 
 
 def _check_main_header(stream: memoryview, channels: int) -> int:
-    """Returns the end of the main header; raises the errors of `check`."""
+    """Checks the main header of a codestream; returns its end offset.
+
+    Args:
+        stream: The codestream.
+        channels: The number of components.
+
+    Raises:
+        Unsupported, EOFError: See `check`.
+    """
     at = 2
     markers: set[int] = set()
     while (marker := unpack(">H", stream, at)) != _TILE:
@@ -91,7 +99,7 @@ def _check_main_header(stream: memoryview, channels: int) -> int:
 
 
 def _check_tiles(stream: memoryview, at: int) -> None:
-    """Raises EOFError if a tile is damaged or truncated."""
+    """Raises EOFError if a tile is damaged or truncated; the first tile begins at an offset."""
     while at < len(stream) and (marker := unpack(">H", stream, at)) != _END:
         length = unpack(">I", stream, at + 6) or len(stream) - at
         if marker != _TILE or length < 14:
@@ -102,7 +110,7 @@ def _check_tiles(stream: memoryview, at: int) -> None:
 
 
 def _is_style(segment: memoryview, channels: int) -> bool:
-    """Returns whether a default coding style is valid."""
+    """Returns whether the segment of a default coding style (COD) is valid."""
     flags, _, layers, transform = struct.unpack_from(">BBHB", segment)
     return flags < 8 and layers > 0 and transform < 2 and _is_block_style(segment[5:], flags)
 

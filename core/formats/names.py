@@ -11,11 +11,11 @@ class Names:
     """A list of names in one buffer; a million str objects would take 100 MB.
 
     Args:
-        groups: Pairs of a prefix and the names, as bytes, that it is prepended to.
+        groups: Pairs of a prefix and names, all bytes. The prefix is prepended to each name.
 
     Attributes:
         joined: All names, concatenated.
-        ends: End offset of each name, int64.
+        ends: End offset of each name in ``joined``, int64 [names].
     """
 
     def __init__(self, groups: Iterable[tuple[bytes, Sequence[bytes]]]):

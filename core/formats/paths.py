@@ -20,7 +20,7 @@ Paths = Path | Sequence[Path]
 _SPECIAL = re.compile(r"^~|[*?\[{]")
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@|\?.*", re.DOTALL)  # of a URL
 _RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.(-?\d+))?")
-_MOST_PATHS = 10_000_000  # for one range
+_MOST_PATHS = 10_000_000  # of the expansion of a range
 
 
 def path_list(paths: Any, storage: Storage | None = None) -> list[str]:
@@ -153,7 +153,14 @@ def braces(text: str) -> Iterator[str]:
 
 
 def _parts(text: str, start: int) -> tuple[list[str], int] | None:
-    """Returns the alternatives of a brace and its end; None for braces of other kinds."""
+    """Returns the alternatives of a brace, and the offset after it.
+
+    Returns None if the brace contains neither alternatives nor a range.
+
+    Args:
+        text: The text.
+        start: The offset of the brace.
+    """
     depth, commas, dots = 0, [start], False
     for place in range(start, len(text)):
         dots |= depth == 1 and text.startswith("..", place) and text[place + 2 : place + 3] != "}"
@@ -176,7 +183,10 @@ def _parts(text: str, start: int) -> tuple[list[str], int] | None:
 
 
 def _range(first: str, last: str, step: str | None) -> list[str] | None:
-    """Returns the values of a range, padded to the wider bound; None if it is not a range."""
+    """Returns the values of a range such as ``000..127``, padded to the width of the wider bound.
+
+    Returns None if a bound is a letter and the other bound is a number.
+    """
     if first.isalpha() != last.isalpha():
         return None
     convert = ord if first.isalpha() else int

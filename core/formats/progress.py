@@ -20,8 +20,8 @@ def progress(task: str, total: int, unit: str = "bytes") -> Iterator[Callable[[i
 
     Args:
         task: A description of the task.
-        total: Total size in this unit.
-        unit: Unit of the size, in the plural.
+        total: Total size of the task in units.
+        unit: Name of the unit in the plural, e.g. "files".
 
     Yields:
         A function to call with the size processed since its last call.
@@ -40,12 +40,12 @@ def progress(task: str, total: int, unit: str = "bytes") -> Iterator[Callable[[i
 
 
 def report_remote(paths: Sequence[str], num_bytes: int, can_share: bool) -> None:
-    """Logs how much of remote files will be read to index them, and how to avoid it.
+    """Logs how many bytes of remote files will be read to index them, and how to avoid it.
 
     Args:
         paths: The files.
-        num_bytes: Their size.
-        can_share: Whether there are shared indexes of such files.
+        num_bytes: The total size of the files.
+        can_share: Whether shared indexes exist for this kind of files.
     """
     size = f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:,.1f} MB"
     _log.warning(

@@ -20,16 +20,16 @@ def located_fields(
     """Finds the fields of a message (protobuf.dev, 'Encoding') without reading their values.
 
     Args:
-        take: Returns a number of bytes from an offset on.
+        take: ``take(offset, count)`` returns bytes of the file that contains the message.
         at: Offset of the message.
-        end: End of the message.
+        end: End offset of the message.
 
     Yields:
-        The number and the wire type of a field, the offset of its value, and the end of the value.
-        For a varint, the value itself takes the place of its offset.
+        The number and the wire type of a field, and the start and end offset of its value. For a
+        varint, the value itself takes the place of the start offset.
 
     Raises:
-        ValueError: If the bytes are no protobuf message.
+        ValueError: If the bytes are not a protobuf message.
     """
     while at < end:
         number, kind, first, after = _field(take(at, min(_LONGEST_HEAD, end - at)), 0)
@@ -42,8 +42,10 @@ def located_fields(
 def fields(data: bytes) -> Iterator[tuple[int, Any]]:
     """Yields the number and the value of each field of a message in memory.
 
+    The value of a varint is an int; other values are bytes.
+
     Raises:
-        ValueError: If the bytes are no protobuf message.
+        ValueError: If the bytes are not a protobuf message.
     """
     at, end = 0, len(data)
     while at < end:
@@ -54,7 +56,12 @@ def fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _field(data: bytes, at: int) -> tuple[int, int, int, int]:
-    """Returns number, wire type, offset (of a varint: value) and end of the field at an offset."""
+    """Parses the field at an offset of a message.
+
+    Returns:
+        The number and the wire type of the field, and the start and end offset of its value. For a
+        varint, the value itself takes the place of the start offset.
+    """
     key, first = varint(data, at)
     kind = key & 7
     if kind == BYTES:
@@ -68,7 +75,15 @@ def _field(data: bytes, at: int) -> tuple[int, int, int, int]:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """Reads a number of at most ten bytes; returns it and the offset of its end."""
+    """Parses a varint of at most ten bytes; returns the unsigned integer, and its end offset.
+
+    Args:
+        data: The bytes.
+        at: The offset of the varint.
+
+    Raises:
+        ValueError: If the varint is cut off, or is longer.
+    """
     # Most numbers have one or two bytes. Graphs and data sets of images have millions of them.
     if at + 1 < len(data):
         first, second = data[at], data[at + 1]
@@ -93,7 +108,11 @@ def varint_bytes(value: int) -> bytes:
 
 
 def message(numbered: Iterable[tuple[int, int | bytes]]) -> bytes:
-    """Returns a protobuf message of numbered fields, each a varint or bytes."""
+    """Serializes a protobuf message.
+
+    Args:
+        numbered: The number and the value of each field. An int is stored as a varint.
+    """
     parts: list[bytes] = []
     for number, value in numbered:
         if isinstance(value, bytes):

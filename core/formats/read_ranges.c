@@ -41,7 +41,7 @@ enum { WINDOW = 64 }; /* ranges that the disk may fetch at the same time */
 
 enum { WORDS = 512, BLOCK = 8 * WORDS }; /* words of 64 bits, in little-endian order */
 
-/* The last step of splitmix64, as `mix` of hashing.py. */
+/* Returns the result of the last step of splitmix64, as `mix` of hashing.py. */
 static uint64_t mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15;
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
@@ -49,11 +49,11 @@ static uint64_t mix(uint64_t x) {
   return x ^ x >> 31;
 }
 
-/* Like XXH3, it adds products of the halves of words, after an XOR with keys, and the words to
- * another sum, which changes with every bit. A product does not change with a half if the other
- * half is 0. */
+/* Returns the checksum of a block. As in XXH3, a sum adds the products of the halves of each word
+ * after an XOR with a key. A product does not change with a half if the other half is 0, so that
+ * another sum adds the words, and changes with every bit. */
 static uint64_t block_checksum(const uint8_t *block, const uint64_t *keys) {
-#ifdef __SSE2__ /* of which compilers do not find the multiplication, twice as fast */
+#ifdef __SSE2__ /* twice as fast: compilers do not use its multiplication for the loop below */
   __m128i products = _mm_setzero_si128(), words = _mm_setzero_si128();
   for (int i = 0; i < WORDS; i += 2) {
     __m128i pair = _mm_loadu_si128((const __m128i *)(block + 8 * i));
@@ -95,8 +95,8 @@ static uint64_t checksum(const uint8_t *data, int64_t size, const uint64_t *keys
 
 /* Reads incomplete ranges. Returns 0, or 1 if a signal interrupted it: call it again.
  *
- * It computes the checksum of each range when its bytes are in the processor's cache, if `sums` is
- * not NULL.
+ * If `sums` is not NULL, it gets the checksum of each range that was read completely. A checksum is
+ * computed when the bytes have just been read, and are in the processor's cache.
  */
 int dalijax_read(struct range *ranges, int64_t num_ranges, uint8_t *buffer, const uint64_t *keys,
                  uint64_t *sums) {
@@ -133,6 +133,7 @@ int dalijax_read(struct range *ranges, int64_t num_ranges, uint8_t *buffer, cons
   return 0;
 }
 
+/* Computes the checksum of each array into `sums`. */
 void dalijax_sum(int64_t num_arrays, const uint8_t *const *arrays, const int64_t *sizes,
                  const uint64_t *keys, uint64_t *sums) {
   for (int64_t k = 0; k < num_arrays; k++) sums[k] = checksum(arrays[k], sizes[k], keys);

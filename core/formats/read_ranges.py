@@ -1,6 +1,6 @@
 """Reads many byte ranges of local files at once, and computes checksums.
 
-The helper in C does both, if it was built.
+The library of read_ranges.c does both, if it was built; otherwise, Python and NumPy do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LIBRARY = pathlib.Path(__file__).with_name("_read_ranges.abi3.so")  # in pyproje
 
 # Flag for reads that don't wait; 0 if Python was built for an older C library.
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
-COUNT = 4  # column
+COUNT = 4  # the column of a range with the number of bytes read
 
 
 class _Helper(Protocol):
@@ -99,7 +99,7 @@ _KEYS = KEYS.ctypes.data  # the address
 
 
 def _read_in_python(ranges: NDArray[np.int64], buffer: Data) -> None:
-    """Reads ranges into a buffer; see `_Helper`."""
+    """Reads ranges into a buffer, and sets their column `COUNT`; see `_Helper.read`."""
     view = memoryview(buffer)
     rows = [(fd, at, view[start : start + size]) for fd, at, size, start, _ in ranges.tolist()]
     # One call for each range in the page cache: each call releases the GIL, and reacquiring it
@@ -132,6 +132,7 @@ def _read_in_python(ranges: NDArray[np.int64], buffer: Data) -> None:
 
 
 def _best_helper() -> _Helper:
+    """Returns the helper in C if it can be loaded, else the helper in Python."""
     try:
         return InC(str(LIBRARY))
     except (OSError, AttributeError):  # there was no C compiler when the package was installed
@@ -142,7 +143,11 @@ _helper = _best_helper()
 
 
 def checksums(arrays: Sequence[Data]) -> Sums:
-    """Computes the checksum of each of some arrays, uint8 [bytes], contiguous."""
+    """Returns the checksum of each array, uint64 [arrays].
+
+    Args:
+        arrays: Contiguous bytes, uint8 [bytes] each.
+    """
     return _helper.checksums(arrays)
 
 

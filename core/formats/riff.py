@@ -16,7 +16,7 @@ _SUFFIXES = (b".avi", b".wav")
 # Bytes that files of a type may lack. Some programs include the first 8 bytes, or the padding of an
 # odd size, in the size; some estimate the length of a recording before they write it.
 _MAY_LACK = {b"AVI ": 9, b"WAVE": 4096}
-# Programs that write to a pipe don't know the size, and write 0 or a number from here on.
+# Programs that write to a pipe don't know the size, and write 0, or this number or a larger one.
 _UNKNOWN = 0x7FFFF000
 
 
@@ -36,7 +36,11 @@ def cut_off(data: Any) -> str:
 
 
 def file_cut_off(path: bytes) -> str:
-    """`cut_off` for a file named .avi or .wav; unreadable files are accepted."""
+    """Describes how a local file named .avi or .wav is cut off; see `cut_off`.
+
+    Returns:
+        The reason; "" if the file is complete, has another name, or can't be read.
+    """
     if not path.lower().endswith(_SUFFIXES):
         return ""
     try:

@@ -23,7 +23,8 @@ STEPS = "steps"  # the feature of TFDS that contains the features of each step
 IMAGE, TEXT, NUMBER, RAGGED, ENCODED = "image", "text", "number", "ragged", "encoded"
 _FILE = "features.json"
 _TEXT_DTYPES = ("string", "object", "str")
-# Records contain floats of 32 bits, so that a wider dtype would only take more memory.
+# A tf.train.Example stores floats with 32 bits, so that float64 would only take more memory. NumPy
+# has no bfloat16.
 _STORED = {"float64": "float32", "bfloat16": "float32"}
 
 
@@ -33,8 +34,8 @@ class Spec:
 
     Attributes:
         kind: IMAGE, TEXT, NUMBER, RAGGED, or ENCODED for tensors that are stored as bytes.
-        dtype: The dtype of its numbers, or the encoding of ENCODED.
-        shape: The shape of a value; None if it is not fixed.
+        dtype: NumPy's name of the dtype of a NUMBER; the encoding of an ENCODED, e.g. "zlib".
+        shape: The shape of a value; None for images, and for shapes that are not fixed.
     """
 
     kind: str
@@ -55,7 +56,13 @@ def parsed(content: bytes | str) -> dict[str, Spec]:
 
 
 def _specs(node: Mapping[str, Any], name: str, in_steps: bool) -> Iterator[tuple[str, Spec]]:
-    """Yields the features below a node of the description."""
+    """Yields the name and the description of each feature below a node of the description.
+
+    Args:
+        node: The node.
+        name: The name of its feature, e.g. "steps/observation"; "" for the root.
+        in_steps: Whether the feature has a value for each step.
+    """
     if "featuresDict" in node:
         for key, child in node["featuresDict"].get("features", {}).items():
             yield from _specs(child, f"{name}/{key}" if name else key, in_steps)
@@ -89,7 +96,10 @@ def _tensor(node: Mapping[str, Any], in_steps: bool) -> Spec:
 
 
 def described(paths: Sequence[str], names: Collection[str], storage: Storage) -> dict[str, Spec]:
-    """Returns the descriptions of features in the folders of some files, or in their parents.
+    """Returns descriptions of features, by name, from the features.json next to some files.
+
+    If a folder of the files has no features.json, that of the parent folder is read. Features
+    that are not described are omitted.
 
     Args:
         paths: The files.
@@ -121,7 +131,10 @@ def described(paths: Sequence[str], names: Collection[str], storage: Storage) ->
 
 
 def _in_folder(folder: str, storage: Storage) -> tuple[str, dict[str, Spec]] | None:
-    """Reads the features.json of a folder or of its parent; returns also its path."""
+    """Returns the path and the features of the features.json of a folder, or else of its parent.
+
+    Returns None if neither folder has the file.
+    """
     parent = folder[: folder.rstrip("/").rfind("/") + 1]
     for place in (folder, parent):
         path = f"{place}{_FILE}"

@@ -14,7 +14,7 @@ _LONGEST = 4096  # bytes; longer headers have thumbnails, which differ
 
 
 class SharedHeaders(Generic[T]):
-    """A cache of results that only the header of an image determines.
+    """A cache of results that depend only on the header of an image.
 
     Looking up a header takes a tenth of the time of parsing it. Images of a camera differ only in
     their pixels. A header must contain its own end, so that no image continues it differently.

@@ -1,11 +1,11 @@
 """Shared indexes: a file next to the shards of a data set, which all its users read.
 
-``python -m dalijax.sources index`` writes it. A file of the data set is in the index with its
-version, and indexed again if it has another version. Sources read the index if their user has no
-stored index of the files; see `dalijax.core.formats.cached_index`.
+``python -m dalijax.sources index`` writes it. The index contains the stamp of each shard; a shard
+that now has another stamp is indexed again. Sources read a shared index if their user has no stored
+index of the files; see `dalijax.core.formats.cached_index`.
 
-The file is that of `dalijax.core.formats.index.save`: a magic number with the version, a JSON
-object, arrays, and a digest. The arrays are those of `dalijax.core.formats.file_columns.packed`.
+The file has the format of `dalijax.core.formats.index.save`: a magic number with the version, a
+JSON object, arrays, and a digest. `dalijax.core.formats.file_columns.packed` compresses the arrays.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class SharedIndex:
     """A shared index.
 
     Attributes:
-        path: Its path or URL.
-        names: Names of the files in its folder.
-        stamps: Versions of the files.
+        path: The path or URL of the index.
+        names: Names of the indexed files, which are in the folder of the index.
+        stamps: The stamp of each file when it was indexed.
         table: The columns of the files.
     """
 
@@ -54,21 +54,25 @@ class SharedIndex:
 
 
 def file_name(kind: str) -> str:
-    """Returns the name of a shared index of a kind in `LAYOUTS`; patterns don't match it."""
+    """Returns the file name of shared indexes of a kind in `LAYOUTS`; ``*`` does not match it."""
     return f".dalijax-{kind}.index"
 
 
 def folder_of(path: str) -> str | None:
-    """Returns the folder of a path or URL with a slash; None if a URL has no folder."""
+    """Returns the folder of a path or URL, with the final slash.
+
+    Returns None for a URL that is chained or has a query, because it does not name a folder.
+    """
     if is_remote(path) and ("::" in path or "?" in path):
         return None
     return path[: path.rfind("/") + 1]
 
 
 def is_same(stored: Stamp, stamp: Stamp) -> bool:
-    """Returns whether two stamps are surely of one version of a file.
+    """Returns whether two stamps certainly belong to the same version of a file.
 
-    Clients may describe an ETag differently: with other attributes, as weak, or without quotes.
+    obstore and fsspec may describe an ETag differently: with other names, as weak, or without
+    quotes.
     """
     if stored == stamp:
         return has_version(stamp)
@@ -92,8 +96,8 @@ def load(
         names: Names of the wanted columns; None: all.
 
     Returns:
-        The index; an error if it can't be read; None if there is none, or, after a warning, if it
-        can't be used.
+        The index; the error if it can't be read; None if the folder has no index, or, after a
+        warning, if the index can't be used.
     """
     path = folder + file_name(kind)
     try:
@@ -109,10 +113,11 @@ def load(
 
 
 def _to_extend(folder: str, kind: str, storage: Storage) -> SharedIndex | None:
-    """Returns the shared index of a folder that is to be extended, if there is one.
+    """Returns the shared index of a folder, to add files to it; None if there is no usable index.
 
     Raises:
-        OSError: If it can't be read. It would be replaced, although it may be of use.
+        OSError: If it can't be read. Otherwise, a new index would replace an index that may be
+            valid.
     """
     path = folder + file_name(kind)
     try:
@@ -137,7 +142,7 @@ def _content(path: str, folder: str, storage: Storage) -> bytes:
 def _usable(
     path: str, kind: str, content: bytes, names: Collection[str] | None
 ) -> SharedIndex | None:
-    """Returns the index with some content; None, after a warning, if it is damaged."""
+    """Parses the content of a shared index; returns None, after a warning, if it is damaged."""
     try:
         return _parsed(path, kind, content, names)
     except (ValueError, TypeError, LookupError, OverflowError, MemoryError) as error:
@@ -169,6 +174,17 @@ def _local_content(path: str, folder: str) -> bytes:
 
 
 def _parsed(path: str, kind: str, content: bytes, names: Collection[str] | None) -> SharedIndex:
+    """Parses the content of a shared index.
+
+    Args:
+        path: The path or URL of the index.
+        kind: A kind in `LAYOUTS`.
+        content: The content.
+        names: Names of the wanted columns; None: all.
+
+    Raises:
+        ValueError, TypeError, LookupError, OverflowError, MemoryError: If the content is damaged.
+    """
     index = from_bytes(content, printable(path))
     about = index.about
     if about.get("kind") != f"{_VERSION} {kind}":
@@ -213,15 +229,17 @@ def shared_columns(
     storage: Storage,
     scan: Callable[[Sequence[str]], FileColumns],
 ) -> FileColumns | None:
-    """Returns the columns of files from shared indexes; None if no file is in one.
+    """Returns the columns of files from the shared indexes of their folders.
+
+    Returns None if no file is in an index with its present stamp.
 
     Args:
         kind: A kind in `LAYOUTS`.
         paths: The files.
-        stamps: Versions of the files.
+        stamps: The present stamps of the files.
         names: Names of the wanted columns; None: all.
         storage: Access to remote files.
-        scan: Reads the columns of files that no index has in their version.
+        scan: Returns the columns of other files, which it reads.
     """
     folders = [folder_of(path) for path in paths]
     indexes = _loaded(
@@ -263,7 +281,7 @@ def shared_columns(
 def _loaded(
     kind: str, folders: Sequence[str], names: Collection[str] | None, storage: Storage
 ) -> dict[str, SharedIndex]:
-    """Returns the shared indexes of folders that can be used; warns of the others."""
+    """Returns the usable shared index of each folder that has one; warns of unusable indexes."""
     wanted = list(dict.fromkeys(folders))
     if not wanted:
         return {}
@@ -293,6 +311,15 @@ def _warn(
     others: Sequence[int],
     row_of: dict[tuple[str, str], int],
 ) -> None:
+    """Warns that files are indexed again, because shared indexes lack their versions.
+
+    Args:
+        paths: The files.
+        keys: The folder and the name of each file.
+        stamps: The present stamp of each file.
+        others: The numbers of the files that are indexed again.
+        row_of: Has the keys of all files in the indexes.
+    """
     unnamed = [number for number in others if not has_version(stamps[number])]
     changed = [number for number in others if keys[number] in row_of and number not in unnamed]
     reason = "changed since it was written" if changed else "is not in it"
@@ -320,22 +347,24 @@ def write_shared(
 ) -> list[tuple[SharedIndex, int]]:
     """Writes a shared index into each folder of some files.
 
-    Files that an existing index has in their version are not read again, and other files of an
-    existing index stay in it.
+    An existing index is extended: files that it contains with their present stamps are not read
+    again, and files of the folder that are not in ``paths`` stay in it.
 
     Args:
         kind: A kind in `LAYOUTS`.
         paths: The files.
         storage: Access to remote files.
         scan: Reads the columns of files.
-        output: A local file to write instead, if all files are in one folder.
+        output: A local file to write instead of an index in the folder; the files must be in one
+            folder.
 
     Returns:
-        The indexes, and their sizes in bytes.
+        Each index, and its size in bytes.
 
     Raises:
-        OSError: If a file can't be read, has no version, or changes meanwhile.
-        ValueError: If a file is damaged, or has no folder.
+        OSError: If a file can't be read, has no version, or changes while it is indexed.
+        ValueError: If a file is damaged or has no folder, or ``output`` is given for files of
+            several folders.
     """
     stamps = settled_stamps(paths, storage)
     groups: dict[str, dict[str, Stamp]] = {}

@@ -8,6 +8,6 @@ from ..order.shuffle import Indices
 
 
 def spread(count: int, most: int) -> Indices:
-    """Returns at most ``most`` evenly spread numbers below a count, including first and last."""
+    """Returns ``min(count, most)`` evenly spread integers from 0 to ``count - 1``, int64."""
     chosen = min(count, most)
     return np.arange(chosen, dtype=np.int64) * (count - 1) // max(1, chosen - 1)

@@ -1,4 +1,4 @@
-"""Versions of files, taken so that every later change is noticed."""
+"""Stamps of files (see `byte_files.Stamp`) that differ after every later change of a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _TICK = 20_000_000  # nanoseconds; file timestamps of a kernel have a resolution
 
 
 def settled_stamps(paths: Sequence[str], storage: Storage) -> list[Stamp]:
-    """Returns stamps of files; later changes of a file with a version change its stamp.
+    """Returns the stamps of files; waits up to 20 ms if a local file was changed just now.
+
+    Every later change of a file changes its stamp, unless a server reports no version.
 
     Raises:
         OSError: If a file can't be found.
@@ -41,7 +43,7 @@ def check_unchanged(paths: Sequence[str], stamps: Sequence[Stamp], storage: Stor
 
     Args:
         paths: The files.
-        stamps: Their stamps before they were indexed.
+        stamps: The stamps of the files before they were indexed.
         storage: Access to remote files.
     """
     for path, before, after in zip(paths, stamps, settled_stamps(paths, storage), strict=True):
@@ -53,10 +55,10 @@ def check_unchanged(paths: Sequence[str], stamps: Sequence[Stamp], storage: Stor
 
 
 def _pattern(folder: str) -> str:
-    """Returns a pattern of the files of a folder.
+    """Returns a pattern of the data files in a folder, to suggest it in an error.
 
-    A folder of TFDS has features.json, and files such as ``robot-train.tfrecord-00000-of-00009``.
-    They are in a subfolder for each version.
+    TFDS stores features.json, and files such as ``robot-train.tfrecord-00000-of-00009``, in a
+    subfolder for each version.
     """
     with contextlib.suppress(OSError):
         names = sorted(name for name in os.listdir(folder)[:_MOST_NAMES] if name[0] != ".")
@@ -75,6 +77,7 @@ def _pattern(folder: str) -> str:
 
 
 def _local_stamp(path: str) -> Any:
+    """Returns the stamp of a regular file; raises OSError for other paths, with the remedy."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

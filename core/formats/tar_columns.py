@@ -38,7 +38,15 @@ _MOST_EXAMINED = 100  # incomplete samples whose headers are read for errors
 
 @dataclasses.dataclass
 class _Members:
-    """The members of a tar with the same extension."""
+    """The members of a tar with the same extension.
+
+    Attributes:
+        rows: The number of each member's sample in the tar.
+        offsets: The offset of each member's content.
+        sizes: The size of each member's content in bytes.
+        values: The integers in the members, if the extension is one of numbers. There are fewer
+            values than members if a member does not contain an integer.
+    """
 
     rows: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
     offsets: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
@@ -47,7 +55,7 @@ class _Members:
 
 
 def tar_columns(paths: Sequence[str], storage: Storage) -> FileColumns:
-    """Reads the headers of tars.
+    """Returns the columns of tars, with a row for each sample, from the headers of the members.
 
     Raises:
         OSError: If a tar can't be read.
@@ -63,11 +71,11 @@ def _columns(take: BufferedReader, advance: Any) -> FileColumns:
 
 
 def columns_of_samples(samples: Iterable[Sample], take: Callable[[int, int], bytes]) -> FileColumns:
-    """Returns the columns of the samples of a tar, and reads its numbers.
+    """Returns the columns of the samples of a tar, with the values of members such as ``.cls``.
 
     Args:
         samples: The samples.
-        take: Returns a number of bytes of the tar from an offset.
+        take: ``take(offset, count)`` returns bytes of the tar.
     """
     starts, repeated = array.array("q"), array.array("b")
     row_of: dict[bytes, int] = {}
@@ -102,9 +110,11 @@ def columns_of_samples(samples: Iterable[Sample], take: Callable[[int, int], byt
 
 
 def _column(name: str, found: _Members, rows: int) -> Column:
+    """Returns the column of an extension in a tar with a number of samples."""
     places = np.array(found.rows, np.int64)
 
     def spread(values: Any) -> Indices:
+        """Returns the values of all samples; 0 for samples without the member."""
         column = np.zeros(rows, np.int64)
         column[places] = np.array(values, np.int64)
         return column
@@ -123,13 +133,13 @@ def select_tars(
     extensions: Mapping[str, str],
     storage: Storage,
 ) -> Index | None:
-    """Returns the index of some fields; equal to that of `index_tars`.
+    """Returns the index of the wanted fields, which is equal to the result of `index_tars`.
 
     Args:
         table: The columns of the tars.
         paths: The tars.
-        sizes: Their sizes.
-        extensions: The field of each extension.
+        sizes: The sizes of the tars in bytes.
+        extensions: The field of each extension, e.g. {"jpg": "image", "png": "image"}.
         storage: Access to remote files.
 
     Returns:
@@ -157,7 +167,7 @@ def select_tars(
     odd = np.flatnonzero(is_double)[:1] if is_double.any() else np.flatnonzero(~is_complete)
     tars = list(_examined(odd[:_MOST_EXAMINED], table, paths, extensions, storage))
     if is_double.any():
-        return None  # which raises an error
+        return None  # the caller indexes the tars by `index_tars`, which raises an error
     arrays: dict[str, NDArray[Any]] = {"start": table.starts[is_complete]}
     for name, kind in kinds.items():
         found = [
@@ -170,6 +180,7 @@ def select_tars(
         def chosen(
             columns: Sequence[NDArray[Any]], masks: Sequence[NDArray[np.bool_]] = masks
         ) -> NDArray[Any]:
+            """Joins columns of the field's extensions; a complete sample has one extension."""
             whole = np.zeros(int(is_complete.sum()), np.int64)
             for column, mask in zip(columns, masks, strict=True):
                 whole[mask] = column[is_complete][mask]
@@ -195,7 +206,18 @@ def _examined(
     extensions: Mapping[str, str],
     storage: Storage,
 ) -> Iterator[Columns]:
-    """Yields columns with the incomplete samples of some rows, by tar, after reading headers."""
+    """Yields, for each tar, the `Columns` of its samples in some rows, whose headers are read.
+
+    Args:
+        rows: The rows of incomplete samples in the table.
+        table: The columns of the tars.
+        paths: The tars.
+        extensions: The field of each extension.
+        storage: Access to remote files.
+
+    Raises:
+        ValueError: If a sample has a field twice.
+    """
     numbers = np.searchsorted(table.first, rows, side="right") - 1
     for number in dict.fromkeys(numbers.tolist()):
         (file,) = open_files([paths[number]], storage)

@@ -23,12 +23,12 @@ class Member(NamedTuple):
     """A regular file of a tar, or a link.
 
     Attributes:
-        name: The name.
+        name: The name, with its directory.
         start: Offset of the first header, including the headers of long names.
         offset: Offset of the content.
         size: Size of the content in bytes, 0 for links.
-        archive: Number of the archive, if several are concatenated in a file.
-        link: The kind of link; "" for a regular file.
+        archive: Number of the archive from 0, if several are concatenated in a file.
+        link: "hard" or "symbolic"; "" for a regular file.
     """
 
     name: bytes
@@ -50,7 +50,7 @@ def members(
     Tars may be concatenated: members after an end mark belong to the next archive.
 
     Args:
-        take: Returns up to a number of bytes of the tar from an offset on.
+        take: ``take(offset, count)`` returns bytes of the tar; fewer at the end of the tar.
         end: Size of the tar in bytes.
         path: Name of the tar in errors.
         start: Offset of the first header.
@@ -136,7 +136,7 @@ def members(
 
 
 def _end_of_zeros(take: Callable[[int, int], bytes], at: int, end: int) -> int:
-    """Offset of the first non-zero block at or after an offset, or the end."""
+    """Returns the offset of the first non-zero block at or after an offset, or the end."""
     while at < end:
         data = take(at, min(_MANY, end - at))
         remainder = data.lstrip(b"\0")
@@ -159,10 +159,20 @@ def _is_header(block: bytes) -> bool:
 
 
 def _shown(name: bytes) -> str:
+    """Returns a member's name for errors; "its start" if there is no member yet."""
     return repr(name.decode(errors="replace")) if name else "its start"
 
 
 def _check_end(stop: int, end: int, path: str, item: str, content: int) -> None:
+    """Raises ValueError if the content of an item is cut off.
+
+    Args:
+        stop: The end offset of the content.
+        end: The size of the tar.
+        path: The name of the tar.
+        item: The item, such as "member 'x.jpg'".
+        content: The offset of the content.
+    """
     if stop > end:
         raise ValueError(
             f"{path}: {item} at byte {content:,} is cut off: it needs {stop - content:,} bytes, "
@@ -171,7 +181,18 @@ def _check_end(stop: int, end: int, path: str, item: str, content: int) -> None:
 
 
 def _checked_size(header: bytes, at: int, end: int, path: str, last: bytes) -> int:
-    """Returns the size in a header, after verifying its checksum."""
+    """Returns the size of a member in bytes from its header, after verifying the checksum.
+
+    Args:
+        header: The header, 512 bytes.
+        at: Its offset in the tar.
+        end: The size of the tar.
+        path: The name of the tar in errors.
+        last: The name of the previous member, b"" for none.
+
+    Raises:
+        ValueError: If the header is damaged or cut off.
+    """
     try:
         if len(header) < BLOCK:
             raise ValueError
@@ -200,7 +221,7 @@ def _checked_size(header: bytes, at: int, end: int, path: str, last: bytes) -> i
 
 
 def _signed_sum(header: bytes) -> int:
-    """Returns the checksum as old programs computed it, with signed bytes."""
+    """Returns the checksum of a header as old programs computed it, with signed bytes."""
     return 256 + sum(b - (b & 128) * 2 for b in header[:148] + header[156:])
 
 
@@ -212,6 +233,7 @@ def _number(digits: bytes) -> int:
 
 
 def _name(header: bytes) -> bytes:
+    """Returns the name in a header, with the prefix that POSIX tars store separately."""
     name = header[:100].split(b"\0", 1)[0]
     if header[345] and header[257:263] == b"ustar\0":
         return header[345:500].split(b"\0", 1)[0] + b"/" + name

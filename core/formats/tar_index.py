@@ -1,4 +1,4 @@
-"""Indexes of tars: the byte ranges of the members of each sample."""
+"""Indexes of tars: the byte ranges, or the number, in the members of each sample."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .index_checks import column_digest
 from .paths import object_names
 from .tar_headers import Member, members
 
-# Types of the entries that only indexes of tars have.
+# Types of the entries of ``about`` that only indexes of tars have; see `about_tars`.
 ABOUT: Mapping[str, type] = {
     "incomplete": int,
     "reasons": list,
@@ -39,12 +39,12 @@ _MOST_INCOMPLETE = 100_000  # incomplete samples of a tar whose other members ar
 
 
 class Sample(NamedTuple):
-    """Adjacent members of a tar with the same name.
+    """Adjacent members of a tar with the same name up to the first dot.
 
     Attributes:
         start: Offset of the first header.
-        name: Name of the members up to the first dot.
-        members: The members by extension.
+        name: Name of the members up to the first dot, with their directory.
+        members: The members by extension, e.g. b"jpg".
     """
 
     start: int
@@ -86,7 +86,7 @@ def kinds_of(extensions: Mapping[str, str]) -> dict[str, str]:
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes]:
-    """Splits the name of a member into sample and extension.
+    """Splits the name of a member into the name of its sample and the extension, in lower case.
 
     The extension is b"" for members that belong to no sample, as in WebDataset: hidden files, names
     without a dot, and metadata such as ``__index__/1.jpg``.
@@ -99,12 +99,16 @@ def split_name(name: bytes) -> tuple[bytes, bytes]:
 
 
 def grouped(walk: Iterable[Member], path: str) -> Iterator[Sample]:
-    """Groups members to samples, in order.
+    """Yields the samples of a tar in their order.
 
     Links never end a sample, because WebDataset skips them.
 
+    Args:
+        walk: The members of the tar in their order.
+        path: The name of the tar in errors.
+
     Raises:
-        ValueError: If a sample has two members of the same name.
+        ValueError: If a sample has two members with the same extension.
     """
     last = links_key = 0, b""
     start = links_start = 0
@@ -141,13 +145,24 @@ def grouped(walk: Iterable[Member], path: str) -> Iterator[Sample]:
 
 
 class Columns:
-    """The index columns of one tar.
+    """The arrays of the index of one tar, and descriptions of its incomplete samples.
 
-    It does not keep the tar open, because there may be thousands.
+    This object does not keep the tar open, because there may be thousands of tars.
 
     Args:
         extensions: The field of each extension.
         shown: Name of the tar in errors.
+
+    Attributes:
+        shown: As above.
+        arrays: "start", and "NAME.value", or "NAME.offset" and "NAME.size", of each field, with a
+            row for each complete sample; see `dalijax.core.formats.index_checks`.
+        num_incomplete: Number of samples that lack a field.
+        incomplete: Fields of the first 100,000 incomplete samples, by the name of the sample.
+        reasons: Texts that describe the first three incomplete samples.
+        extensions: Extensions of the samples in ``reasons``.
+        has_links: Whether a sample has only links for a field.
+        scattered: Names of samples whose members are not adjacent.
     """
 
     def __init__(self, extensions: Mapping[str, str], shown: str):
@@ -163,14 +178,22 @@ class Columns:
             self._fields.append((name, keys, first, second))
         self.start = self.arrays["start"] = array.array("q")
         self.num_incomplete = 0
-        self.incomplete: dict[bytes, frozenset[str]] = {}  # fields of incomplete samples, by name
+        self.incomplete: dict[bytes, frozenset[str]] = {}
         self.reasons: list[str] = []
-        self.extensions: set[str] = set()  # extensions of the samples in `reasons`
+        self.extensions: set[str] = set()
         self.has_links = False
         self.scattered: list[str] = []
 
     def add(self, samples: Iterable[Sample], take: BufferedReader) -> None:
-        """Adds the samples of a tar; incomplete samples are counted."""
+        """Adds rows for the complete samples of a tar, and describes the incomplete samples.
+
+        Args:
+            samples: The samples.
+            take: Reads the tar.
+
+        Raises:
+            ValueError: If a sample has a field twice, or a number that is not an integer.
+        """
         for sample in samples:
             row = []
             for name, extensions, _, _ in self._fields:
@@ -194,6 +217,7 @@ class Columns:
             self.start.append(sample.start)
 
     def _add_incomplete(self, sample: Sample) -> None:
+        """Counts and describes a sample that lacks a field."""
         self.num_incomplete += 1
         lacking, members = [], sample.members
         found_fields = set()
@@ -218,7 +242,12 @@ class Columns:
 
 
 def scattered(names: Collection[bytes], samples: Iterable[Sample]) -> Iterator[str]:
-    """Yields names of samples whose members are not adjacent in a tar."""
+    """Yields names of samples whose members are not adjacent in a tar.
+
+    Args:
+        names: Names of incomplete samples.
+        samples: All samples of the tar, or those with the given names.
+    """
     extensions_of: dict[bytes, set[bytes]] = {}
     for _, name, extensions in samples:
         if name in names:
@@ -230,10 +259,17 @@ def scattered(names: Collection[bytes], samples: Iterable[Sample]) -> Iterator[s
 
 
 def _apart(tars: Sequence[Columns], fields: Set[str]) -> list[str]:
-    """Returns groups of incomplete samples that have each other's missing members.
+    """Describes groups of incomplete samples that together have all fields.
 
-    Their names differ only in the directory, as ``images/1`` and ``labels/1``, or they are in
+    The samples of a group are in different directories, as ``images/1`` and ``labels/1``, or in
     different tars.
+
+    Args:
+        tars: The columns of the tars.
+        fields: The names of all fields.
+
+    Returns:
+        At most three texts, such as "a.tar: images/1 and a.tar: labels/1".
     """
     groups: dict[bytes, dict[str, frozenset[str]]] = {}
     for tar in tars:
@@ -259,6 +295,7 @@ def number_of(text: bytes) -> int | None:
 
 
 def _number(name: str, sample: Sample, text: bytes, take: BufferedReader) -> int:
+    """Returns the integer in a member of a field; raises ValueError if there is none."""
     value = number_of(text)
     if value is not None:
         return value
@@ -276,7 +313,7 @@ def sample_key(file: ByteFile, start: int, head: bytes = b"") -> str:
 
     Args:
         file: The tar.
-        start: Offset of the sample.
+        start: Offset of the sample's first header.
         head: The first bytes of the sample, if already read.
 
     Raises:
@@ -294,7 +331,7 @@ def sample_key(file: ByteFile, start: int, head: bytes = b"") -> str:
 
 
 def columns_of(extensions: Mapping[str, str]) -> set[str]:
-    """Names of the arrays in an index of tars."""
+    """Returns the names of the arrays in an index of tars, given the field of each extension."""
     columns = {"start"}
     for name, kind in kinds_of(extensions).items():
         columns |= {f"{name}.value"} if kind == "number" else {f"{name}.offset", f"{name}.size"}
@@ -310,6 +347,10 @@ def index_tars(
         paths: The tars.
         extensions: The field of each extension.
         storage: Access to remote files.
+
+    Raises:
+        OSError: If a tar can't be read.
+        ValueError: If a tar is damaged, or a sample has a field twice.
     """
     sizes, tars = each_file(
         paths,
@@ -335,11 +376,11 @@ def about_tars(
     tars: Sequence[Columns],
     fields: Set[str],
 ) -> dict[str, Any]:
-    """Describes tars and their incomplete samples.
+    """Returns the ``about`` of an index of tars, which also describes incomplete samples.
 
     Args:
         paths: The tars.
-        sizes: Their sizes.
+        sizes: The sizes of the tars in bytes.
         first: Number of complete samples before each tar, and in total.
         arrays: The arrays of the index.
         tars: Columns with the incomplete samples of each tar, or of some tars.
@@ -360,7 +401,7 @@ def about_tars(
 
 
 def _indexed(take: BufferedReader, extensions: Mapping[str, str], advance: Any) -> Columns:
-    """Indexes one tar."""
+    """Returns the columns of one tar."""
     file = take.file
     columns = Columns(extensions, file.shown)
 

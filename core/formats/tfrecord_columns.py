@@ -1,4 +1,4 @@
-"""Columns of TFRecords: the places of all features, from which the index of any is selected."""
+"""Columns of TFRecords: the places of all features, from which an index of some is built."""
 
 from __future__ import annotations
 
@@ -32,16 +32,22 @@ _MOST_BYTES = 10  # of a single number
 
 
 class Places(Protocol):
-    """The places of a feature in a file.
+    """Collects the offsets and sizes of a feature in the records of a file.
 
     Attributes:
-        is_odd: Whether the values have no column, because they are irregular.
+        is_odd: Whether the feature gets no column, because its values are irregular.
     """
 
     is_odd: bool
 
     def add(self, row: int, feature: example.Feature, take: BufferedReader) -> None:
-        """Adds the values of a record."""
+        """Adds the values of a record.
+
+        Args:
+            row: The number of the record in the file.
+            feature: The located feature of the record.
+            take: Reads the file.
+        """
         ...
 
     def column(self, count: int) -> Column | None:
@@ -61,7 +67,7 @@ class _Places:
         self.values: array.array[Any] = array.array("q")
 
     def add(self, row: int, feature: example.Feature, take: BufferedReader) -> None:
-        """See `Places`."""
+        """Adds the values of a record; see `Places`."""
         if not feature.kind:
             return
         if not self.kind:
@@ -85,13 +91,14 @@ class _Places:
                 self.values.extend(numbers)
 
     def column(self, count: int) -> Column | None:
-        """See `Places`."""
+        """Returns the column of a file with a number of records; see `Places`."""
         if not self.kind:
             return None
         rows = np.array(self.rows, np.int64)
         is_number = self.kind != example.BYTES and self.num_single == len(rows)
 
         def spread(values: Any, dtype: Any) -> Any:
+            """Returns the values of all records; 0 for records without the feature."""
             column = np.zeros(count, dtype)
             column[rows] = np.array(values, dtype)
             return column
@@ -113,13 +120,13 @@ def tfrecord_columns(
     names: Collection[bytes] | None = None,
     new_places: Callable[[], Places] = _Places,
 ) -> tuple[list[int], FileColumns]:
-    """Reads the headers of TFRecord files in several threads; returns also their sizes.
+    """Returns the sizes of TFRecord files in bytes, and their columns, read by several threads.
 
     Args:
         paths: The files.
         storage: Access to remote files.
         names: The wanted features; None: all.
-        new_places: Creates the places of a feature in a file.
+        new_places: Creates the collector of the places of a feature in a file.
 
     Raises:
         OSError: If a file can't be read.
@@ -172,16 +179,16 @@ def _text(name: bytes) -> str:
 def select_records(
     table: FileColumns, paths: Sequence[str], sizes: Sequence[int], wanted: Wanted
 ) -> Index | None:
-    """Returns the index of some features; equal to that of `index_records`.
+    """Returns the index of the wanted features, which is equal to the result of `index_records`.
 
     Args:
         table: The columns of the files.
         paths: The files.
-        sizes: Their sizes.
+        sizes: The sizes of the files in bytes.
         wanted: The wanted features.
 
     Returns:
-        The index; None if the columns lack something.
+        The index; None if the columns lack a wanted feature or its numbers.
 
     Raises:
         ValueError: If a record lacks a feature without a default, or a feature has another kind.
@@ -231,7 +238,7 @@ def select_records(
 
 
 def _place(table: FileColumns, row: int) -> tuple[int, int]:
-    """Returns the file of a record, and its number in the file."""
+    """Returns the number of a record's file, and the number of the record in this file."""
     number = int(np.searchsorted(table.first, row, side="right")) - 1
     return number, row - int(table.first[number])
 
@@ -244,7 +251,7 @@ def _label(table: FileColumns, row: int, paths: Sequence[str]) -> str:
 def _record(
     table: FileColumns, row: int, paths: Sequence[str], storage: Storage
 ) -> tuple[str, BufferedReader, int, int]:
-    """Returns the label of a record, its file, and its place."""
+    """Returns the label of a record, a reader of its file, and offset and size of its content."""
     number, record = _place(table, row)
     (file,) = open_files([paths[number]], storage)
     take, start = BufferedReader(file, SMALL_WINDOW), int(table.starts[row])
@@ -260,5 +267,5 @@ def features_of_record(
 
 
 def _raise_missing(table: FileColumns, row: int, paths: Sequence[str], wanted: Wanted) -> None:
-    """Raises ValueError about a record that lacks a feature."""
+    """Raises ValueError about a record that lacks a wanted feature, by adding it to columns."""
     add_record(*_record(table, row, paths, wanted.storage), wanted.columns())

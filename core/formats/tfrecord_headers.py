@@ -10,12 +10,12 @@ HEADER, FOOTER = 12, 4  # length and its checksum; the checksum of the content
 
 
 def records(take: Callable[[int, int], bytes], end: int, path: str) -> Iterator[tuple[int, int]]:
-    """Yields offset and size of the content of each record.
+    """Yields offset and size in bytes of the content of each record.
 
     Verifies the checksums of the lengths, but not those of the contents, which are not read.
 
     Args:
-        take: Returns a number of bytes of the file from an offset; fewer at its end.
+        take: ``take(offset, count)`` returns bytes of the file; fewer at the end of the file.
         end: Size of the file in bytes.
         path: Name of the file in errors.
 
@@ -43,6 +43,7 @@ def records(take: Callable[[int, int], bytes], end: int, path: str) -> Iterator[
 
 
 def _is_head(head: bytes) -> bool:
+    """Returns whether the checksum in the header of a record is that of its length."""
     return masked_crc(head[:8]) == int.from_bytes(head[8:], "little")
 
 
@@ -60,6 +61,7 @@ def mask_crc(crc: int) -> int:
 
 
 def _entry(value: int) -> int:
+    """Returns an entry of the table with which `masked_crc` processes a byte at a time."""
     for _ in range(8):
         value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
     return value

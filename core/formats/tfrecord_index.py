@@ -1,4 +1,4 @@
-"""Indexes of TFRecord files: the byte ranges of payloads, and the labels, of each record."""
+"""Indexes of TFRecord files: the byte ranges of byte strings and lists, and single numbers."""
 
 from __future__ import annotations
 
@@ -33,17 +33,25 @@ KINDS = {
 
 
 class FieldColumn:
-    """The index columns of one field.
+    """The arrays of the index of one field, with a row for each record that was added.
 
     Args:
         name: The field.
         field: The kind of the field, if given by the user.
         default: Value for records without the feature; None: an error, except for lists.
+
+    Attributes:
+        name: As above.
+        kind: "value" (a single number), "bytes", "floats" or "integers" (lists), from the first
+            record that has the feature; "" before.
+        offsets: Offsets of byte strings or lists in their files.
+        sizes: Sizes of byte strings or lists in bytes.
+        values: Single numbers.
     """
 
     def __init__(self, name: str, field: Field | None, default: Any):
         self.name = name
-        self.kind = ""  # "value", "bytes", "floats" or "integers", from the first record with it
+        self.kind = ""
         self.offsets: Any = array.array("q")
         self.sizes: Any = array.array("q")
         self.values: Any = array.array("q")
@@ -94,14 +102,14 @@ class FieldColumn:
         self.sizes.append(size)
 
     def learn(self, wire: int, is_single: bool) -> None:
-        """Infers the kind of the field from the first record that has the feature.
+        """Sets the kind of the field from the first record that has the feature.
 
         Args:
-            wire: The kind of the feature.
-            is_single: Whether it is a single number.
+            wire: BYTES, FLOATS or INTS of `dalijax.core.formats.example`.
+            is_single: Whether the feature of this record is a single number.
 
         Raises:
-            ValueError: If it is not what the user declared.
+            ValueError: If the kind or the default that the user gave does not fit.
         """
         field = self._field
         self._wire = wire
@@ -148,6 +156,7 @@ class FieldColumn:
             )
 
     def _add_missing(self) -> None:
+        """Adds a record without the feature; raises KeyError if the feature is required."""
         is_list = self.kind in ("floats", "integers")
         if not self.kind:
             field = self._field
@@ -163,7 +172,7 @@ class FieldColumn:
             self.sizes.append(0)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Returns the columns of the index."""
+        """Returns the arrays of the index: "NAME.value", or "NAME.offset" and "NAME.size"."""
         if self.kind != "value":
             return {
                 f"{self.name}.offset": np.array(self.offsets, np.int64),
@@ -186,7 +195,14 @@ def _is_text(default: bytes | str) -> bool:
 
 
 def _are_numbers(default: Any, ndim: int, integer: bool, dtype: np.dtype[Any]) -> bool:
-    """Returns whether a default is a number, or a list of numbers, that a dtype can represent."""
+    """Returns whether a default is a number, or a list of numbers, that a dtype can represent.
+
+    Args:
+        default: The user's default.
+        ndim: 0 for a number, 1 for a list.
+        integer: Whether the numbers must be integers.
+        dtype: The dtype of the field.
+    """
     try:
         values = np.asarray(default)
     except ValueError:  # lists of different lengths
@@ -214,11 +230,11 @@ class Wanted:
     storage: Storage
 
     def column(self, name: str) -> FieldColumn:
-        """Returns the column of a field, without records."""
+        """Returns a new column for a field, without records."""
         return FieldColumn(name, self.kinds.get(name), self.defaults.get(name))
 
     def columns(self) -> dict[bytes, FieldColumn]:
-        """Returns the column of each feature, without records."""
+        """Returns a new column for each feature, without records."""
         return {feature: self.column(name) for feature, name in self.fields.items()}
 
 
@@ -228,6 +244,11 @@ def index_records(paths: Sequence[str], wanted: Wanted) -> Index:
     Args:
         paths: The files.
         wanted: The wanted features.
+
+    Raises:
+        OSError: If a file can't be read.
+        ValueError: If a file is damaged or all files are empty, or a feature does not fit or is
+            missing.
     """
     storage, columns = wanted.storage, wanted.columns()
     sizes = [open_files([path], storage)[0].size for path in paths]
@@ -267,11 +288,11 @@ def about_records(
     arrays: Mapping[str, NDArray[Any]],
     columns: Collection[FieldColumn],
 ) -> dict[str, Any]:
-    """Describes the files of an index.
+    """Returns the ``about`` of an index of TFRecord files.
 
     Args:
         paths: The files.
-        sizes: Their sizes.
+        sizes: The sizes of the files in bytes.
         first: Number of records before each file, and in total.
         arrays: The arrays of the index.
         columns: The columns of the fields.
@@ -300,7 +321,18 @@ def no_feature(feature: bytes, has: Collection[bytes]) -> ValueError:
 def features_of(
     label: str, take: BufferedReader, at: int, size: int, names: Collection[bytes] | None
 ) -> dict[bytes, example.Feature]:
-    """Locates the features of a record."""
+    """Locates the features of a record.
+
+    Args:
+        label: The name of the record in errors.
+        take: Reads the file.
+        at: Offset of the record's content.
+        size: Size of the content in bytes.
+        names: The wanted features; None: all.
+
+    Raises:
+        ValueError: If the record is not a tf.train.Example.
+    """
     try:
         return example.features(take, at, at + size, names)
     except ValueError as error:
@@ -314,7 +346,19 @@ def add_record(
     size: int,
     columns: Mapping[bytes, FieldColumn],
 ) -> None:
-    """Adds the features of a record to the columns."""
+    """Adds the features of a record to the columns.
+
+    Args:
+        label: The name of the record in errors.
+        take: Reads the file.
+        at: Offset of the record's content.
+        size: Size of the content in bytes.
+        columns: The column of each feature.
+
+    Raises:
+        ValueError: If the record is not a tf.train.Example, or lacks a feature, or a feature does
+            not fit.
+    """
     values = features_of(label, take, at, size, columns)
     for feature, column in columns.items():
         try:

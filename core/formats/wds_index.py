@@ -1,9 +1,9 @@
 """Indexes of DALI's ``wds2idx``, from which tars on a network are opened without reading them.
 
-Such an index has the offset, the size and the name of each member, but no numbers, such as labels.
-It may also belong to another tar, and ``wds2idx`` gives wrong offsets for members with long names.
-So four members of each tar are compared with their headers, and also the members at each gap that
-the index leaves between two members: only there can an extended header be.
+Such an index has the offset, the size and the name of each member, but not its content, such as a
+label. It may also belong to another tar, and ``wds2idx`` gives wrong offsets for members with long
+names. So four members of each tar are compared with their headers. Members next to a gap between
+two members are also compared, because the gap may contain an extended header.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def columns_of_wds(
     names: Collection[str],
     storage: Storage,
 ) -> FileColumns:
-    """Returns the columns of tars, from their indexes and few ranges of the tars.
+    """Returns the columns of tars, from the indexes of wds2idx and a few ranges of the tars.
 
     Args:
         paths: The tars.
         index_paths: The index of each tar.
         stamps: The stamps of the tars.
-        names: The extensions whose numbers are read.
+        names: The wanted extensions. The values of extensions of numbers, e.g. "cls", are read.
         storage: Access to remote files.
 
     Raises:
@@ -73,16 +73,17 @@ def columns_of_wds(
 
 
 def _content(values: Mapping[int, bytes], at: int, count: int) -> bytes:
+    """Returns the content of a number's member at an offset; b"" for members that were not read."""
     return values.get(at, b"")
 
 
 def members_of(content: bytes, index_path: str, end: int) -> list[Member]:
-    """Returns the members that an index contains, each from the end of the member before it.
+    """Returns the members that an index lists; each ``start`` is the end of the previous member.
 
     Args:
         content: The content of the index.
         index_path: The name of the index, for errors.
-        end: The size of the tar.
+        end: The size of the tar in bytes.
 
     Raises:
         ValueError: If the index is damaged, or belongs to a smaller tar.
@@ -121,10 +122,18 @@ def members_of(content: bytes, index_path: str, end: int) -> list[Member]:
 def _checked(
     files: ByteFiles, found: Sequence[Sequence[Member]], index_paths: Sequence[str]
 ) -> list[list[Member]]:
-    """Compares members with the headers of the tars; returns members with their first headers.
+    """Compares some members with the headers of the tars.
+
+    Args:
+        files: The tars.
+        found: The members that the index of each tar lists.
+        index_paths: The indexes.
+
+    Returns:
+        All members of each tar. The ``start`` of compared members is the offset of their headers.
 
     Raises:
-        ValueError: If they differ.
+        ValueError: If a member and its header differ, or a tar has more members.
     """
     places: list[tuple[int, int]] = []
     for number, listed in enumerate(found):
@@ -159,6 +168,7 @@ def _check_ends(
 
 
 def _end(member: Member) -> int:
+    """Returns the end offset of a member, a multiple of 512 bytes."""
     return member.offset + -(-member.size // BLOCK) * BLOCK
 
 
@@ -169,10 +179,20 @@ def _compare(
     ends: Indices,
     index_paths: Sequence[str],
 ) -> list[tuple[Member, bytes]]:
-    """Reads members from their headers on, and compares the headers.
+    """Reads members with their headers, and compares the headers with the members.
+
+    Args:
+        files: The tars.
+        numbers: The tar of each member.
+        checked: The members.
+        ends: The offset up to which each member is read, e.g. the end of its content.
+        index_paths: The index of each tar, for errors.
 
     Returns:
-        The members according to their headers, and their contents up to the ends.
+        Each member as its header describes it, and its content up to the end offset.
+
+    Raises:
+        ValueError: If a header differs from its member.
     """
     if not len(numbers):
         return []
@@ -193,13 +213,15 @@ def _compare(
 
 
 def _header(member: Member, data: bytes, end: int, path: str) -> Member | None:
-    """Returns the next member of samples; None if it is not the expected member.
+    """Returns the first member in some bytes that has content and an extension.
+
+    Returns None if there is no such member, or it is not the expected member.
 
     Args:
         member: The expected member.
-        data: The bytes of the tar from the end of the member before it.
-        end: The size of the tar.
-        path: The name of the tar.
+        data: The bytes of the tar from ``member.start`` on.
+        end: The size of the tar in bytes.
+        path: The name of the tar in errors.
     """
 
     def take(at: int, count: int) -> bytes:
@@ -224,7 +246,7 @@ def _numbers(
     index_paths: Sequence[str],
     names: Collection[str],
 ) -> list[dict[int, bytes]]:
-    """Reads members with numbers; returns their contents by offset, for each tar."""
+    """Reads the members that contain numbers; returns {offset: content} for each tar."""
     wanted = {name.encode() for name in names if kind_of_extension(name) == "number"}
     chosen = [
         (number, member)
