@@ -21,9 +21,9 @@ class CachedObject:
 
     Attributes:
         name: The name of the object; see `object_name`.
-        num_bytes: The disk space that it takes.
-        last_used: When a process last opened or stored it, in seconds.
-        is_used: Whether a running process uses it.
+        num_bytes: The disk space of the object in bytes.
+        last_used: When a process last opened or stored the object, in seconds since 1970.
+        is_used: Whether a running process uses the object.
         is_old: Whether another version of the same file was used later.
     """
 

@@ -1,4 +1,7 @@
-"""`CacheFolder`: a folder that keeps ranges of remote files, and the disk space that it takes."""
+"""`CacheFolder`: a folder that stores ranges of remote files; `Space`: its disk space.
+
+An object is a local file with the stored ranges of a version of a remote file.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ from .ranges import byte_count
 
 _MARK = "dalijax-cache-"  # begins the name of an empty file, which ends with the version
 MARK = f"{_MARK}1"
-_RESERVE = 1 << 30  # bytes of the disk, or a fiftieth of it, that stay free with a limit
-_SHARE = 8  # all processes may take an eighth of the free space before it is measured again
-_STEP = 1 << 20  # bytes that a process may always store before
+_RESERVE = 1 << 30  # with cache_bytes=, these bytes, or 1/50 of a smaller disk, stay free
+_SHARE = 8  # all processes together may take 1/8 of the free space before it is measured again
+_STEP = 1 << 20  # bytes that a process may always store before it measures the space again
 _RECENT = 60.0  # seconds for which a measurement is used
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _OBJECT = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}")
@@ -37,10 +40,11 @@ _INSIGNIFICANT = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class CacheFolder:
-    """A folder that keeps ranges of remote files.
+    """A folder that stores ranges of remote files.
 
-    ``objects`` has a sparse file for each version of each remote file, ``journals`` the checksums
-    of their ranges, and ``users`` the names of the objects that each running process reads.
+    Its folder ``objects`` has a sparse file for each version of each remote file, ``journals`` the
+    checksums of the stored ranges, and ``users`` a file for each running process with the names of
+    the objects that the process reads.
 
     Attributes:
         path: The absolute path.
@@ -71,7 +75,7 @@ class CacheFolder:
 
 
 def open_cache(folder: Any, most_bytes: int | float | str | None) -> CacheFolder | None:
-    """Opens the folder of a cache, or creates it; returns None without a folder.
+    """Opens the folder of a cache, or creates it; returns None if ``folder`` is None.
 
     Args:
         folder: The user's ``cache=``.
@@ -79,8 +83,8 @@ def open_cache(folder: Any, most_bytes: int | float | str | None) -> CacheFolder
 
     Raises:
         ValueError: If the folder has other files, a cache of another version, links instead of
-            folders, or another owner.
-        OSError: If it can't be created.
+            folders, or another owner, or ``most_bytes`` is invalid or has no folder.
+        OSError: If the folder can't be created.
     """
     if folder is None:
         if most_bytes is not None:
@@ -105,11 +109,13 @@ def open_cache(folder: Any, most_bytes: int | float | str | None) -> CacheFolder
 
 
 def _create(cache: CacheFolder) -> None:
+    """Creates the folders of a cache, unless they exist; see `open_cache`."""
     os.makedirs(cache.path, 0o700, exist_ok=True)
     _check_owners(cache)
     names = os.listdir(cache.path)
     mark = os.path.join(cache.path, MARK)
-    if MARK not in names and names and not os.path.exists(mark):  # made meanwhile
+    # Another process may have created the cache meanwhile.
+    if MARK not in names and names and not os.path.exists(mark):
         shown = printable(cache.path)
         if any(name.startswith(_MARK) for name in names):
             raise ValueError(
@@ -170,13 +176,14 @@ def existing_cache(folder: str) -> CacheFolder:
 
 
 def object_name(url: str, stamp: Sequence[Any], options: Mapping[str, Any]) -> str:
-    """Returns the name of a version of a file in a cache.
+    """Returns the name of the object of a version of a remote file.
 
-    The name has digests of the URL and of the version, with 16 digits each.
+    The name is "DIGEST-DIGEST": a digest of the URL, and a digest of the URL and the stamp, with 16
+    hexadecimal digits each.
 
     Args:
         url: The URL.
-        stamp: The size and the names of the version.
+        stamp: The stamp of the version.
         options: The user's storage options, and other settings that name the server of the URL.
     """
     parts = [url, repr(_significant(options))]
@@ -199,17 +206,17 @@ def _significant(options: Any) -> Any:
 
 
 def is_object_name(name: str) -> bool:
-    """Returns whether a name is that of an object; see `object_name`."""
+    """Returns whether the name of a file has the form of an `object_name`."""
     return _OBJECT.fullmatch(name) is not None
 
 
 def file_of(name: str) -> str:
-    """Returns the part of an object's name that all versions of a remote file share."""
+    """Returns the part of an `object_name` that is equal for all versions of a remote file."""
     return name.partition("-")[0]
 
 
 def version_of(name: str) -> int:
-    """Returns the number of an object in journals, from the second part of its name."""
+    """Returns the integer that journals store for an object: the second part of its name."""
     return int(name.partition("-")[2], 16)
 
 
@@ -235,8 +242,8 @@ def space_of(folder: str) -> int:
 class Space:
     """The disk space that a cache may still take.
 
-    It is measured now and then, because other processes store ranges, too: once the processes that
-    use the folder may have used an eighth of the free space together, or after a minute.
+    Other processes store ranges, too. So the space is measured again after a minute, or when all
+    processes that use the folder together may have taken an eighth of the free space.
 
     Args:
         cache: The folder.
@@ -244,13 +251,16 @@ class Space:
 
     def __init__(self, cache: CacheFolder):
         self._cache = cache
-        self._room = 0  # when it was measured
-        self._most = 0  # bytes that are stored until it is measured again
-        self._taken = 0  # since then
-        self._end = 0.0  # of the use of the measurement
+        self._room = 0  # the free bytes at the last measurement
+        self._most = 0  # bytes that may be stored before the next measurement
+        self._taken = 0  # bytes that were stored since the last measurement
+        self._end = 0.0  # the time of the next measurement, of time.monotonic()
 
     def room(self, size: int) -> int:
-        """Returns the number of bytes that may be stored now, given how many are wanted.
+        """Returns the number of bytes that may be stored now; measures the space if necessary.
+
+        Args:
+            size: The number of bytes to store.
 
         Raises:
             OSError: If the disk can't be examined.
@@ -267,6 +277,7 @@ class Space:
         self._taken += size
 
     def _measured(self) -> int:
+        """Measures the number of bytes that the cache may still take."""
         disk = os.statvfs(self._cache.path)
         total, free = disk.f_frsize * disk.f_blocks, disk.f_frsize * disk.f_bavail
         if self._cache.most_bytes is None:

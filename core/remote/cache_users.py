@@ -11,14 +11,16 @@ from .owned_files import OwnedFile, locked, new_file, owned_names
 
 
 def register(folder: CacheFolder, names: Sequence[str]) -> OwnedFile | None:
-    """Registers objects as used by this process, while the result exists; sets their times.
+    """Registers objects as used by this process while the result exists.
+
+    Sets the mtimes of the objects to the present time, which is when they were last used.
 
     Args:
         folder: The cache.
         names: Names of the objects.
 
     Returns:
-        A file that is locked while the objects are used; None if the cache is only read.
+        An open file, which is locked until it is freed; None if the cache can't be written to.
     """
     try:
         _remove_ended(folder)
@@ -36,7 +38,7 @@ def names_in_use(folder: CacheFolder) -> set[str]:
     """Returns the names of the objects that running processes use.
 
     Raises:
-        OSError: If they can't be read.
+        OSError: If the folder of the users can't be listed.
     """
     _remove_ended(folder)
     names: set[str] = set()

@@ -1,14 +1,15 @@
-"""`DiskCache`: a local folder that keeps ranges of remote files, for all epochs and runs.
+"""`DiskCache`: stores ranges of remote files in a local folder, for all epochs and runs.
 
-Each version of an object has a sparse file with its ranges, at their own offsets, so that they are
-read like ranges of local files. Journals contain the checksum of each stored range.
+Each version of a remote file has an object: a sparse local file with the stored ranges at their
+offsets in the remote file, so that they are read like ranges of local files. Journals contain the
+checksum of each stored range.
 
 A stored range is used only if its bytes have this checksum. This is the only guarantee that a read
 needs: after a crash, a loss of power or damage, the checksum differs, and the range is requested
 and stored again. So files need neither locks nor syncs, and processes may share a folder.
 
-Ranges are never evicted. An epoch is a permutation, in which the least recently used ranges are the
-next to be used. So an LRU cache that is too small would have no hits.
+Ranges are never evicted. An epoch reads each range once, so that the least recently used ranges are
+the next to be read: an LRU cache that is too small would have no hits.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class DiskCache:
         self._journals = Journals(self._folder.journals, np.unique(self._objects[self._is_named]))
         self._space = Space(self._folder)
         self._user = register(folder, [name for name in self._names if name])
-        self._have_objects = np.zeros(len(self._names), bool)  # whose files were seen
+        self._have_objects = np.zeros(len(self._names), bool)  # objects that are known to exist
         self._refuted = np.empty(0, np.uint64)  # hashes of damaged ranges
         self._resumes = 0.0  # when ranges are stored again
 
@@ -64,7 +65,7 @@ class DiskCache:
         return f"{self._objects_folder}/{self._names[number]}"
 
     def find(self, files: Indices, offsets: Indices, sizes: Indices) -> Indices:
-        """Returns the rows of the ranges that were stored, except those that were damaged.
+        """Returns the numbers of the ranges that are stored, except damaged ranges.
 
         Args:
             files: The file of each range.
@@ -85,14 +86,15 @@ class DiskCache:
         return rows
 
     def _hashes(self, files: Indices, offsets: Indices, sizes: Indices) -> Bits:
+        """Returns hashes that identify ranges, uint64 [ranges]."""
         return fold(self._objects[files], offsets, sizes)
 
     def are_right(
         self, files: Indices, offsets: Indices, sizes: Indices, counts: Indices, checksums: Bits
     ) -> NDArray[np.bool_]:
-        """Returns which ranges had the given checksums when they were stored.
+        """Returns whether each range was read completely and has its checksum, bool [ranges].
 
-        Warns of the other ranges, and does not find them again until they are stored again.
+        Warns of damaged ranges; `find` omits them until they are stored again.
 
         Args:
             files: The file of each range.
@@ -126,8 +128,8 @@ class DiskCache:
         Args:
             files: The file of each range.
             offsets: The first byte of each range.
-            arrays: The bytes of each range.
-            checksums: Their checksums.
+            arrays: The bytes of each range, uint8 [bytes].
+            checksums: The checksum of each range.
         """
         if not self.stores:
             return
@@ -166,6 +168,7 @@ class DiskCache:
                 )
 
     def _stop(self, message: str) -> None:
+        """Warns, and stops storing ranges for some minutes."""
         self._resumes = time.monotonic() + _PAUSE
         warn_once(message)
 

@@ -1,6 +1,7 @@
 """Folders of remote files: lists them, expands patterns, and reads whole files.
 
-Both classes have the same methods, with the names and results of fsspec's file systems.
+Both classes have the methods ``isdir``, ``isfile``, ``ls``, ``glob`` and ``unstrip_protocol`` of
+fsspec's file systems, and ``read``. Entries are dicts with at least "name" and "type".
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from .versions import Version
 
 T = TypeVar("T")
 Entry = dict[str, str]  # "name", and "type": "file" or "directory"
-MOST_KEPT = 200_000  # files with versions, which take 0.6 kB of memory for each
-_Listed = tuple[list[str], dict[str, Version]]  # folders, and versions of objects
+MOST_KEPT = 200_000  # files whose versions are kept; each takes 0.6 kB of memory
+_Listed = tuple[list[str], dict[str, Version]]  # paths of folders, and versions of objects by key
 
 
 class FsspecFolders:
@@ -84,18 +85,19 @@ class FsspecFolders:
         return repeated(attempt, urls, patience(self._options))
 
     def _patiently(self, call: Callable[[], T]) -> T:
+        """Calls a function until it succeeds; see `repeated`."""
         seconds = patience(self._options, opens=True)
         return repeated(lambda rows: each(lambda _: call(), rows), [self._url], seconds)[0]
 
 
 class ObjectFolders:
-    """Folders of a bucket, or files of an HTTP server, that obstore reads; paths are keys.
+    """Folders of a bucket that obstore reads; paths are keys of objects.
 
     Args:
         client: Reads objects.
-        url: The URL of a place.
-        place: The place.
-        versions: Collects the versions of listed objects.
+        url: A URL in the bucket.
+        place: The place of this URL.
+        versions: Gets the versions of listed objects.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class ObjectFolders:
         return self._root + path
 
     def isdir(self, path: str) -> bool:
-        """Returns whether a path is a folder: whether there are objects in it."""
+        """Returns whether a path is a folder, which has at least one object or folder."""
         self._listed[path] = result = self._list(path)
         return any(result.get())
 
@@ -131,7 +133,7 @@ class ObjectFolders:
         return True
 
     def ls(self, path: str) -> list[Entry]:
-        """Returns the files and folders in a folder; begins to list these folders, too."""
+        """Returns the files and folders in a folder; requests the lists of these folders ahead."""
         path = path.strip("/")
         names, versions = (self._listed.pop(path, None) or self._list(path)).get()
         self._keep(versions)
@@ -141,6 +143,7 @@ class ObjectFolders:
         return folders + [{"name": key, "type": "file"} for key in versions]
 
     def _list(self, path: str) -> Result[_Listed]:
+        """Requests the list of a folder."""
         url = self.unstrip_protocol(path)
         return request_threads().call(self._client.entries, self._place.at(path), url)
 

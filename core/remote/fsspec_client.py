@@ -1,4 +1,4 @@
-"""Files of fsspec's file systems: other protocols than those of obstore, and chained URLs."""
+"""Reads files by fsspec: chained URLs, and protocols that obstore does not support."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .retries import RemoteError, changed, each, patience, repeated, wrong_lengt
 from .versions import date_pair, unsettled_pair
 
 _CHECK_SECONDS = 60.0  # between requests of the version of a file
-_CHECKS = 16  # at once
-# Names of a file's versions in the info of fsspec's file systems, e.g. from HTTP headers.
+_CHECKS = 16  # concurrent requests of versions
+# Names of entries of fsspec's info of a file that change with its content, e.g. HTTP headers.
 _VERSION = re.compile(
     r"e-?tag|digest|content-md5|md5-?hash|md5|crc32c|sha\d*|checksum|(xet-)?hash|blob-id|generation|"
     r"version-?id|last-?modified|m-?time|modified|modify|modification-?time|updated|created|ino",
     re.IGNORECASE,
 )
-# Those that are times or inodes. Those of a file in an archive may stay equal when the archive is
+# Names of times and inodes. These values of a file in an archive may stay equal when the archive is
 # replaced.
 _TIME = re.compile(
     r"last-?modified|m-?time|modified|modify|modification-?time|updated|created|ino", re.IGNORECASE
@@ -94,7 +94,12 @@ class FsspecFile:
         return not self.is_http and time.monotonic() - self._checked >= _CHECK_SECONDS
 
     def check(self) -> Exception | None:
-        """Requests the version of the file; returns an error if it is another one."""
+        """Requests the version of the file.
+
+        Returns:
+            None if it is the opened version; the error if it is another version, or the request
+            fails.
+        """
         try:
             self.system.invalidate_cache(self.path)  # of listings
             info = self.system.info(self.path)
@@ -107,7 +112,7 @@ class FsspecFile:
         return changed(self.shown, f"{before or self.size} -> {now or info.get('size')}")
 
     def stamp(self) -> list[Any]:
-        """Returns size and versions of the file; only the size if there are no versions."""
+        """Returns the stamp of the file: [size, [name, value], ...], with fsspec's names."""
         versions = _versions(self.info)
         are_times = all(_TIME.fullmatch(name.replace("_", "-")) for name in versions)
         is_nested = "::" in self.url or self.url.startswith(_ARCHIVES)
@@ -120,7 +125,7 @@ class FsspecFile:
 
 
 def _versions(info: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the versions in fsspec's info of a file."""
+    """Returns the entries of fsspec's info of a file that change with its content."""
     return {
         key: str(value)
         for key, value in info.items()
@@ -179,12 +184,12 @@ def read(
 
 
 def read_files(urls: Sequence[str], options: Mapping[str, Any], opens: bool = False) -> list[Any]:
-    """Reads whole files, with one call for all files of a file system.
+    """Returns the contents of files, with one call for all files of a file system.
 
     Args:
         urls: The URLs.
         options: The user's storage options.
-        opens: Whether a source is opened; see `patience`.
+        opens: Whether a source is being opened; see `patience`.
 
     Raises:
         RemoteError: If a file can't be read.
@@ -209,7 +214,14 @@ def read_files(urls: Sequence[str], options: Mapping[str, Any], opens: bool = Fa
 def read_together(
     system: Any, paths: Sequence[str], starts: Sequence[int | None], ends: Sequence[int | None]
 ) -> list[Any]:
-    """Returns the bytes or the error of each of some ranges, from one call of a file system."""
+    """Returns the bytes or the error of each range, from one call of a file system.
+
+    Args:
+        system: fsspec's file system.
+        paths: The file of each range.
+        starts: The first byte of each range; None: 0.
+        ends: The byte after the last byte of each range; None: the size of the file.
+    """
     try:
         contents = system.cat_ranges(list(paths), list(starts), list(ends), on_error="return")
     except Exception as error:
@@ -218,7 +230,7 @@ def read_together(
 
 
 def _checked(content: Any, start: int, end: int) -> memoryview | Exception:
-    """Returns the bytes of a range, or an error."""
+    """Returns the bytes of a range, or the error if the request failed or their number differs."""
     if isinstance(content, Exception):
         return content
     if len(content) != end - start:

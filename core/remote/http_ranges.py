@@ -13,7 +13,7 @@ from ..messages.printable import printable
 from .retries import WrongAnswerError, changed, ignores_ranges
 from .versions import named_change
 
-# The info of the file that is read; tasks of fsspec's event loop inherit the caller's value.
+# fsspec's info of the file that is read; tasks of fsspec's event loop inherit the caller's value.
 _opened: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar(
     "opened", default=MappingProxyType({})
 )
@@ -22,7 +22,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
 def http_options(timeout: float) -> dict[str, Any]:
-    """Returns options of fsspec's HTTP file system, which check each response.
+    """Returns arguments of fsspec's HTTP file system that make it check each response.
 
     Args:
         timeout: Seconds without a byte after which a request fails.
@@ -37,7 +37,7 @@ def http_options(timeout: float) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def of_version(info: Mapping[str, Any]) -> Iterator[None]:
-    """Lets `check_range` refuse other versions of a file within the block.
+    """Makes `check_range` refuse other versions of a file while the block runs.
 
     Args:
         info: fsspec's info of the file, which has the ETag or the date of the opened version.
@@ -50,9 +50,9 @@ def of_version(info: Mapping[str, Any]) -> Iterator[None]:
 
 
 async def check_range(response: Any) -> None:
-    """Raises an error if an ``aiohttp`` response to a range request has different bytes.
+    """Raises OSError if an ``aiohttp`` response has another range or version than requested.
 
-    Responses with an error status are left to fsspec.
+    fsspec handles responses with an error status.
     """
     requested = response.request_info.headers.get("Range")
     if requested is None or response.status >= 400:

@@ -21,9 +21,9 @@ from .owned_files import OwnedFile, locked, new_file, owned_names
 
 Bits = NDArray[np.uint64]
 
-# An entry: the second half of the object's name, the range, and the checksum of its bytes.
+# An entry: the `version_of` of an object, a stored range, and the checksum of its bytes.
 ENTRY = np.dtype([("object", "<u8"), ("offset", "<i8"), ("size", "<i8"), ("checksum", "<u8")])
-_SHARE = 4  # tables are merged unless each is so many times larger than the next
+_SHARE = 4  # tables are merged unless each has at least 4 times the entries of the previous table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +31,16 @@ class _Table:
     """Sorted hashes of entries.
 
     Attributes:
-        ranges: Hashes of objects, offsets and sizes.
-        claims: Hashes that include the checksums. A range may have several checksums, of which
-            one is right, if a journal was damaged.
+        ranges: Hashes of object, offset and size, uint64 [entries].
+        claims: Hashes of object, offset, size and checksum, uint64 [entries]. If a journal was
+            damaged, a range may have several entries, one of which has the right checksum.
     """
 
     ranges: Bits
     claims: Bits
 
     def merged(self, other: _Table) -> _Table:
-        """Returns the table with the entries of another table."""
+        """Returns a table with the entries of both tables."""
         return _Table(
             _merged(self.ranges, other.ranges),
             _merged(self.claims, other.claims),
@@ -48,16 +48,16 @@ class _Table:
 
 
 def _merged(first: Bits, second: Bits) -> Bits:
-    """Returns two sorted arrays in one."""
+    """Returns a sorted array of the items of two sorted arrays."""
     return np.sort(np.concatenate((first, second)), kind="stable")  # fast for sorted parts
 
 
 @dataclasses.dataclass(frozen=True)
 class _Contents:
-    """Entries that were read of the journals; never changed, so that threads need no lock.
+    """The entries that were read from journals; immutable, so that threads need no lock.
 
     Attributes:
-        ends: For each journal, the number of bytes that were read.
+        ends: The number of bytes that were read of each journal, by file name.
         tables: The entries; larger tables are last.
     """
 
@@ -65,7 +65,7 @@ class _Contents:
     tables: tuple[_Table, ...] = ()
 
     def with_entries(self, entries: NDArray[np.void], ends: dict[str, int]) -> _Contents:
-        """Returns contents with further entries."""
+        """Returns contents with additional entries, and the new ``ends``."""
         if not len(entries):
             return _Contents(ends, self.tables)
         columns = [entries[name] for name in ENTRY.names or ()]
@@ -77,7 +77,7 @@ class _Contents:
 
 
 def _are_in(hashes: Bits, tables: Iterable[Bits]) -> NDArray[np.bool_]:
-    """Returns which hashes are in sorted tables."""
+    """Returns whether each hash is in one of some sorted arrays, bool [hashes]."""
     found = np.zeros(len(hashes), bool)
     for table in tables:
         rows = np.flatnonzero(~found)
@@ -103,27 +103,30 @@ class Journals:
         self._own: OwnedFile | None = None
 
     def have(self, objects: Bits, offsets: Indices, sizes: Indices) -> NDArray[np.bool_]:
-        """Returns which ranges have an entry, also if another process has just added it."""
+        """Returns whether each range has an entry, also if another process has just added it."""
         return self._are_in(fold(objects, offsets, sizes), lambda table: table.ranges)
 
     def agree(
         self, objects: Bits, offsets: Indices, sizes: Indices, checksums: Bits
     ) -> NDArray[np.bool_]:
-        """Returns which ranges have an entry with a checksum."""
+        """Returns whether each range has an entry with the given checksum, bool [ranges]."""
         return self._are_in(fold(objects, offsets, sizes, checksums), lambda table: table.claims)
 
     def _are_in(self, hashes: Bits, column: Callable[[_Table], Bits]) -> NDArray[np.bool_]:
-        """Returns which hashes are in a column of the tables, after reading further entries."""
+        """Returns whether each hash is in a column of the tables, bool [hashes].
+
+        Reads new entries of the journals if a hash is not found.
+        """
         contents = self._contents
         found = _are_in(hashes, map(column, contents.tables))
-        # Another thread may have replaced newer contents by these.
+        # In a race, another thread may replace the contents by older contents, which is harmless.
         if not found.all() and (refreshed := self._refreshed(contents)) is not contents:
             self._contents = refreshed
             found = _are_in(hashes, map(column, refreshed.tables))
         return found
 
     def _refreshed(self, contents: _Contents) -> _Contents:
-        """Returns the contents with all further entries of the journals."""
+        """Returns the contents with all new entries of the journals; the same object if none."""
         parts, ends = [], dict(contents.ends)
         with contextlib.suppress(OSError):  # of a folder that was removed
             for name in sorted(owned_names(self._folder)):
@@ -160,7 +163,7 @@ class Journals:
             raise
 
     def _unused(self) -> OwnedFile | None:
-        """Returns a journal of a process that has ended; None if there is none."""
+        """Opens and locks a journal of a process that has ended; returns None if there is none."""
         for name in owned_names(self._folder):
             with contextlib.suppress(OSError):
                 if (file := locked(os.path.join(self._folder, name))) is not None:

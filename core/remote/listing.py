@@ -1,6 +1,6 @@
-"""Plans a listing of a bucket that contains the versions of many objects.
+"""Plans listings of a bucket, from which the versions of many objects are read.
 
-A page of a listing has up to 1,000 objects, so that it replaces as many requests.
+A page of a listing has up to 1,000 objects, so that it replaces up to 1,000 requests.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Listing:
     Attributes:
         keys: The wanted keys.
         prefix: The folder of the objects; None: the whole bucket.
-        offset: Keys up to this key are not listed; None: none.
-        last: The listing ends after this key; None: it is not sorted.
-        most_pages: The listing ends after this number of pages, because there are far more objects
-            in the folder than are wanted.
+        offset: Keys up to this key are not listed; None: all keys are listed.
+        last: The listing may end after this key; None: the store does not sort its listings.
+        most_pages: The listing ends after this number of pages, because the folder then has far
+            more objects than are wanted.
     """
 
     keys: frozenset[str]
@@ -39,14 +39,17 @@ class Listing:
 
 
 def listings_of(kind: str, keys: Collection[str]) -> list[Listing]:
-    """Plans listings of some objects; none if a request for each object is as good.
+    """Plans listings that contain some objects.
 
-    If a listing can begin at any key, there is a listing for each page, which are requested at the
-    same time.
+    If a store can begin a listing at any key, there is a listing for each 1,000 objects, so that
+    the listings can be requested concurrently.
 
     Args:
         kind: The kind of the store.
         keys: The keys of the objects.
+
+    Returns:
+        The listings; none for a single object, or if the store can't list its objects.
     """
     if kind not in KINDS or len(keys) < 2:
         return []
@@ -75,7 +78,7 @@ def _common_start(first: str, last: str) -> str:
 def versions_of_page(
     page: Sequence[Mapping[str, Any]], keys: Collection[str] | None = None
 ) -> dict[str, Version]:
-    """Returns the versions of the wanted objects of a page.
+    """Returns the versions of the wanted objects of a page, by key.
 
     Args:
         page: obstore's metadata of objects.

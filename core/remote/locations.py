@@ -58,7 +58,7 @@ _SERVER_VARIABLES = {
 }
 
 
-# The places of credentials, apart from storage_options, by the kind of the store.
+# Where credentials are found, apart from storage_options, by the kind of the store.
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and other environment variables, ~/.aws",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
@@ -72,7 +72,7 @@ class Place(NamedTuple):  # created faster than a dataclass; a data set has thou
     Attributes:
         kind: "http", "s3", "gs" or "az".
         root: The URL of the host, or the name of the bucket or container.
-        key: The path below it.
+        key: The path below the root.
         account: Azure's account, if the URL contains it.
     """
 
@@ -82,15 +82,15 @@ class Place(NamedTuple):  # created faster than a dataclass; a data set has thou
     account: str = ""
 
     def at(self, key: str) -> Place:
-        """Returns the place of another key."""
+        """Returns the place of another key with the same root."""
         return self._replace(key=key)
 
 
 def folder_place_of(url: str) -> Place | None:
-    """Returns the place of a folder, whose key is "" for a bucket; None if only fsspec lists it."""
+    """Returns the place of a folder or a bucket (key ""); None if only fsspec can list it."""
     url = url.rstrip("/")
     place = place_of(url if url.count("/") > 2 else f"{url}/x")
-    if place is None or place.kind == "http":  # whose servers have no common way to list files
+    if place is None or place.kind == "http":  # HTTP has no common way to list files
         return None
     return place if url.count("/") > 2 else place.at("")
 
@@ -98,7 +98,7 @@ def folder_place_of(url: str) -> Place | None:
 def place_of(url: str) -> Place | None:
     """Returns the place of a URL; None if only fsspec can read it.
 
-    obstore normalizes paths. A URL that it would change, or that has a query, is left to fsspec.
+    obstore normalizes paths. fsspec reads URLs that obstore would change, and URLs with a query.
     """
     scheme, separator, path = url.partition("://")
     kind = _KINDS.get(scheme)
@@ -126,7 +126,7 @@ def place_of(url: str) -> Place | None:
 
 
 def credentials_cure(url: str) -> str:
-    """Returns where the credentials of a URL can be, for the error of a server that denies it."""
+    """Returns a remedy for errors of denied access: where the credentials of a URL are found."""
     kind = _KINDS.get(url.partition("://")[0], "") if "::" not in url else ""
     if kind == "http":
         return "Check the credentials: storage_options={'headers': {'Authorization': ...}}"
@@ -138,10 +138,10 @@ def credentials_cure(url: str) -> str:
 
 
 def check_options(kind: str, options: Mapping[str, Any]) -> None:
-    """Checks the names of storage options for obstore.
+    """Checks the names of the user's storage options for a kind of store of obstore.
 
     Raises:
-        ValueError: If a store does not have an option.
+        ValueError: If stores of this kind do not accept an option.
     """
     names = sorted({*_NAMES[kind], *_BOTH})
     for name in options:
@@ -168,7 +168,8 @@ def store_arguments(
         environment: The environment variables.
 
     Raises:
-        ValueError: If an option is unknown, a server has no URL, or a profile does not exist.
+        ValueError: If an option is unknown, the URL of a server is invalid, or a profile does not
+            exist.
     """
     check_options(place.kind, options)
     client: dict[str, Any] = {
@@ -207,10 +208,15 @@ def store_arguments(
 
 
 def _check_servers(kind: str, config: Mapping[str, str], environment: Mapping[str, str]) -> None:
-    """Checks the servers' URLs, since a request to another text ends the process.
+    """Checks the URLs of servers, since obstore would end the process if it used an invalid URL.
+
+    Args:
+        kind: The kind of the store.
+        config: obstore's options of the store.
+        environment: The environment variables.
 
     Raises:
-        ValueError: If a server has no URL.
+        ValueError: If the URL of a server is invalid.
     """
     named = {"endpoint_url": config["endpoint"]} if config.get("endpoint") else {}
     variables = (name for name in environment if _SERVER_VARIABLES[kind].fullmatch(name))
@@ -226,7 +232,8 @@ def server_settings(
 ) -> dict[str, str]:
     """Returns settings that name the server, or the account, of a place.
 
-    They come from the environment and ``~/.aws``. Buckets of two servers may have equal URLs.
+    They come from the environment and ``~/.aws``. URLs do not contain them, so that buckets of two
+    servers may have equal URLs.
     """
     is_of_server = _SERVER_VARIABLES[place.kind].fullmatch
     settings = {name: value for name, value in environment.items() if is_of_server(name) and value}
@@ -237,7 +244,7 @@ def server_settings(
 
 
 def aws_profile(profile: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns keys, region and endpoint of a profile in ``~/.aws``; what is missing is omitted.
+    """Returns those of obstore's options for keys, region and endpoint that an AWS profile has.
 
     Raises:
         ValueError: If the profile does not exist, unless it is the default.
@@ -268,7 +275,7 @@ def aws_profile(profile: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def needs_boto3(profile: str, environment: Mapping[str, str]) -> bool:
-    """Returns whether a profile in ``~/.aws`` names another way to get keys, such as SSO."""
+    """Returns whether an AWS profile gets its keys by SSO, a role or a process, for boto3."""
     path = environment.get("AWS_CONFIG_FILE") or os.path.join(
         environment.get("HOME", os.path.expanduser("~")), ".aws", "config"
     )

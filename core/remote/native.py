@@ -1,6 +1,6 @@
-"""obstore's native module, of which a forked process loads its own copy.
+"""Loads obstore's native module; a forked process loads its own copy of the module.
 
-The threads of obstore's runtime do not survive a fork, and the module has one runtime for its
+The threads of obstore's runtime do not survive a fork, and a module has one runtime for its
 lifetime: requests of a forked child would wait forever. A second copy has its own runtime.
 """
 
@@ -19,7 +19,7 @@ from ..per_process import PerProcess
 
 _log = logging.getLogger("dalijax")
 
-_loaded: Any = None  # by this process or by its parent
+_loaded: Any = None  # the module that this process, or its parent, has loaded
 _lock = PerProcess(threading.Lock)
 
 
@@ -59,11 +59,15 @@ def _imported() -> Any:
 
 
 def _copied(module: Any) -> Any:
-    """Loads a copy of an extension module."""
+    """Loads a copy of an extension module.
+
+    Raises:
+        RuntimeError: If the copy can't be loaded.
+    """
     try:
         with open(module.__file__, "rb") as file:
             content = file.read()
-        # The loader would return the loaded library for a file that it has loaded, or for a name.
+        # For the same file, the dynamic loader would return the library that is already loaded.
         descriptor = os.memfd_create("obstore", os.MFD_CLOEXEC)
         with open(descriptor, "wb") as memory:
             memory.write(content)

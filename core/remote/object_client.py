@@ -1,4 +1,4 @@
-"""`ObjectClient`: reads objects of HTTP servers, S3, GCS and Azure through obstore."""
+"""`ObjectClient`: reads and writes objects of HTTP servers, S3, GCS and Azure by obstore."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ _lock = PerProcess(threading.Lock)
 
 
 class ObjectClient:
-    """Reads objects. Its methods wait for responses, so that they are called by `RequestThreads`.
+    """Reads and writes objects.
+
+    The methods wait for responses. Callers let the threads of `RequestThreads` run them.
 
     Args:
         options: The user's storage options; `dalijax.core.remote.locations` has their names.
@@ -37,7 +39,8 @@ class ObjectClient:
 
     def __init__(self, options: Mapping[str, Any]):
         self._options = dict(options)
-        # By place. The destructor of a store could wait for threads of obstore.
+        # Stores by kind, root and account of a place. They are kept after a fork, because the
+        # destructor of a store could wait for threads of obstore.
         self._stores = PerProcess[dict[tuple[str, str, str], Any]](dict, keeps=True)
 
     def __reduce__(self) -> Any:
@@ -68,7 +71,7 @@ class ObjectClient:
         Args:
             place: The place of the object.
             url: Its URL.
-            opens: Whether a source is opened; see `patience`.
+            opens: Whether a source is being opened; see `patience`.
 
         Raises:
             RemoteError: If it can't be read.
@@ -80,10 +83,10 @@ class ObjectClient:
         return self._repeated(place, url, get, opens)
 
     def entries(self, place: Place, url: str) -> tuple[list[str], dict[str, Version]]:
-        """Returns the names of the folders in a folder, and the versions of its objects.
+        """Returns the paths of the folders in a folder, and the versions of its objects by key.
 
         Raises:
-            RemoteError: If it can't be listed.
+            RemoteError: If the folder can't be listed.
         """
 
         def listed(module: Any, store: Any) -> tuple[list[str], dict[str, Version]]:
@@ -93,10 +96,10 @@ class ObjectClient:
         return self._repeated(place, url, listed)
 
     def objects_below(self, place: Place, url: str) -> dict[str, Version]:
-        """Returns the versions of all objects in a folder and its folders.
+        """Returns the versions of all objects in a folder and its subfolders, by key.
 
         Raises:
-            RemoteError: If it can't be listed.
+            RemoteError: If the folder can't be listed.
         """
 
         versions: dict[str, Version] = {}
@@ -105,12 +108,12 @@ class ObjectClient:
         return versions
 
     def listed(self, place: Place, url: str, listing: Listing) -> dict[str, Version]:
-        """Returns the versions of objects that a listing contains; objects may be missing.
+        """Returns the versions of the wanted objects by key; objects that do not exist are missing.
 
         Args:
             place: The place of one of the objects, which have the same root.
             url: The URL of this object, for errors.
-            listing: The listing.
+            listing: The planned listing, with the keys of the wanted objects.
 
         Raises:
             RemoteError: If the store can't be listed.
@@ -131,10 +134,10 @@ class ObjectClient:
         """Yields the pages of a listing; if one fails, the listing continues after the last page.
 
         Args:
-            place: A place with the root.
-            url: Its URL, for errors.
-            prefix: The folder; None: all.
-            after: Keys up to this key are not listed; None: none.
+            place: Any place in the bucket.
+            url: The URL of this place, for errors.
+            prefix: The folder; None: the whole bucket.
+            after: Keys up to this key are not listed; None: all keys are listed.
         """
         pages: Iterator[Any] | None = None
 
@@ -149,7 +152,7 @@ class ObjectClient:
                 raise
 
         while page := self._repeated(place, url, next_page):
-            if place.kind in SORTED:  # in others, a repetition begins at the start
+            if place.kind in SORTED:  # in other stores, a repeated listing begins at the start
                 after = page[-1]["path"]
             yield page
 
@@ -168,7 +171,14 @@ class ObjectClient:
     def _repeated(
         self, place: Place, url: str, call: Callable[[Any, Any], T], opens: bool = True
     ) -> T:
-        """Calls a function with obstore's module and a store, until it succeeds; see `repeated`."""
+        """Calls a function with obstore's module and a store, until it succeeds; see `repeated`.
+
+        Args:
+            place: The place of an object of the store.
+            url: The URL of the object, for errors.
+            call: The function.
+            opens: Whether a source is being opened; see `patience`.
+        """
 
         def attempt(_: int) -> T:
             return call(*self._store(place))
@@ -186,16 +196,16 @@ class ObjectClient:
         is_wanted: Callable[[], bool] = lambda: True,
         has_one: Callable[[], None] = lambda: None,
     ) -> list[memoryview]:
-        """Reads ranges of a version of an object.
+        """Reads ranges of a version of an object; retries failed requests.
 
         Args:
             place: The place of the object.
-            url: Its URL.
+            url: The URL of the object.
             starts: The first byte of each range.
             ends: The byte after the last byte of each range.
             version: The version.
             is_wanted: Returns whether the ranges are still needed.
-            has_one: Called when no more than one request will be sent at once.
+            has_one: Is called as soon as at most one request at a time is still sent.
 
         Raises:
             RemoteError: If a range can't be read, or the object has another version.
@@ -210,7 +220,7 @@ class ObjectClient:
             return read([row])[0]
 
         def attempt(rows: list[int]) -> Sequence[memoryview | Exception]:
-            # A repetition begins with one request: the server may be overloaded.
+            # A retry begins with one request, because the server may be overloaded.
             first = each(read_one, rows[:1]) if has_failed else []
             has_failed.append(True)
             if any(isinstance(result, Exception) for result in first):
@@ -223,7 +233,7 @@ class ObjectClient:
             except Exception as error:
                 if len(others) == 1 or refusal(error, url) is not None:
                     return first + [error] * len(others)
-            # One by one, so that a range that fails often does not repeat the others.
+            # Each range has its own request, so that a failing range does not repeat the others.
             has_one()
             return first + each(read_one, others)
 
@@ -239,12 +249,12 @@ class ObjectClient:
         version: Version,
         has_one: Callable[[], None],
     ) -> list[memoryview]:
-        """Reads ranges together.
+        """Reads ranges of an object once, without retries; see `read`.
 
         The last range is requested after the others were received, on the condition that the
-        object has the version. So all ranges are of this version, without further requests, if
-        the server never returns an older version after a newer one: object stores do not, but the
-        edges of a site may.
+        object has the version. If the server never returns an older version after a newer version,
+        all ranges are then of this version, and no further request is needed. Object stores have
+        this property; the edge servers of a site may not.
         """
         module, store = self._store(place)
         views: list[memoryview] = []
@@ -292,7 +302,7 @@ class ObjectClient:
             raise misconfigured(url, error) from error
 
     def _boto3(self, config: Mapping[str, Any]) -> Any:
-        """Returns a provider of keys for a profile with SSO or a role; None for other profiles.
+        """Returns boto3's provider of keys if the AWS profile uses SSO or a role, else None.
 
         Raises:
             ImportError: If boto3, which can read such a profile, is not installed.
@@ -318,10 +328,10 @@ class ObjectClient:
 
 
 def _own_memory(content: Any) -> memoryview:
-    """Returns the content of a response in memory that has no other bytes.
+    """Returns the content of a response in memory that contains no other bytes.
 
-    A small response of obstore keeps a buffer of the HTTP client alive, which may have a hundred
-    times as many bytes.
+    A small response of obstore is a part of a buffer of the HTTP client, which may have a hundred
+    times as many bytes, and would stay in memory. So it is copied.
     """
     view = memoryview(content)
     return view if len(view) >= _BUFFERED else memoryview(bytes(view))

@@ -34,10 +34,10 @@ class OwnedFile(OpenFile):
     """An open file, which is locked until the object is freed."""
 
     def append(self, data: bytes) -> None:
-        """Appends data by one call, so that other processes see all of it, or part of it.
+        """Appends data by a single call of ``write``.
 
         Raises:
-            OSError: If only a part was written.
+            OSError: If the data, or a part of the data, can't be written.
         """
         if os.write(self.fd, data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -80,7 +80,7 @@ def new_file(folder: str) -> OwnedFile:
     Raises:
         OSError: If it can't be created.
     """
-    for _ in range(_ATTEMPTS):  # another process may lock it first, to see whether it is used
+    for _ in range(_ATTEMPTS):  # another process may lock a file first, to see whether it is used
         if (file := locked(os.path.join(folder, secrets.token_hex(8)), create=True)) is not None:
             return file
     raise FileExistsError(errno.EEXIST, "other processes lock each new file", folder)

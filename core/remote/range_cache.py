@@ -1,8 +1,8 @@
-"""`RangeCache`: byte ranges of remote files that were announced, are requested, or were received.
+"""`RangeCache`: byte ranges of remote files in memory, which are requested or were received.
 
-The cache never changes the result of a read: ranges are immutable, and a read requests what it does
-not find. It only holds ranges that a `Lease` holds. Dropping the last lease frees the memory, and
-drops requests that have not begun.
+The cache never changes the result of a read: ranges are immutable, and a read requests the ranges
+that it does not find. A range is in the cache only while a `Lease` has it. Freeing the last lease
+frees the memory, and drops requests that have not begun.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from .versions import Version
 _OBJECTS = Limits(most_requests=2 * AT_ONCE)
 # fsspec sends the requests of all files of a call concurrently.
 _FSSPEC = Limits(most_requests=256, several_files=True)
-# obstore compares the version of the last response of a call.
+# `ObjectClient.read` compares the version of the last response of a call only.
 _CHECKED = Limits(most_requests=1)
 _LIMITS = (_OBJECTS, _CHECKED, _FSSPEC)
 OpenFiles = Callable[[Sequence[int]], list[FsspecFile]]
 
 
 class _Memory:
-    """The memory of a fetch, which its call also uses while it runs.
+    """Counts the memory of a `Fetch`, which is freed when the fetch and its running call are gone.
 
     Args:
         num_bytes: Number of bytes.
@@ -53,11 +53,15 @@ class _Memory:
 
 
 class Fetch:
-    """A call of a client, and its received bytes.
+    """A call of a client that reads ranges, and the received bytes.
 
     Args:
-        block: The ranges that this call and others read.
-        memory: The memory of the received bytes.
+        block: The ranges that this call and other calls read.
+        memory: Counts the memory of the received bytes.
+
+    Attributes:
+        result: The future bytes of each request of the call.
+        memory: As above.
     """
 
     def __init__(self, block: _Block, memory: _Memory):
@@ -66,7 +70,7 @@ class Fetch:
         self._block = block  # it exists while it has a fetch
 
     def pieces(self) -> list[memoryview]:
-        """Waits for the bytes of the requests, and returns them.
+        """Waits for the bytes of each request of the call, and returns them.
 
         Raises:
             OSError: If a range can't be read.
@@ -84,17 +88,17 @@ class _Block:
 
     Args:
         addresses: The address of each range.
-        offsets: Its offset in its file.
-        sizes: Its size.
+        offsets: The offset of each range in its file.
+        sizes: The size of each range in bytes.
         planned: The requests of the ranges.
 
     Attributes:
         addresses: As above.
         sizes: As above.
-        calls: The call of each range.
-        requests: Its request in this call.
-        starts: Its offset in the request.
-        fetches: The fetch of each call, while it exists.
+        calls: The number of the call that reads each range.
+        requests: The number of the request for each range in this call.
+        starts: The offset of each range in the bytes of this request.
+        fetches: A weak reference to the fetch of each call.
     """
 
     def __init__(self, addresses: Indices, offsets: Indices, sizes: Indices, planned: Plan):
@@ -110,11 +114,11 @@ class Lease:
 
     Args:
         addresses: The address of each range; see `_Block`.
-        sizes: Its size.
+        sizes: The size of each range in bytes.
 
     Attributes:
         num_bytes: Number of bytes of the fetches that this lease has started.
-        missing: The ranges that are not kept yet.
+        missing: The numbers of the ranges that have no fetch yet.
     """
 
     def __init__(self, addresses: Indices, sizes: Indices):
@@ -125,7 +129,7 @@ class Lease:
         self._fetch_of, self._requests, self._starts = np.full((3, len(sizes)), -1)
 
     def take(self, block: _Block, are_new: bool) -> None:
-        """Keeps the missing ranges that a block has.
+        """Takes the fetches of a block that read missing ranges.
 
         Args:
             block: The block.
@@ -149,9 +153,9 @@ class Lease:
         self.missing = self.missing[~has]
 
     def arrays(self) -> list[NDArray[np.uint8]]:
-        """Waits for the ranges, and returns them without a copy, at any address.
+        """Waits for the ranges; returns uint8 [size] each, without a copy, at any address.
 
-        They can't be written to, because several reads may return the same memory.
+        The arrays can't be written to, because several reads may return the same memory.
 
         Raises:
             OSError: If a range can't be read.
@@ -171,7 +175,7 @@ class Lease:
         ]
 
     def parts(self, turns: Indices) -> dict[int, set[Fetch]]:
-        """Returns the fetches that the ranges of each turn need."""
+        """Returns the fetches that read the ranges of each turn, given the turn of each range."""
         count = len(self._fetches)
         has = self._fetch_of >= 0
         parts: dict[int, set[Fetch]] = {}
@@ -184,16 +188,17 @@ class Lease:
 class RangeCache:
     """Byte ranges of numbered remote files.
 
-    Threads do not lock it, because a fork could copy a lock that is held. In a race, a range is
-    requested twice.
+    There is no lock, because a fork could copy a lock that is held. In a race, a range is requested
+    twice.
 
     Args:
-        urls: The URLs.
-        places: The place of each object; None for a file of fsspec.
-        versions: The version of each object that must be read.
+        urls: The URL of each file.
+        places: The place of each object; None for a file that fsspec reads.
+        versions: The version of each file that must be read.
         client: Reads objects.
-        checks_all: Whether the version of each response is compared, not only that of the last
-            response of a call. The edges of a site may have different versions of a file.
+        checks_all: Whether the version of each response of an HTTP server is compared, not only
+            that of the last response of a call. The edge servers of a site may have different
+            versions of a file.
     """
 
     def __init__(
@@ -216,7 +221,7 @@ class RangeCache:
         self._blocks = PerProcess[set[weakref.ref[_Block]]](set)
 
     def num_bytes(self, files: Indices, offsets: Indices, sizes: Indices) -> int:
-        """Returns the number of bytes that are requested to read ranges."""
+        """Returns the number of bytes that requests for ranges read, if none is in the cache."""
         return num_bytes(files, offsets, sizes, _OBJECTS)
 
     def lease(
@@ -234,10 +239,14 @@ class RangeCache:
             files: The file of each range.
             offsets: The first byte of each range.
             sizes: The size of each range.
-            open_files: Opens files of fsspec, given their numbers.
-            turns: When each range is needed, if it is only announced. None: now, so that the
-                requests are sent before those of announced ranges.
+            open_files: Opens files that fsspec reads, given their numbers.
+            turns: When each range is needed, if the ranges are announced; smaller numbers are
+                needed earlier. None: the ranges are needed now, so that their requests are sent
+                before those of announced ranges.
             freed: Collects the number of bytes of each freed fetch.
+
+        Returns:
+            The lease, which keeps the ranges in the cache while it exists.
         """
         blocks = self._blocks.get()
         addresses = self._addresses[files] + offsets
@@ -249,7 +258,7 @@ class RangeCache:
             rows = lease.missing[self._limits[files[lease.missing]] == number]
             if not len(rows):
                 continue
-            # One range for each address, the largest.
+            # Of several ranges with the same address, only the largest is requested.
             rows = rows[np.lexsort((-sizes[rows], addresses[rows]))]
             unique, firsts = np.unique(addresses[rows], return_index=True)
             first_turns = 0 * firsts if turns is None else np.minimum.reduceat(turns[rows], firsts)
@@ -271,7 +280,14 @@ class RangeCache:
         return lease
 
     def _job(self, planned: Plan, call: slice, fetch: Fetch, open_files: OpenFiles) -> Job:
-        """Returns the job of a call, which does not keep its fetch alive."""
+        """Returns the job that runs a call, and does not keep its fetch alive.
+
+        Args:
+            planned: The requests.
+            call: The requests of the call.
+            fetch: The fetch of the call, whose result is set.
+            open_files: Opens files that fsspec reads.
+        """
         columns = planned.files, planned.starts, planned.ends
         files, starts, ends = (column[call].tolist() for column in columns)
         ref, result = weakref.ref(fetch), fetch.result

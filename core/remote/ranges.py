@@ -37,8 +37,8 @@ class Plan:
         files: The file of each request.
         starts: The first byte of each request.
         ends: The byte after the last byte of each request.
-        bounds: The first request of each call, and the number of requests.
-        request_of: The request of each range.
+        bounds: The number of the first request of each call, and of all requests, [calls + 1].
+        request_of: The number of the request that reads each range.
     """
 
     files: Indices
@@ -49,7 +49,7 @@ class Plan:
 
 
 def plan(files: Indices, offsets: Indices, sizes: Indices, turns: Indices, limits: Limits) -> Plan:
-    """Plans the requests of some ranges, which must not be empty.
+    """Plans requests that read some ranges, each of at least one byte.
 
     Args:
         files: The file of each range.
@@ -90,7 +90,11 @@ def num_bytes(files: Indices, offsets: Indices, sizes: Indices, limits: Limits) 
 def _merged(
     files: Indices, offsets: Indices, sizes: Indices, limits: Limits
 ) -> tuple[Indices, Indices, Indices]:
-    """Merges sorted ranges; returns the first range, the start and the end of each request."""
+    """Merges ranges, sorted by file and offset, into requests.
+
+    Returns:
+        The number of the first range, the start and the end of each request.
+    """
     ends = offsets + sizes
     if not len(files):
         return ends, ends, ends
@@ -113,10 +117,14 @@ def _merged(
 
 
 def byte_count(value: int | float | str, name: str) -> int:
-    """Returns a number of bytes that is written as ``"128MB"``, or as a whole number.
+    """Returns a number of bytes from an argument such as ``"128MB"``, ``"1GiB"`` or ``10**9``.
+
+    Args:
+        value: The argument.
+        name: The name of the argument in errors.
 
     Raises:
-        ValueError: If it is neither.
+        ValueError: If it is not a number of bytes.
     """
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is not None:

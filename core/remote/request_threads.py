@@ -81,6 +81,10 @@ class RequestThreads:
             self._run_next()
 
     def _run_next(self) -> None:
+        """Runs the next job as soon as there is room for its requests.
+
+        Only the thread with the lock ``_turn`` waits for room, so that jobs begin in their order.
+        """
         with self._turn:
             job = self._pop()
             held = min(job.weight, MOST_REQUESTS) if job.is_wanted() else 0
@@ -91,6 +95,7 @@ class RequestThreads:
                 self._has_room.get()
 
         def keep(count: int) -> None:
+            """Releases the room of the job's requests, except for a number of them."""
             nonlocal held
             freed, held = max(0, held - count), min(held, count)
             with self._room_lock:

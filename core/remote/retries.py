@@ -1,4 +1,4 @@
-"""Repeats failed requests, and distinguishes errors that pass from errors that do not.
+"""Repeats failed requests, and distinguishes temporary errors from permanent errors.
 
 Object stores answer 503 while they scale, and networks fail for minutes. A training run should
 survive that, but a wrong URL or expired credentials should stop it at once.
@@ -23,8 +23,8 @@ T = TypeVar("T")
 _log = logging.getLogger("dalijax")
 
 _PATIENCE = 300.0  # seconds after which no further attempt begins
-_OPENING = 30.0  # the same, when a source is opened: its URL may be wrong
-_FEW = 5  # attempts with wrong answers, which a repetition rarely changes
+_OPENING = 30.0  # the same limit when a source is being opened, since its URL may be wrong
+_FEW = 5  # attempts with wrong answers, which another attempt rarely changes
 _LONGEST = 5.0  # seconds between two attempts, so that a run continues soon after an outage
 _RECHECK = 0.1  # seconds between checks whether a result is still needed
 _QUIET = 5.0  # seconds of waiting before a warning
@@ -75,7 +75,8 @@ def patience(options: Mapping[str, Any], opens: bool = False) -> float:
 
     Args:
         options: The user's storage options.
-        opens: Whether a source is opened.
+        opens: Whether a source is being opened. The limit is then at most 30 s, since the URL may
+            be wrong.
     """
     seconds = float(options.get("retry_timeout", _PATIENCE))
     return min(seconds, _OPENING) if opens else seconds
@@ -90,10 +91,13 @@ def repeated(
     """Repeats the requests that fail until all succeed.
 
     Args:
-        attempt: Sends the requests with some numbers; returns the result or the error of each.
+        attempt: Sends the requests with the given numbers; returns the result or the error of each.
         urls: The URL of each request.
         seconds: Time after which no further attempt begins.
         is_wanted: Returns whether the results are still needed.
+
+    Returns:
+        The result of each request.
 
     Raises:
         RemoteError: If a request can't succeed, or did not succeed in time.
@@ -125,9 +129,14 @@ def repeated(
 
 
 def each(read: Callable[[int], T], rows: Sequence[int]) -> list[T | Exception]:
-    """Returns the result or the error of each of some requests, sent one after the other.
+    """Sends requests one after the other; returns the result or the error of each request.
 
-    After two errors in a row, the others are not sent: the server may be overloaded.
+    After two errors in a row, the other requests are not sent, because the server may be
+    overloaded. Their result is the last error.
+
+    Args:
+        read: Sends the request with a number.
+        rows: The numbers.
     """
     results: list[T | Exception] = []
     for row in rows:
@@ -149,7 +158,7 @@ def _delays() -> Iterator[float]:
 
 
 def refusal(error: Exception, url: str) -> Exception | None:
-    """Returns the error to raise at once, with URL and remedy; None if a retry may succeed.
+    """Returns the error to raise without a retry, with URL and remedy; None if a retry may succeed.
 
     Args:
         error: The error of a client. obstore's classes are recognized by name, because a forked
@@ -213,7 +222,7 @@ def ignores_ranges(url: str) -> RemoteError:
 
 
 def is_wrong_answer(error: Exception) -> bool:
-    """Returns whether a server answered with other bytes, which a repetition rarely changes."""
+    """Returns whether a server answered with other bytes, which another attempt rarely changes."""
     return isinstance(error, WrongAnswerError) or bool(
         re.search(r"Requested \d+\.\.\d+, got", str(error))
     )
@@ -232,7 +241,13 @@ def changed(shown: str, difference: str) -> ChangedError:
 
 
 def exhausted(url: str, seconds: float, error: Exception) -> RemoteError:
-    """Returns the error to raise after the last attempt."""
+    """Returns the error to raise after the last attempt.
+
+    Args:
+        url: The URL.
+        seconds: Time since the first attempt.
+        error: The error of the last attempt.
+    """
     text = str(error).partition("\n")[0] or type(error).__name__
     if is_wrong_answer(error):
         return RemoteError(
@@ -245,6 +260,7 @@ def exhausted(url: str, seconds: float, error: Exception) -> RemoteError:
 
 
 def _warn(url: str, waited: float, seconds: float, error: Exception) -> None:
+    """Warns of a server that does not answer, at most once a minute."""
     global _last_warning
     now = time.monotonic()
     if waited > _QUIET and now - _last_warning > _REPEATED:

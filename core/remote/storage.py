@@ -1,4 +1,4 @@
-"""`Storage`: how remote files are read, from their URLs and the user's options."""
+"""`Storage`: access to remote files by their URLs, with the user's options."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Storage:
         self.options = dict(options or {})
         self.cache = cache
         self.client = ObjectClient(self.options)
-        self._checked: set[str] = set()  # kinds of stores that have the options
-        # Of the objects that a pattern has found, until `versions` returns them.
+        self._checked: set[str] = set()  # kinds of stores that accept the options
+        # Versions of the objects that a pattern has found, until `versions` returns them.
         self._found: dict[Place, Version] = {}
 
     def __reduce__(self) -> Any:
@@ -45,10 +45,10 @@ class Storage:
         return f"Storage({', '.join(sorted(self.options))})"  # values may be secret
 
     def place(self, url: str) -> Place | None:
-        """Returns the place of a URL for obstore; None if fsspec reads it.
+        """Returns the place of a URL for obstore; None if fsspec reads the URL.
 
         Raises:
-            ValueError: If the store does not have one of the options.
+            ValueError: If stores of this kind do not accept one of the options.
         """
         place = place_of(url)
         if place is None or not has_obstore():
@@ -59,7 +59,7 @@ class Storage:
         return place
 
     def folders(self, url: str) -> tuple[Folders, str]:
-        """Returns access to the folders of a URL, and the path of the URL in them."""
+        """Returns the folders of the bucket or file system of a URL, and the URL's path in it."""
         place = folder_place_of(url)
         if place is None or not has_obstore():
             folders = FsspecFolders(url, self.options)
@@ -68,11 +68,11 @@ class Storage:
         return ObjectFolders(self.client, url, place, self._found), place.key
 
     def contents(self, urls: Sequence[str], opens: bool = False) -> list[Any]:
-        """Returns the contents of files, requested together.
+        """Returns the contents of files, as bytes or memoryviews, requested together.
 
         Args:
             urls: The URLs.
-            opens: Whether a source is opened, so that an error is raised after a shorter time.
+            opens: Whether a source is being opened; retries then end earlier, see `patience`.
 
         Raises:
             OSError: If a file can't be read.
@@ -108,7 +108,10 @@ class Storage:
         ]
 
     def listed_versions(self, urls: Sequence[str]) -> list[Version] | None:
-        """Returns the versions of objects; None if a listing does not contain one of them."""
+        """Returns the versions of objects from listings, without a request for each object.
+
+        Returns None if fsspec reads one of the URLs, or listings do not contain all objects.
+        """
         places = [place for url in urls if (place := self.place(url)) is not None]
         listed = self._listed(places, urls) if len(places) == len(urls) else {}
         self._found.clear()
@@ -116,7 +119,7 @@ class Storage:
         return versions if len(versions) == len(urls) else None
 
     def _listed(self, places: Sequence[Place], urls: Sequence[str]) -> dict[Place, Version]:
-        """Returns the versions of objects that listings contain."""
+        """Returns the versions of those objects that listings contain; requests the listings."""
         roots: dict[tuple[str, str, str], dict[str, tuple[Place, str]]] = {}
         versions = {place: self._found.pop(place) for place in {*places} if place in self._found}
         for place, url in zip(places, urls, strict=True):
@@ -154,8 +157,16 @@ class Storage:
     def request(
         self, place: Place, url: str, start: int, end: int, version: Version
     ) -> Result[list[memoryview]]:
-        """Requests a range of an object; returns its future bytes.
+        """Requests a range of an object; returns a future list of one memoryview.
 
-        The result is an OSError if it can't be read, or the object has another version.
+        ``get()`` of the result raises OSError if the range can't be read, or the object has another
+        version.
+
+        Args:
+            place: The place of the object.
+            url: The URL of the object.
+            start: The first byte.
+            end: The byte after the last byte.
+            version: The version of the object.
         """
         return request_threads().call(self.client.read, place, url, [start], [end], version)

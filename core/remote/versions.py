@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 _RECENT = 5.0  # seconds; Last-Modified has a resolution of 1 s
-# The name of a date in a stamp that a later change of the file may keep.
+# The name, in stamps, of a date that a later change of the file within seconds may not change.
 _RECENT_DATE = "Last-Modified just now"
 
 
@@ -16,8 +16,8 @@ def is_settled(date: str, now: float) -> bool:
     """Returns whether a date is so old that a later change of the file has another date.
 
     Args:
-        date: A date in ISO format, or of an HTTP header.
-        now: The time in seconds.
+        date: A date in ISO format, or in the format of HTTP headers.
+        now: The time in seconds since 1970.
     """
     try:
         if date[:1].isdigit():
@@ -30,12 +30,12 @@ def is_settled(date: str, now: float) -> bool:
 
 
 def date_pair(date: str, now: float) -> list[str]:
-    """Returns the name and the value of a date in a stamp; see `is_settled`."""
+    """Returns the entry of a date in a stamp, whose name tells whether the date `is_settled`."""
     return ["Last-Modified", date] if is_settled(date, now) else unsettled_pair(date)
 
 
 def unsettled_pair(date: str) -> list[str]:
-    """Returns the name and the value of a date in a stamp that a later change may keep."""
+    """Returns the entry of a value in a stamp that may stay equal when the file changes later."""
     return [_RECENT_DATE, date]
 
 
@@ -54,7 +54,7 @@ def is_certain(stamp: list[Any]) -> bool:
 
 
 def plain(stamp: list[Any]) -> list[Any]:
-    """Returns a stamp that does not tell whether its date was recent, to compare it with others."""
+    """Returns a stamp whose date is named "Last-Modified" even if it was recent, to compare it."""
     is_recent = len(stamp) > 1 and isinstance(stamp[1], list) and stamp[1][0] == _RECENT_DATE
     return [stamp[0], ["Last-Modified", stamp[1][1]]] if is_recent else stamp
 
@@ -74,7 +74,7 @@ class Version(NamedTuple):  # created faster than a dataclass; a data set has th
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> Version:
-        """Returns the version that obstore's metadata describe."""
+        """Returns the version of an object from obstore's metadata."""
         date: datetime.datetime | None = meta.get("last_modified")
         if meta.get("e_tag"):
             return cls(meta["size"], str(meta["e_tag"]))
@@ -83,15 +83,15 @@ class Version(NamedTuple):  # created faster than a dataclass; a data set has th
 
     @classmethod
     def from_stamp(cls, stamp: list[Any]) -> Version:
-        """Returns the version of a file with a stamp; see `stamp`."""
+        """Returns the version with a `stamp`; the stamp [size] gives neither an ETag nor a date."""
         names = dict(plain(stamp)[1:])
         return cls(stamp[0], names.get("ETag"), names.get("Last-Modified"))
 
     def stamp(self, now: float) -> list[Any]:
-        """Returns the size and the name of the version; see `has_version`.
+        """Returns the version as a stamp: [size], or with ["ETag", value] or a `date_pair`.
 
         Args:
-            now: The time in seconds.
+            now: The time in seconds since 1970.
         """
         if self.etag is not None:
             return [self.size, ["ETag", self.etag]]
@@ -99,7 +99,7 @@ class Version(NamedTuple):  # created faster than a dataclass; a data set has th
 
     @property
     def match(self) -> str | None:
-        """Returns the ETag for If-Match, which never matches a weak ETag."""
+        """Returns the ETag for the header If-Match; None for a weak ETag, which never matches."""
         return None if self.etag is None or self.etag.startswith("W/") else self.etag
 
     def difference(self, other: Version) -> str:
@@ -133,5 +133,5 @@ def named_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | Non
 
 
 def without_weakness(etag: Any) -> str:
-    """Returns an ETag that is not marked as weak, as servers mark those of compressed responses."""
+    """Returns an ETag without the mark W/, which servers add to ETags of compressed responses."""
     return str(etag).removeprefix("W/")

@@ -73,6 +73,7 @@ class Arrays(BaseSource):
         return {name: self._rows(name, indices) for name in names}
 
     def _rows(self, name: str, indices: Indices) -> Values:
+        """Returns some rows of an array, converted to the kind of the field."""
         dtype = self.fields[name].dtype
         rows = np.asarray(self._arrays[name][indices])  # a copy, because of integer indexing
         if dtype is None:
@@ -101,7 +102,10 @@ def _as_array(name: str, value: Any) -> np.ndarray:
 
 
 def _check_range(name: str, array: np.ndarray, dtype: np.dtype[Any] | None) -> None:
-    """Raises ValueError if a number doesn't fit into a narrower dtype; files are not read."""
+    """Raises ValueError if a number doesn't fit into a narrower dtype.
+
+    A ``np.memmap`` is not checked, because that would read its whole file.
+    """
     if dtype == array.dtype or dtype is None or isinstance(array, np.memmap):
         return
     bad = array[out_of_range(array, dtype)]

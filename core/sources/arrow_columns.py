@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from ..formats.field import Field
 from ..order.shuffle import Indices
 
-# Names of Arrow's types, so that pyarrow need not be imported: of bytes, with the format of their
-# offsets, and of numbers.
+# Names of Arrow's types, so that pyarrow need not be imported. The types of bytes have the format
+# of their offsets in the `struct` module.
 _BYTES = {"binary": "i", "large_binary": "q"}
 _NUMBERS = {
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
     *("halffloat", "float", "double", "bool"),
 }
-_MOST_OPEN = 1 << 16  # chunks of a column whose buffers are kept, of about 1 kB each
+_MOST_OPEN = 1 << 16  # chunks of a column that are kept opened; each takes about 1 kB
 
 
 def is_plain_dataset(records: Any) -> bool:
@@ -35,11 +35,11 @@ def is_plain_dataset(records: Any) -> bool:
 
 
 def with_encoded_images(dataset: Any, keys: Sequence[Any]) -> Any:
-    """Turns decoding off for images and sounds of which keys name a part, such as "image/bytes".
+    """Returns a data set that does not decode images and sounds whose encoded parts are wanted.
 
     Args:
         dataset: A plain data set of HuggingFace.
-        keys: Keys of the wanted values.
+        keys: Keys of the wanted values. "image/bytes" wants a part of the column "image".
     """
     for name, feature in dataset.features.items():
         parts = any(isinstance(key, str) and key.startswith(f"{name}/") for key in keys)
@@ -53,7 +53,7 @@ class ArrowColumn:
 
     Args:
         column: The column, a ``pyarrow.ChunkedArray``.
-        path: The names of the nested fields.
+        path: The names of nested fields, e.g. ("bytes",); () for the column itself.
     """
 
     def __init__(self, column: Any, path: Sequence[str] = ()):
@@ -67,7 +67,7 @@ class ArrowColumn:
         self._kind = str(kind)
 
     def suits(self, field: Field) -> bool:
-        """Returns whether the values of a field can be read."""
+        """Returns whether `read` returns values of the kind of a field."""
         if field.dtype == np.uint8 and field.ndim == 1:
             return self._kind in _BYTES
         return field.dtype is not None and field.ndim == 0 and self._kind in _NUMBERS
@@ -76,7 +76,7 @@ class ArrowColumn:
         """Reads bytes as views, uint8 [length], or numbers as scalars.
 
         Returns:
-            The values, and the places of missing values.
+            The value of each row, and the positions in ``rows`` of missing values, which are None.
         """
         chunks = np.searchsorted(self._starts, rows, side="right") - 1
         values: list[Any] = []
@@ -94,12 +94,17 @@ class ArrowColumn:
         return values, missing
 
     def value(self, row: int) -> Any:
-        """Returns the value of the whole column in a row, as Python's type."""
+        """Returns the Python object in a row of the column, with all nested fields."""
         chunk = int(np.searchsorted(self._starts, row, side="right")) - 1
         return self._chunks[chunk][row - int(self._starts[chunk])].as_py()
 
     def _opened(self, chunk: int) -> tuple[NDArray[Any], Any, NDArray[np.bool_] | None]:
-        """Returns the bytes or numbers of a chunk, the ends of bytes, and which are missing."""
+        """Returns the values of a chunk, without copies of bytes, and keeps them.
+
+        Returns:
+            The concatenated bytes, uint8, or the numbers; the offsets of bytes, with a final
+            offset, else None; and whether each value is missing, or None if no value is.
+        """
         array = self._chunks[chunk]
         is_null: NDArray[np.bool_] | None = None
         for name in (*self._path, None):
@@ -129,11 +134,11 @@ class DatasetColumns:
 
     Args:
         dataset: The data set.
-        paths: The column of each field, followed by the names of nested fields.
+        paths: For each field, its column, followed by the names of nested fields.
         kinds: The kinds of the fields.
 
     Attributes:
-        names: The fields that can be read.
+        names: The fields that can be read from the table.
     """
 
     def __init__(
@@ -156,10 +161,11 @@ class DatasetColumns:
         self.names = frozenset(self._columns)
 
     def __reduce__(self) -> Any:
-        return DatasetColumns, self._arguments  # the library pickles paths of files, not their data
+        # A data set pickles the paths of its files, not their content.
+        return DatasetColumns, self._arguments
 
     def rows(self, indices: Indices) -> Indices:
-        """Returns the rows of records in the table."""
+        """Returns the row of each record in the table, which differ if the data set is shuffled."""
         if self._mapping is None:
             return indices
         return np.array(self._mapping.read(indices)[0], np.int64)
@@ -169,5 +175,5 @@ class DatasetColumns:
         return self._columns[name].read(rows)
 
     def value(self, name: str, row: int) -> Any:
-        """Returns the value of a field's whole column in a row."""
+        """Returns the Python object in a row of a field's column, with all nested fields."""
         return self._columns[name].value(row)

@@ -1,4 +1,4 @@
-"""`BaseSource`: common part of the sources of this package: identities and image sizes."""
+"""`BaseSource`: the base class of this package's sources, with identities and image sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class BaseSource(Source):
     """
 
     _identity_reads = True  # whether computing the identity reads records
-    _described: Mapping[str, Any] = MappingProxyType({})  # fields with names, not in the identity
+    # Fields that contain names of records or files, which are not a part of the identity.
+    _described: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, fields: Mapping[str, Field], identity: str | None):
         if identity is not None and (not isinstance(identity, str) or not identity):
@@ -45,11 +46,11 @@ class BaseSource(Source):
         return self._identity
 
     def _content(self) -> tuple[Any, ...]:
-        """Whatever the records depend on in addition to sampled values: names, sizes, labels."""
+        """Returns parts of the identity in addition to 64 records, e.g. names, sizes and labels."""
         return ()
 
     def sizes(self, indices: Indices, name: str, data: Values) -> NDArray[np.int32]:
-        """See `dalijax.sources.Source`; an image header is read once per process."""
+        """See `dalijax.sources.Source`; the header of most images is read once per process."""
         look_up = super().sizes
         return self._sizes.sizes(
             len(self),

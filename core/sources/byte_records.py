@@ -23,12 +23,12 @@ from ..remote.storage import Storage
 from .base import BaseSource
 from .source import Values
 
-# Decodes the bytes of a value: uint8, at any address.
+# Returns a value from its bytes, uint8 [bytes], which may be at any address.
 Decode = Callable[[NDArray[np.uint8]], Any]
 
 
 def as_text(data: NDArray[np.uint8]) -> str:
-    """Decodes UTF-8."""
+    """Decodes the bytes of a text in UTF-8."""
     return data.tobytes().decode()
 
 
@@ -43,7 +43,14 @@ def _has_content(
     index_again: Callable[[Sequence[str]], Index],
     number: int,
 ) -> bool:
-    """Returns whether a file has the records that an index contains, after indexing it again."""
+    """Returns whether a file still has the records that an index contains, by indexing it again.
+
+    Args:
+        index: The index.
+        paths: The files of the index.
+        index_again: Builds the index of some files.
+        number: The number of the file.
+    """
     rows = slice(*index.about["first"][number : number + 2])
     try:
         arrays = index_again([paths[number]]).arrays
@@ -56,7 +63,7 @@ HasContent = Callable[[Index, Sequence[str], Callable[[Sequence[str]], Index], i
 
 
 class ByteRecords(BaseSource):
-    """A source whose fields are values, or byte ranges of files, that an index contains.
+    """A source with an index that contains the value or the byte range of each field of a record.
 
     `dalijax.core.formats.index_checks` describes the index. A subclass whose index has other names
     than its fields, or other rows than its records, overrides `_column` and `_rows`.
@@ -65,7 +72,7 @@ class ByteRecords(BaseSource):
         index: The index.
         paths: The files, possibly moved since they were indexed.
         fields: Names and kinds of the fields.
-        decoders: Decoding functions of fields; other fields are returned as bytes.
+        decoders: Decoding functions of fields. Byte ranges of other fields are returned as bytes.
         identity: The identity, if given by the user.
         defaults: Values of fields for records without the field.
         index_again: Builds the index of some files; picklable.
@@ -145,7 +152,7 @@ class ByteRecords(BaseSource):
         return {name: columns[name] for name in names}
 
     def _range_bytes(self, indices: Indices, names: Sequence[str]) -> int:
-        """Returns the number of bytes that `_announce` requests."""
+        """Returns the number of bytes that `_announce` requests for some records."""
         return self._files.num_bytes(*self._byte_ranges(indices, names))
 
     def _announce(
@@ -167,7 +174,12 @@ class ByteRecords(BaseSource):
     def _byte_ranges(
         self, indices: Indices, names: Sequence[str]
     ) -> tuple[Indices, Indices, Indices]:
-        """Returns file, offset and size of the fields of records that are ranges of files."""
+        """Returns the byte ranges of fields of records; fields without a range are omitted.
+
+        Returns:
+            The file, the offset and the size in bytes of each range: all ranges of the first field,
+            then those of the next field.
+        """
         arrays, names = self._index.arrays, self._in_files(names)
         columns = [(self._column(name), self._rows(name, indices)) for name in names]
         none = np.empty(0, np.int64)
@@ -193,6 +205,11 @@ class ByteRecords(BaseSource):
         return [name for name in names if f"{self._column(name)}.size" in self._index.arrays]
 
     def _decoded(self, name: str, pieces: list[Any], indices: Indices) -> list[Any]:
+        """Decodes the bytes of a field of some records; see ``decoders``.
+
+        Raises:
+            ValueError: If a value can't be decoded.
+        """
         decode = self._decoders.get(name)
         if decode is None:
             return pieces
@@ -207,12 +224,12 @@ class ByteRecords(BaseSource):
         return values
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Returns the file of a record, and its offset in that file."""
+        """Returns the number of a record's file, and the record's offset in that file."""
         files, starts = self._places(np.array([index]))
         return int(files[0]), int(starts[0])
 
     def _places(self, indices: Indices) -> tuple[Indices, Indices]:
-        """Returns the file of each record, and its offset in that file."""
+        """Returns the number of each record's file, and the record's offset in that file."""
         files = np.searchsorted(self._first, indices, side="right") - 1
         return files, np.asarray(self._index.arrays["start"][indices], np.int64)
 

@@ -48,10 +48,10 @@ def check_options(options: Mapping[str, Any], names: Any) -> None:
 
     Args:
         options: The value of each argument.
-        names: Names of the fields.
+        names: Names of all fields.
 
     Raises:
-        TypeError: If a value is not a mapping, or a kind is not a `Field`.
+        TypeError: If a value is not a mapping, or an item of ``kinds`` is not a `Field`.
         ValueError: If a field does not exist.
     """
     for argument, values in options.items():

@@ -180,7 +180,10 @@ class Files(BaseSource):
         super().__init__(fields, identity)
 
     def _with_versions(self, storage: Storage) -> ByteFiles | None:
-        """Returns the files with their sizes and versions; None if no listing contains them."""
+        """Returns the files with their listed sizes and versions, to read them ahead.
+
+        Returns None if there are more than 200,000 files, or listings do not contain all files.
+        """
         if len(self) > MOST_KEPT:
             return None
         urls = [self.name(index) for index in range(len(self))]
@@ -192,7 +195,11 @@ class Files(BaseSource):
         return ByteFiles(urls, [stamp[0] for stamp in stamps], stamps, storage=storage)
 
     def _list(self, suffixes: tuple[bytes, ...]) -> None:
-        """Lists the directory."""
+        """Lists the directory, and sets the names, the labels and the classes.
+
+        Args:
+            suffixes: Suffixes of the wanted files; empty: all files.
+        """
         files, folders = self._listed(b"", suffixes)
         root = printable(self._root)
         if self._folders is not None:
@@ -213,6 +220,7 @@ class Files(BaseSource):
         counts = []
 
         def below() -> Iterator[tuple[bytes, list[bytes]]]:
+            """Yields the prefix and the names of the files of each class directory."""
             for folder in folders:
                 names = sorted(self._below(folder, b"", suffixes, []))
                 counts.append(len(names))
@@ -263,7 +271,7 @@ class Files(BaseSource):
         return columns
 
     def _ranges(self, files: ByteFiles, indices: Indices) -> tuple[Indices, Indices, Indices]:
-        """Returns file, offset and size of records."""
+        """Returns the number, the offset and the size in bytes of the file of each record."""
         return indices, np.zeros_like(indices), files.limits[indices]
 
     def _range_bytes(self, indices: Indices, names: Sequence[str]) -> int:
@@ -309,8 +317,8 @@ class Files(BaseSource):
 
         Args:
             folder: The class directory.
-            part: The subdirectory.
-            suffixes: Suffixes of the wanted files.
+            part: The subdirectory, with a final slash; b"" for the class directory itself.
+            suffixes: Suffixes of the wanted files; empty: all files.
             above: Real paths of the parent directories, to detect cycles.
         """
         names, deeper = self._listed(os.path.join(folder, part), suffixes)
@@ -377,6 +385,7 @@ class Files(BaseSource):
         return files, sorted(name for name in folders if not name.startswith(_HIDDEN))
 
     def _check_files(self) -> None:
+        """Raises FileNotFoundError if one of 1,000 evenly spread local files does not exist."""
         most = 0 if self._storage is not None else _MOST_CHECKED  # remote files would take long
         for index in spread(len(self), most).tolist():
             path = self.name(index)
@@ -386,12 +395,12 @@ class Files(BaseSource):
 
 
 def _arrays(contents: Sequence[Any]) -> list[NDArray[np.uint8]]:
-    """Returns arrays of the memory of some contents, which are read-only."""
+    """Returns contents of files as read-only arrays, uint8 [bytes], without copies."""
     return [np.frombuffer(c, np.uint8) if len(c) else np.zeros(0, np.uint8) for c in contents]
 
 
 def _kind(entry: os.DirEntry[bytes]) -> str:
-    """Returns the kind of a directory entry: "folder", "file" or "special"."""
+    """Returns the kind of a directory entry: "folder", "file" or "special" (e.g. a FIFO)."""
     try:
         # A dangling link is a record that can't be read, so that its name is reported.
         mode = entry.stat().st_mode if entry.is_symlink() else None
@@ -407,6 +416,7 @@ def _kind(entry: os.DirEntry[bytes]) -> str:
 
 
 def _suffixes(extensions: Sequence[str]) -> tuple[bytes, ...]:
+    """Converts extensions such as "JPG", ".jpg" or "*.jpg" to suffixes such as b".jpg"."""
     if isinstance(extensions, str):
         raise TypeError(f"extensions must be a list, such as [{extensions!r}]")
     return tuple(
@@ -416,6 +426,11 @@ def _suffixes(extensions: Sequence[str]) -> tuple[bytes, ...]:
 
 
 def _as_labels(labels: Any, count: int) -> NDArray[np.int32]:
+    """Converts labels to int32 [count].
+
+    Raises:
+        ValueError: If their number is another, or a label is not an integer of 32 bits.
+    """
     array = np.asarray(labels)
     if array.shape != (count,):
         raise ValueError(
@@ -436,5 +451,6 @@ def _file_kinds(suffixes: tuple[bytes, ...]) -> str:
 
 
 def _few(names: Sequence[bytes]) -> str:
+    """Lists the first three names, and the number of the others, for messages."""
     suffix = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     return ", ".join(repr(os.fsdecode(name)) for name in names[:3]) + suffix

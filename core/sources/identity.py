@@ -47,7 +47,7 @@ def identity_of(
         leases = announce(source, indices, names, indices, collections.deque())
     for index in indices.tolist():
         values += _values(source, index, names)
-    del leases  # kept the bytes of remote records, which were requested together
+    del leases  # until here, they kept the bytes of remote records, which were requested together
     return digest(*map(_piece, values), length=32)
 
 
@@ -73,7 +73,11 @@ def stated_identity(source: Source) -> str:
 
 
 def _values(source: Source, index: int, names: Sequence[str]) -> list[Any]:
-    """Returns the values of a record; for a path, the head of its file."""
+    """Returns the values of a record; for a path, the size and the first 64 kB of its file.
+
+    Raises:
+        StateError: If the record can't be read.
+    """
     try:
         values = source.read(np.array([index]), names)
         return [
@@ -95,7 +99,7 @@ def _head(path: bytes) -> bytes:
 
 
 def _piece(value: Any) -> bytes:
-    """Serializes a value."""
+    """Returns bytes that represent a value in the digest."""
     if isinstance(value, (np.ndarray, np.generic)):
         return f"{value.dtype.str}{value.shape}".encode() + value.tobytes()
     if isinstance(value, bytes):
@@ -104,5 +108,5 @@ def _piece(value: Any) -> bytes:
 
 
 def _type_name(value: Any) -> str:
-    """Represents a value that is not JSON-serializable; its repr might contain an address."""
+    """Returns the type of a value that JSON lacks, since its repr might contain an address."""
     return type(value).__name__

@@ -61,7 +61,7 @@ def _rational(weight: Any) -> Fraction:
 
 
 def window_counts(weights: Sequence[Any]) -> tuple[int, ...]:
-    """Computes the number of samples of each component in a window, as small as possible.
+    """Returns the number of samples of each source in a window, which is as short as possible.
 
     Weights are exact if the sum of the reduced integer proportions is at most 1,000. Other weights
     are rounded to thousandths by the largest remainder method.
@@ -115,7 +115,11 @@ class Proportions:
         self._ranks = np.concatenate([np.arange(count) for count in counts])
 
     def __call__(self, samples: Any) -> tuple[Indices, Indices]:
-        """Returns the component of each sample, and its index among that component's samples."""
+        """Returns the component of each sample, and the sample's number in this component.
+
+        Args:
+            samples: Positions in the stream, int64 [samples].
+        """
         windows, slots = np.divmod(np.asarray(samples, np.int64), self._size)
         first, last = (int(windows.min()), int(windows.max())) if len(windows) else (0, 0)
         if last - first > len(windows):  # sparse samples: only their windows are computed
@@ -198,7 +202,9 @@ class Mixture(Source):
         return f"Mixture([{parts}], length={self._length:,})"
 
     def order(self, seed: int, shuffle: bool) -> Order:
-        """Returns the order of the stream; sample n of a source is position n % N of epoch n // N.
+        """Returns the order of the stream of the mixture.
+
+        Sample n of a source with N records is position n % N in epoch n // N of this source.
 
         Args:
             seed: The seed, which determines the proportions and the orders of the sources.
@@ -290,7 +296,11 @@ class Mixture(Source):
         return digest(*(str(part).encode() for part in parts), length=32)
 
     def _split(self, indices: Indices) -> Iterator[tuple[Source, Indices, Indices]]:
-        """Yields each source with its rows, and their indices in that source."""
+        """Splits records of the mixture by source.
+
+        Yields:
+            A source, the positions of its records in ``indices``, and their indices in the source.
+        """
         components = np.searchsorted(self._starts, indices, side="right") - 1
         for component in sorted(set(components.tolist())):
             rows = np.flatnonzero(components == component)
@@ -298,6 +308,7 @@ class Mixture(Source):
 
 
 def _check_alike(sources: Sequence[Source]) -> None:
+    """Raises ValueError if the fields of the sources differ."""
     first = sources[0].fields
     for number, source in enumerate(sources):
         lines = [

@@ -16,20 +16,20 @@ _MOST_SLOTS = 1 << 21
 
 
 class RecordTable:
-    """Caches integers about records. A record may evict another record with the same slot.
+    """Caches int32 values of records, in a table with a bounded number of slots.
 
-    Up to 2,097,152 records have a slot each. Only touched pages use memory, at most
-    ``4 * (columns + 1)`` bytes per slot.
+    Each of up to 2,097,152 records has its own slot. Further records share slots, and evict one
+    another. Only touched pages use memory, at most ``4 * (columns + 1)`` bytes per slot.
 
     Args:
-        count: Number of records, if known; more may follow.
+        count: Number of records. Records with larger indices may follow; they share slots.
         columns: Number of values per record.
         most_slots: Maximum number of slots.
     """
 
     def __init__(self, count: int, columns: int, most_slots: int = _MOST_SLOTS):
         self._slots = max(1, min(count, most_slots))
-        # Which of the records of a slot occupies it, counted from 1; 0 for none.
+        # The record in each slot, as 1 + record // slots; 0 for an empty slot.
         self._turns = _zeros(self._slots, 1)[:, 0]
         self._values = _zeros(self._slots, columns)
         # Without the lock, a thread might combine the turn of a record with values of another.
@@ -41,7 +41,10 @@ class RecordTable:
         return self._turns.nbytes + self._values.nbytes
 
     def get(self, records: Indices) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
-        """Returns whether each record is cached, and its values, int32 [records, columns]."""
+        """Returns whether each record is cached, bool [records], and int32 [records, columns].
+
+        Values of records that are not cached have no meaning.
+        """
         turns, slots = np.divmod(records, self._slots)
         with self._lock:
             return self._turns[slots] == turns + 1, self._values[slots]

@@ -147,8 +147,14 @@ class Records(BaseSource):
     ) -> Values:
         """Reads a field of some records from the Arrow table.
 
+        Args:
+            columns: The columns of the table.
+            name: The field.
+            numbers: The indices of the records.
+            rows: The rows of the records in the table.
+
         Raises:
-            ValueError: If a value is missing or does not fit, as for other records.
+            ValueError: If a value is missing, or does not fit the kind of the field.
         """
         path, dtype = self._paths[name], self.fields[name].dtype
         values, missing = columns.read(name, rows)
@@ -163,7 +169,7 @@ class Records(BaseSource):
             return [self._converted(name, *pair) for pair in zip(numbers, values)]
 
     def _read_rows(self, numbers: list[int]) -> Sequence[Any]:
-        """Returns whole records."""
+        """Returns records with all their keys."""
         read_batch = getattr(self._records, "__getitems__", None)
         if read_batch is None or self._reads_one_by_one:
             return [self._records[number] for number in numbers]
@@ -179,7 +185,7 @@ class Records(BaseSource):
         """Converts a value to the kind of its field.
 
         Raises:
-            ValueError: If it is of another kind.
+            ValueError: If the value is of another kind.
         """
         try:
             return as_kind(value, self.fields[name])
@@ -194,6 +200,16 @@ class Records(BaseSource):
         return f"record {index}"
 
     def _value(self, record: Any, path: tuple[Any, ...], number: int) -> Any:
+        """Returns the value at the nested keys of a record.
+
+        Args:
+            record: The record.
+            path: The keys; () for the record itself.
+            number: The index of the record, for errors.
+
+        Raises:
+            ValueError: If the record lacks a key.
+        """
         for key in path:
             if not isinstance(record, Mapping) or key not in record:
                 has = sorted(map(str, record)) if isinstance(record, Mapping) else type(record)
@@ -214,7 +230,10 @@ def _kind(name: str, value: Any) -> Field:
 
 
 def _path(record: Any, key: Any) -> tuple[Any, ...]:
-    """Returns the keys of nested dicts that lead to a value; a key may contain slashes."""
+    """Splits a key of ``fields=``, e.g. "image/bytes", into the keys of nested dicts of a record.
+
+    Keys of a record may contain slashes themselves.
+    """
     if not isinstance(key, str):
         return (key,)
     parts = [part for part in key.split("/") if part]

@@ -55,10 +55,10 @@ class _Part:
     """The part of an episode that a field contains.
 
     Attributes:
-        feature: The feature.
-        offsets: Steps relative to the record's step; several for a window.
-        is_window: Whether the field is an array of the values of all these steps.
-        is_mask: Whether it is the mask of a window instead of the window.
+        feature: The feature, e.g. "steps/action".
+        offsets: The steps of the field relative to the record's step, e.g. (-1,).
+        is_window: Whether the field is an array of the values at all offsets.
+        is_mask: Whether the field is the mask of a window.
     """
 
     feature: str
@@ -84,8 +84,8 @@ class RLDS(ByteRecords):
       ``NAME_mask`` is added, bool [16], True for steps inside the episode. Beyond an end, the
       window repeats the first or the last step.
     - ``"episode_metadata/file_path"``: a value of the episode.
-    - ``"__step__"``: the number of the step in its episode, and ``"__episode__"``: the number of
-      the episode in the files, int32 from 0 on.
+    - ``"__step__"``: the number of the step in its episode, int32 from 0.
+    - ``"__episode__"``: the number of the episode in all files, int32 from 0.
 
     Images are uint8 [bytes]. Numbers have the dtypes and shapes of TFDS's ``features.json``, which
     is next to the files or in the parent folder. 64-bit floats become float32, because records
@@ -160,12 +160,12 @@ class RLDS(ByteRecords):
 
     @property
     def episode(self) -> NDArray[np.int64]:
-        """The number of the episode of each record."""
+        """The number of the episode of each record, int64 [records]."""
         return self._episodes(self._steps(np.arange(len(self))))
 
     @property
     def first(self) -> NDArray[np.int64]:
-        """The number of records before each episode, and in total."""
+        """The number of records before each episode, and in total, int64 [episodes + 1]."""
         if self._selected is None:
             return self._episode_first.copy()
         return np.searchsorted(self._selected, self._episode_first).astype(np.int64)
@@ -246,7 +246,7 @@ class RLDS(ByteRecords):
         return {**columns, **super().read(indices, stored)}
 
     def name(self, index: int) -> str:
-        """Returns the file, and the numbers of the episode in it and of the step."""
+        """Returns the file, the episode's number in the file, and the step's number in it."""
         step = int(self._steps(np.array([index]))[0])
         episode = int(self._episodes(np.array([step]))[0])
         number = int(np.searchsorted(self._first, step, side="right")) - 1
@@ -260,6 +260,7 @@ class RLDS(ByteRecords):
         return self._all_parts[name].feature
 
     def _rows(self, name: str, indices: Indices) -> Indices:
+        """Returns the rows of the index, [records], or [records, offsets] for a window."""
         part = self._all_parts[name]
         kind = self._index.about["kinds"][part.feature]
         if not is_of_steps(part.feature) and kind != IMAGE:
@@ -270,7 +271,13 @@ class RLDS(ByteRecords):
         return np.clip(rows, low, high)
 
     def _window(self, part: _Part, indices: Indices) -> tuple[Indices, Indices, Indices]:
-        """Returns the steps of a part, which may be beyond the episode, and the episode's ends."""
+        """Returns the steps of a part for some records, and the bounds of their episodes.
+
+        Returns:
+            Steps, which may be outside the episode, and the first and the last step of the episode:
+            int64 [records] each; for a window, [records, offsets], and [records, 1] for the bounds.
+            All are numbers among the steps of all files.
+        """
         steps = self._steps(indices)
         episodes = self._episodes(steps)
         ends = self._episode_first[episodes], self._episode_first[episodes + 1] - 1
@@ -279,19 +286,20 @@ class RLDS(ByteRecords):
         return steps[:, None] + np.array(part.offsets), ends[0][:, None], ends[1][:, None]
 
     def _steps(self, indices: Indices) -> Indices:
-        """Returns the number of each record among all steps of the files."""
+        """Returns the number of each record's step among the steps of all files."""
         if self._selected is None:
             return indices
         return self._selected[indices].astype(np.int64)
 
     def _numbers(self, feature: str, indices: Indices) -> NDArray[np.int32]:
-        """Returns the numbers of the steps of some records in their episodes, or of these."""
+        """Returns the values of "__step__" or "__episode__" of some records."""
         steps = self._steps(indices)
         episodes = self._episodes(steps)
         numbers = episodes if feature == _EPISODE else steps - self._episode_first[episodes]
         return numbers.astype(np.int32)
 
     def _episodes(self, steps: Indices) -> Indices:
+        """Returns the number of each step's episode among the episodes of all files."""
         return np.searchsorted(self._episode_first, steps, side="right") - 1
 
     def _content(self) -> tuple[Any, ...]:
@@ -303,7 +311,14 @@ class RLDS(ByteRecords):
 def _indexed(
     files: Sequence[str], storage: Storage, cache_dir: Path | None, names: Sequence[str]
 ) -> tuple[EpisodeFeatures, Index]:
-    """Returns the index of some features, from the cache or from the files."""
+    """Returns the wanted features with their descriptions, and their index.
+
+    Args:
+        files: The files.
+        storage: Access to remote files.
+        cache_dir: Directory of stored indexes.
+        names: The wanted features.
+    """
     specs = described(files, names, storage)
     features = EpisodeFeatures(tuple(names), specs, storage)
     index = cached_index(
@@ -322,7 +337,13 @@ def _indexed(
 def _from_shared(
     files: Sequence[str], features: EpisodeFeatures, stamps: Sequence[Stamp]
 ) -> Index | None:
-    """Returns the index of files from their shared indexes; None if they have none."""
+    """Returns the index of files from the shared indexes of their folders; None if there are none.
+
+    Args:
+        files: The files.
+        features: The wanted features.
+        stamps: The stamps of the files.
+    """
     storage = features.storage
     table = shared_columns(
         "rlds", files, stamps, features.needed, storage, lambda few: episode_places(few, storage)
@@ -331,11 +352,11 @@ def _from_shared(
 
 
 def _parts(fields: Any) -> dict[str, _Part]:
-    """Checks ``fields=``.
+    """Parses the user's ``fields=``; returns the part of an episode of each field.
 
     Raises:
-        TypeError: If a name or a value has another type than described.
-        ValueError: If there is no field, a window is empty, or an offset belongs to no step.
+        TypeError: If a name or a value has a wrong type.
+        ValueError: If there is no field, a window is empty, or a feature without steps has offsets.
     """
     if not isinstance(fields, Mapping) or not fields:
         raise ValueError(
@@ -374,7 +395,12 @@ def _parts(fields: Any) -> dict[str, _Part]:
 
 
 def _offsets(name: str, offsets: Any) -> tuple[tuple[int, ...], bool]:
-    """Checks the steps of a field; returns them, and whether they are a window."""
+    """Parses the steps of a field; returns the offsets, and whether they are a window.
+
+    Args:
+        name: The field.
+        offsets: An integer, or a sequence of integers for a window.
+    """
     is_single = isinstance(offsets, (int, np.integer))
     is_list = isinstance(offsets, (range, list, tuple, np.ndarray))
     numbers = [offsets] if is_single else list(offsets) if is_list else []
@@ -391,7 +417,7 @@ def _offsets(name: str, offsets: Any) -> tuple[tuple[int, ...], bool]:
 
 
 def _with_masks(parts: Mapping[str, _Part], index: Index) -> dict[str, _Part]:
-    """Returns the fields with the masks of windows.
+    """Returns the parts of the fields, and of a field ``NAME_mask`` for each window.
 
     Raises:
         ValueError: If a window is not of numbers, or its mask has the name of another field.
@@ -417,6 +443,7 @@ def _with_masks(parts: Mapping[str, _Part], index: Index) -> dict[str, _Part]:
 
 
 def _field(part: _Part, index: Index) -> Field:
+    """Returns the kind of the field that contains a part."""
     if part.feature in (_STEP, _EPISODE):
         return Field(np.dtype(np.int32), bypass=True)
     kind = index.about["kinds"][part.feature]

@@ -3,11 +3,11 @@
 The package's own sources may also have these members, which are called by functions of this module
 and which a wrapper of a source passes on:
 
-- ``order(seed, shuffle)`` replaces the order of the epochs, as in a mixture: `order_of`.
-- ``_read_ahead`` is the number of bytes to request ahead of their use, ``_range_bytes`` and
-  ``_announce`` count and request them: `read_ahead_of`, `range_bytes`, `announce`.
-- ``_record_names`` returns several names: `names_of`.
-- ``_gives_new_arrays`` is True if `Source.read` never reuses memory: `core.feeding.reuse`.
+- ``order(seed, shuffle)`` replaces the order of the epochs, as in a mixture; see `order_of`.
+- ``_read_ahead`` is the number of bytes to request ahead of their use. ``_range_bytes`` counts
+  these bytes, and ``_announce`` requests them; see `read_ahead_of`, `range_bytes` and `announce`.
+- ``_record_names`` returns the names of several records; see `names_of`.
+- ``_gives_new_arrays`` is True if `Source.read` never reuses memory; see `core.feeding.reuse`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from ..formats.image_size import image_size, path_size
 from ..order.shuffle import Indices, shuffled
 from ..remote.range_cache import Lease
 
-# Maps samples of the stream to records, and to the epochs whose random numbers they use.
+# Maps positions in the stream of all epochs' samples, int64 [samples], to the record of each
+# sample, and to the epoch on which its random numbers depend.
 Order = Callable[[Indices], tuple[Indices, Indices]]
 # A field of some records: a value for each record, or one array [records, ...].
 Values = Sequence[Any] | NDArray[Any]
@@ -151,7 +152,7 @@ def epoch_order(count: int, seed: int, shuffle: bool) -> Order:
 
 
 def order_of(source: Any, seed: int, shuffle: bool) -> Order:
-    """Returns the order of a source: its own, as for a mixture, or that of its epochs."""
+    """Returns ``source.order(seed, shuffle)`` if the source has this method, else `epoch_order`."""
     make_order = getattr(source, "order", None)
     if make_order is None:
         return epoch_order(len(source), seed, shuffle)
@@ -160,7 +161,7 @@ def order_of(source: Any, seed: int, shuffle: bool) -> Order:
 
 
 def read_ahead_of(source: Any) -> int:
-    """Returns the number of bytes that a source reads ahead, if their ranges are announced."""
+    """Returns the number of bytes that a source requests ahead of their use; 0 if it does not."""
     return int(getattr(source, "_read_ahead", 0))
 
 
@@ -183,10 +184,11 @@ def announce(
         indices: Indices of records.
         names: Names of the fields.
         turns: When each record is needed; records with smaller numbers are needed earlier.
-        freed: Collects the number of bytes of each request that is freed.
+        freed: Collects the number of bytes of each request whose memory is freed.
 
     Returns:
-        Leases, which keep the bytes while they exist, with the turn of each of their ranges.
+        Pairs of a `Lease`, which keeps the bytes in memory while it exists, and the turn of each of
+        its ranges.
     """
     if not read_ahead_of(source):
         return []

@@ -28,13 +28,14 @@ FORM = Form(
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """The data that a position belongs to.
+    """The data, the order and the graph that a position belongs to.
 
     Attributes:
-        seed: The seed of the order and of the draws.
+        seed: The seed of the order and of the random numbers of ``draw``.
         identity: The identity of the source.
-        order: Whether it shuffles, the policy for an epoch's last batch, and the epoch's samples.
-        outputs: Names of the outputs.
+        order: Whether the iterator shuffles, its policy for the last batch of an epoch, and the
+            number of samples of an epoch, e.g. "shuffled PARTIAL padded 1000".
+        outputs: Names of the outputs; empty if they are not known before the first batch.
         operators: A line for each operator of the graph; empty before the first build.
     """
 
@@ -45,7 +46,7 @@ class Stream:
     operators: tuple[str, ...] = ()
 
     def fingerprint(self) -> Fingerprint:
-        """Returns the values that a restore compares."""
+        """Returns the values that must be equal to those of a state to restore it."""
         return {
             "seed": str(self.seed),
             "identity": self.identity,
@@ -56,7 +57,7 @@ class Stream:
 
 
 def encode(position: SamplePosition, stream: Stream) -> dict[str, Any]:
-    """Encodes a position as a state."""
+    """Encodes a position and its stream as a state."""
     return FORM.encode(
         epoch=position.epoch,
         start=position.start,
@@ -70,10 +71,13 @@ def encode(position: SamplePosition, stream: Stream) -> dict[str, Any]:
 
 
 def read(saved: Mapping[str, Any] | str | bytes) -> tuple[SamplePosition, Stream]:
-    """Decodes a state, or its JSON text or bytes.
+    """Decodes a state to a position and its stream.
+
+    Args:
+        saved: The state, or its JSON as text or bytes.
 
     Raises:
-        StateError: If it is the state of another kind of iterator, or damaged.
+        StateError: If the state is of another kind of iterator, or damaged.
     """
     state = FORM.decode(saved)
     position = SamplePosition(state["epoch"], state["start"], state["sample"])
@@ -97,12 +101,13 @@ def check(
     Args:
         saved: The stream of the state.
         current: The stream of the iterator.
-        seeded: Whether the caller gave the seed; else that of the state is used.
+        seeded: Whether the caller gave the seed of the iterator; otherwise, the state's seed is
+            used.
         allow: Names of differences that are ignored.
-        named: Further names, which must be known.
+        named: Further names of ignored differences; each must be a key of a fingerprint.
 
     Raises:
-        StateError: With each difference, as saved -> now.
+        StateError: If the streams differ; the message lists each difference as saved -> now.
         ValueError: If ``named`` has an unknown name.
     """
     if not seeded:
@@ -110,7 +115,8 @@ def check(
     # Operators are unknown before the first build.
     built = bool(saved.operators and current.operators)
     alike = current if built else dataclasses.replace(current, operators=saved.operators)
-    if not (saved.outputs and alike.outputs):  # nor are the keys of a dict
+    # The keys of a dict of outputs are unknown before the first batch.
+    if not (saved.outputs and alike.outputs):
         alike = dataclasses.replace(alike, outputs=saved.outputs)
     if named or saved != alike:
         differences.check(saved.fingerprint(), current.fingerprint(), allow, named)

@@ -158,6 +158,7 @@ class Tar(ByteRecords):
         return columns
 
     def _keys(self, indices: Indices) -> list[str]:
+        """Returns the name of each sample, i.e. the field ``__key__``."""
         # Reads all headers in one call: a request for each would be slow over a network.
         numbers, starts = self._places(indices)
         sizes = np.minimum(_HEAD, np.array(self._files.sizes, np.int64)[numbers] - starts)
@@ -170,6 +171,7 @@ class Tar(ByteRecords):
         ]
 
     def _urls(self, indices: Indices) -> list[str]:
+        """Returns the path or URL of each sample's tar, i.e. the field ``__url__``."""
         return [self._files.paths[number] for number in self._places(indices)[0].tolist()]
 
     def name(self, index: int) -> str:
@@ -197,7 +199,17 @@ def _without_scan(
     wds_indexes: Sequence[str] | None,
     stamps: Sequence[Stamp],
 ) -> Index | None:
-    """Returns the index of tars from those of wds2idx or shared indexes; None if there are none."""
+    """Returns the index of tars without a scan: from indexes of wds2idx, or shared indexes.
+
+    Returns None if there are neither.
+
+    Args:
+        tars: The tars.
+        extensions: The field of each extension.
+        storage: Access to remote files.
+        wds_indexes: The index of wds2idx of each tar, if the user passed ``index_paths=``.
+        stamps: The stamps of the tars.
+    """
     if wds_indexes is not None:
         table = columns_of_wds(tars, wds_indexes, stamps, extensions, storage)
     else:
@@ -238,7 +250,14 @@ def extensions_of(fields: Mapping[str, str]) -> dict[str, str]:
 def _check_complete(
     tars: Sequence[str], fields: Mapping[str, str], about: Mapping[str, Any], missing: str
 ) -> None:
-    """Raises ValueError with the fix if samples lack a field and must not be skipped."""
+    """Raises ValueError with the fix if samples lack a field, unless they are to be skipped.
+
+    Args:
+        tars: The tars.
+        fields: The user's ``fields=``.
+        about: The ``about`` of the index.
+        missing: The user's ``missing=``.
+    """
     count, num_complete = about["incomplete"], about["first"][-1]
     reasons, cure = "; ".join(about["reasons"]), _cure(fields, about)
     if not count and not num_complete:

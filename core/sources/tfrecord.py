@@ -141,7 +141,7 @@ class TFRecord(ByteRecords):
 
 
 def _indexed(files: Sequence[str], wanted: Wanted) -> Index:
-    """Builds the index of files. Remote files are read in parallel."""
+    """Builds the index of files, by scanning them; remote files are read in parallel."""
     if any(map(is_remote, files)):
         sizes, table = tfrecord_columns(files, wanted.storage, wanted.fields)
         index = select_records(table, files, sizes, wanted)
@@ -151,7 +151,13 @@ def _indexed(files: Sequence[str], wanted: Wanted) -> Index:
 
 
 def _from_shared(files: Sequence[str], wanted: Wanted, stamps: Sequence[Stamp]) -> Index | None:
-    """Returns the index of files from their shared indexes; None if they have none."""
+    """Returns the index of files from the shared indexes of their folders; None if there are none.
+
+    Args:
+        files: The files.
+        wanted: The wanted features.
+        stamps: The stamps of the files.
+    """
     names, storage = {os.fsdecode(name) for name in wanted.fields}, wanted.storage
     table = shared_columns(
         "tfrecord", files, stamps, names, storage, lambda few: tfrecord_columns(few, storage)[1]
@@ -163,7 +169,7 @@ def _from_shared(files: Sequence[str], wanted: Wanted, stamps: Sequence[Stamp]) 
 
 
 def _as_value(name: str, default: Any, field: Field) -> Any:
-    """Converts a default to a value of the field."""
+    """Converts the user's default of a field to the value that `TFRecord.read` returns."""
     if isinstance(default, (bytes, str)):
         data = default.encode() if isinstance(default, str) else default
         return data.decode() if field.dtype is None else np.frombuffer(data, np.uint8)
@@ -179,6 +185,7 @@ _DECODERS: Mapping[str, tuple[Any, np.dtype[Any]]] = {
 
 
 def _decoded(decode: Any, dtype: np.dtype[Any], data: NDArray[np.uint8]) -> NDArray[Any]:
+    """Decodes a list of numbers to an array [numbers] of the dtype of its field."""
     try:
         return as_scalars(decode(data), dtype)
     except TypeError as error:

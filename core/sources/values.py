@@ -1,4 +1,4 @@
-"""Inference of fields from values, and conversion of values to them."""
+"""Infers the kinds of fields from values, and converts values to the kind of a field."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def leaf(value: Any) -> np.ndarray:
         value = value.encode()
     if isinstance(value, (bytes, bytearray, memoryview)):
         if not (isinstance(value, memoryview) and value.c_contiguous and value.readonly):
-            value = bytes(value)  # the caller may write on
+            value = bytes(value)  # the caller may modify the memory later
         return np.frombuffer(value, np.uint8) if len(value) else np.zeros(0, np.uint8)
     array = np.asarray(value)
     if array.dtype.char not in KINDS:
@@ -34,13 +34,13 @@ def leaf(value: Any) -> np.ndarray:
             + ". If it is a batch of files or texts, do not batch before DALI"
             * bool(batched)
         )
-    if not (array.flags.c_contiguous and array.dtype.isnative):  # DALI takes no other
+    if not (array.flags.c_contiguous and array.dtype.isnative):  # DALI requires both
         array = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
     return array
 
 
 def kind_of(value: Any) -> Field:
-    """Infers the field of a value; numbers of 64 bits are narrowed to 32, as in JAX."""
+    """Infers the kind of a field from a value; scalars of 64 bits get 32 bits, as in JAX."""
     if isinstance(value, (str, Mapping)) or value is None:
         return Field(None)
     try:
@@ -54,11 +54,13 @@ def kind_of(value: Any) -> Field:
 
 
 def as_kind(value: Any, field: Field) -> Any:
-    """Converts a value to an array of a field; values that bypass the graph are unchanged.
+    """Converts a value to an array of the kind of a field.
+
+    Values that bypass the graph (``Field(None)``) are returned unchanged.
 
     Raises:
-        TypeError: If it is of another kind.
-        ValueError: If it is a number that does not fit.
+        TypeError: If the value is of another kind.
+        ValueError: If the value is a number that does not fit into the dtype.
     """
     if field.dtype is None:
         return value

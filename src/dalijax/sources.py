@@ -41,7 +41,7 @@ __all__ = [
     "Tar",
 ]
 
-if not _typing.TYPE_CHECKING:  # it would hide misspelt names
+if not _typing.TYPE_CHECKING:  # type checkers would accept misspelled names
 
     def __getattr__(name: str) -> _typing.Any:
         raise _replacements.no_attribute("dalijax.sources", name, __all__, _replacements.SOURCES)
