@@ -12,7 +12,7 @@ _SMALLEST = 64  # the first window after skipped bytes has 1/64 of the size of o
 
 
 class BufferedReader:
-    """Reads a file by windows: a read of a few bytes gets also the bytes after them.
+    """Reads a file in windows, so that most reads are served from memory.
 
     Further windows of a remote file are requested before they are needed, if the reads follow one
     another. If reads skip more than a window, because the values between the headers are large,

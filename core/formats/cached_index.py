@@ -67,6 +67,7 @@ def cached_index(
     key = None if unnamed else digest.hexdigest()[:32]
 
     def stamped() -> Index:
+        """Returns the index from shared indexes, or builds it; see `_stamped`."""
         index = shared(stamps) if shared else None
         if index is not None:
             if is_valid(Index({**index.about, "stamps": stamps, "samples": ""}, index.arrays)):

@@ -462,6 +462,7 @@ def _num_steps(counts: Mapping[bytes, int], columns: Mapping[bytes, _Column]) ->
 def _digest(
     lengths: NDArray[np.int64], arrays: Mapping[str, NDArray[Any]], texts: Mapping[bytes, int]
 ) -> str:
+    """Returns the ``digest`` of `EpisodeColumns`."""
     digest = hashlib.blake2b(lengths.tobytes(), digest_size=16)
     for name, array in sorted(arrays.items()):
         if not name.endswith(".offset"):

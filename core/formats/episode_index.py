@@ -216,6 +216,7 @@ def is_valid(index: Index, features: EpisodeFeatures) -> bool:
 
 
 def _is_valid(index: Index, features: EpisodeFeatures) -> bool:
+    """Returns the same as `is_valid`, but may raise an exception for damaged content."""
     about, arrays = index.about, index.arrays
     kinds, episodes, first = about["kinds"], about["episodes"], about["first"]
     is_described = index_checks.about_is_valid(index, {"png": list, "digests": list, "kinds": dict})

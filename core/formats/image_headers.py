@@ -203,6 +203,7 @@ def _png_chunks(data: memoryview) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _png(data: memoryview) -> int:
+    """Returns the EXIF orientation of a PNG, 0 if it has none; see `orientation_of`."""
     last, values = 0, set()
     for kind, at, length in _png_chunks(data):
         if kind == b"eXIf":
@@ -251,6 +252,7 @@ def _webp_exif(data: memoryview, padding: bool) -> memoryview:
 
 
 def _webp(data: memoryview) -> int:
+    """Returns the EXIF orientation of a WebP, 0 if it has none; see `orientation_of`."""
     try:
         exif = _webp_exif(data, padding=False)
     except (EOFError, struct.error):
@@ -307,6 +309,7 @@ def _tiff_tags(data: memoryview) -> tuple[dict[int, int], dict[int, int]]:
 
 
 def _tiff(data: memoryview) -> int:
+    """Returns the orientation tag of a TIFF, 1 if it has none; see `orientation_of`."""
     tags, types = _tiff_tags(data)
     compression = tags.get(_COMPRESSION, 1)
     bits, samples = tags.get(_BITS, 1), tags.get(_SAMPLES, 1)

@@ -177,7 +177,7 @@ def look_at_file(path: Any, image_input: ImageInput = _RGB) -> tuple[Size | None
 
 
 def _size(view: memoryview, codec: str, image_input: ImageInput) -> Size:
-    """Returns the height and width of an image, and stores those of a JPEG by its header.
+    """Returns the height and width of an image; caches them by the header of a JPEG.
 
     Raises:
         OutsideImage: If a window of the decoders isn't inside the image.

@@ -99,7 +99,7 @@ _KEYS = KEYS.ctypes.data  # the address
 
 
 def _read_in_python(ranges: NDArray[np.int64], buffer: Data) -> None:
-    """Reads ranges into a buffer, and sets their column `COUNT`; see `_Helper.read`."""
+    """Reads ranges into a buffer, and sets the column `COUNT` of ``ranges``; see `_Helper.read`."""
     view = memoryview(buffer)
     rows = [(fd, at, view[start : start + size]) for fd, at, size, start, _ in ranges.tolist()]
     # One call for each range in the page cache: each call releases the GIL, and reacquiring it

@@ -83,6 +83,7 @@ def _specs(node: Mapping[str, Any], name: str, in_steps: bool) -> Iterator[tuple
 
 
 def _tensor(node: Mapping[str, Any], in_steps: bool) -> Spec:
+    """Returns the description of a tensor; see `_specs`."""
     dimensions = tuple(int(length) for length in node.get("shape", {}).get("dimensions", ()))
     dtype = node.get("dtype", "float32")
     if node.get("encoding", "none") not in ("none", ""):

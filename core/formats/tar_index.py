@@ -261,8 +261,8 @@ def scattered(names: Collection[bytes], samples: Iterable[Sample]) -> Iterator[s
 def _apart(tars: Sequence[Columns], fields: Set[str]) -> list[str]:
     """Describes groups of incomplete samples that together have all fields.
 
-    The samples of a group are in different directories, as ``images/1`` and ``labels/1``, or in
-    different tars.
+    The samples of a group have the same name in different directories, as ``images/1`` and
+    ``labels/1``, or in different tars.
 
     Args:
         tars: The columns of the tars.

@@ -147,6 +147,7 @@ def _columns(
     new_places: Callable[[], Places],
     advance: Any,
 ) -> FileColumns:
+    """Returns the columns of one file; see `tfrecord_columns`."""
     file, starts, reported = take.file, array.array("q"), 0
     by_name: dict[bytes, Places] = {}
     for number, (at, size) in enumerate(records(take, file.size, file.shown)):

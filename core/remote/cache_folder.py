@@ -23,7 +23,7 @@ from .ranges import byte_count
 
 _MARK = "dalijax-cache-"  # begins the name of an empty file, which ends with the version
 MARK = f"{_MARK}1"
-_RESERVE = 1 << 30  # with cache_bytes=, these bytes, or 1/50 of a smaller disk, stay free
+_RESERVE = 1 << 30  # with cache_bytes=, 1 GiB of the disk, or 1/50 if that is less, stays free
 _SHARE = 8  # all processes together may take 1/8 of the free space before it is measured again
 _STEP = 1 << 20  # bytes that a process may always store before it measures the space again
 _RECENT = 60.0  # seconds for which a measurement is used

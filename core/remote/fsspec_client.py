@@ -156,6 +156,7 @@ def read(
     """
 
     def attempt(rows: list[int]) -> list[memoryview | Exception]:
+        """Reads the ranges with the given numbers; returns the bytes or the error of each."""
         groups: dict[tuple[Any, ...], list[int]] = {}
         for row in rows:
             file = files[row]
@@ -196,6 +197,7 @@ def read_files(urls: Sequence[str], options: Mapping[str, Any], opens: bool = Fa
     """
 
     def attempt(rows: list[int]) -> list[Any]:
+        """Reads the files with the given numbers; returns the content or the error of each."""
         groups: dict[int, tuple[Any, list[int], list[str]]] = {}
         for row in rows:
             system, path = filesystem(urls[row], options)
@@ -230,7 +232,7 @@ def read_together(
 
 
 def _checked(content: Any, start: int, end: int) -> memoryview | Exception:
-    """Returns the bytes of a range, or the error if the request failed or their number differs."""
+    """Returns the bytes of a range; the error if the request failed or has another length."""
     if isinstance(content, Exception):
         return content
     if len(content) != end - start:

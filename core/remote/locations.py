@@ -244,7 +244,7 @@ def server_settings(
 
 
 def aws_profile(profile: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns those of obstore's options for keys, region and endpoint that an AWS profile has.
+    """Returns obstore's options for the keys, the region and the endpoint of an AWS profile.
 
     Raises:
         ValueError: If the profile does not exist, unless it is the default.

@@ -220,6 +220,7 @@ class ObjectClient:
             return read([row])[0]
 
         def attempt(rows: list[int]) -> Sequence[memoryview | Exception]:
+            """Reads the ranges with the given numbers; returns the bytes or the error of each."""
             # A retry begins with one request, because the server may be overloaded.
             first = each(read_one, rows[:1]) if has_failed else []
             has_failed.append(True)
@@ -290,6 +291,12 @@ class ObjectClient:
         return module, store
 
     def _new_store(self, module: Any, place: Place) -> Any:
+        """Creates obstore's store for a place.
+
+        Raises:
+            RemoteError: If a setting is invalid.
+            ImportError: See `_boto3`.
+        """
         url = place.root if place.kind == "http" else f"{place.kind}://{place.root}"
         try:
             name, arguments = store_arguments(place, self._options, os.environ)

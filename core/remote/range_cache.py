@@ -298,6 +298,7 @@ class RangeCache:
             return ref() is not None
 
         def read(has_one: Callable[[], None]) -> list[memoryview]:
+            """Reads the ranges; see `ObjectClient.read`."""
             running = ref()
             if running is None:
                 raise Unneeded

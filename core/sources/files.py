@@ -298,6 +298,7 @@ class Files(BaseSource):
         return path if self._folders is None else self._folders.unstrip_protocol(path)
 
     def _content(self) -> tuple[Any, ...]:
+        """Returns the names, the labels and sizes of local files, for the identity."""
         sizes = (
             []
             if self._is_remote

@@ -260,6 +260,7 @@ class Mixture(Source):
         turns: Indices,
         freed: collections.deque[int],
     ) -> list[tuple[Lease, Indices]]:
+        """Requests the bytes of records that will be read soon; see `announce`."""
         return [
             lease
             for source, rows, local in self._split(indices)

@@ -103,7 +103,7 @@ class Named(Source):
         return announce(self._source, indices, self._inner(names), turns, freed)
 
     def _inner(self, names: Sequence[str]) -> list[str]:
-        """Returns those of the names that are fields of the inner source."""
+        """Returns the names that are fields of the inner source, without the added fields."""
         return [name for name in names if name in self._source.fields]
 
     def _record_names(self, indices: Indices) -> list[str]:
