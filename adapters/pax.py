@@ -328,7 +328,7 @@ class DALIInput(base_input.BaseInput):
     def peek_padded(self) -> Any:
         """Returns the batch that get_next_padded() will return; None at the end.
 
-        The stream keeps the peeked batch, so that the stream's position is the whole state.
+        It does not change the state, which describes the last batch of get_next_padded().
 
         Raises:
             RuntimeError: If DALI failed to produce the batch, which then counts as delivered.

@@ -346,7 +346,9 @@ class IteratorFunction:
         given, drop = self._config.last_batch_policy, call.get("drop_remainder")
         if given is LastBatchPolicy.FILL:  # the default
             return
-        names = ["last_batch_policy"] if "last_batch_policy" in call else []
+        policy = call.get("last_batch_policy", given)
+        differs = str(getattr(policy, "name", policy)).upper() != given.name
+        names = ["last_batch_policy"] if differs else []
         if isinstance(drop, bool) and drop != (given is LastBatchPolicy.DROP):
             names += ["drop_remainder"]
         if names:

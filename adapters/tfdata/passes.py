@@ -32,7 +32,7 @@ class PassCounter:
         self._next = 0  # first epoch that no pass has started; over a reader, the next pass
 
     def number(self, num_epochs: int | None) -> int:
-        """Returns the number of the next pass.
+        """Returns the index of the pass that would start next, from 0; see `note`.
 
         Args:
             num_epochs: Number of epochs of a pass over a source, None: no end; 1 over a reader.

@@ -317,6 +317,8 @@ class ReadRows:
         self._epochs = epochs
         self._chunks = chunks
         self._columns: dict[str, Values] = {}
+        self._kept_hashes: Bits | None = None
+        self._kept_places: list[int] | None = None
         for number, chunk in enumerate(self._chunks):
             for place, error in chunk.errors.items():
                 self.errors[int(order[number * settings.chunk_size + place])] = error
@@ -342,16 +344,18 @@ class ReadRows:
         except Exception:
             return f"record {record}"
 
-    @functools.cached_property
     def _hashes(self) -> Bits:
-        """The hash of each row's seed, epoch and record, which only draws need."""
-        return fold(self._settings.seed, self._epochs, self._records)
+        """Returns the hash of each row's seed, epoch and record, which only draws need."""
+        # Not a cached_property, whose lock (before Python 3.12) a fork could copy locked.
+        if self._kept_hashes is None:
+            self._kept_hashes = fold(self._settings.seed, self._epochs, self._records)
+        return self._kept_hashes
 
-    @functools.cached_property
     def _places_read(self) -> list[int]:
-        """The place of each row in the order in which the rows are read."""
-        places: list[int] = np.argsort(self._order).tolist()
-        return places
+        """Returns the place of each row in the order in which the rows are read."""
+        if self._kept_places is None:
+            self._kept_places = np.argsort(self._order).tolist()
+        return self._kept_places
 
     def column(self, name: str) -> Values:
         """Returns the values of a field, one for each row."""
@@ -371,7 +375,7 @@ class ReadRows:
             return self._drawn[name][part]
 
         return DrawRows(
-            self._hashes[rows],
+            self._hashes()[rows],
             lambda name: self._sizes(name)[rows],
             lambda row, error: self._refuse(rows.start + row, error),
             drawn_before,
@@ -379,7 +383,7 @@ class ReadRows:
 
     def _draw(self, function: DrawFunction) -> list[list[TensorListCPU]]:
         """Returns the outputs of a draw for each pipeline, a TensorList for each output."""
-        arrays = function(DrawRows(self._hashes, self._sizes, self._refuse))
+        arrays = function(DrawRows(self._hashes(), self._sizes, self._refuse))
         return [[TensorListCPU(array[rows]) for array in arrays] for rows in self._parts]
 
     def _refuse(self, row: int, error: Exception) -> None:
@@ -456,7 +460,7 @@ class ReadRows:
             rows = np.empty_like(together)
             rows[self._order] = together
             return rows
-        return list(map(together.__getitem__, self._places_read))
+        return list(map(together.__getitem__, self._places_read()))
 
     def _replace(self, batch: Sequence[int], places: Sequence[int]) -> None:
         """Replaces each bad record by the nearest good record of the global batch.

@@ -363,10 +363,11 @@ def read_episodes(
 def columns_of(
     episodes: Iterable[Episode], take: BufferedReader, features: EpisodeFeatures
 ) -> EpisodeColumns:
-    """Reads the features of a file's episodes, given the located features.
+    """Reads the values of the wanted features of a file's episodes.
 
     Args:
-        episodes: The episodes in their order, with the wanted features and `COUNTERS`.
+        episodes: The episodes in the order of the file, with the places of the wanted features and
+            of `COUNTERS`, which tell the number of steps.
         take: Reads the file.
         features: The wanted features.
 

@@ -153,7 +153,7 @@ def jpeg_orientation(data: memoryview) -> tuple[int, int]:
     orientations: list[tuple[int, bool]] = []
     end = 0
     for marker, at, length in _jpeg_segments(data):
-        end = at + length - 2
+        end = at + max(length, 2) - 2  # the bytes of the length belong to the header
         if _is_frame(marker) and data[at] > 16:  # bits
             raise EOFError
         if marker == 0xE1 and data[at : at + 6] == _EXIF:

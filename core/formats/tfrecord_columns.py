@@ -51,7 +51,7 @@ class Places(Protocol):
         ...
 
     def column(self, count: int) -> Column | None:
-        """Returns the column of a file with a number of records; None if no record has a value."""
+        """Returns the feature's column of a file, with `count` rows; None if all lack a value."""
         ...
 
 

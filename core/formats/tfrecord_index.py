@@ -61,11 +61,16 @@ class FieldColumn:
         self._early = 0  # number of records before the first that has the feature
 
     def add(self, feature: example.Feature | None, take: BufferedReader) -> None:
-        """Adds the feature of a record, which may lack it.
+        """Adds a row with a record's feature, or with the default if the record lacks the feature.
+
+        Args:
+            feature: The feature; None if the record lacks it.
+            take: Reads the file.
 
         Raises:
             KeyError: If the record lacks the feature and there is no default.
-            ValueError: If the feature has a kind that the field does not have.
+            ValueError: If kind or number of its values differ from other records, or its encoding
+                is not supported.
         """
         if feature is None or not feature.kind:
             self._add_missing()

@@ -116,7 +116,7 @@ class SamplePlan:
         return -(-remaining // self.batch_size)
 
     def step(self, position: SamplePosition) -> int:
-        """Returns the number of batches of the current size from the epoch's start, rounded up."""
+        """Returns the number of batches from the epoch's start to the position, rounded up."""
         return -(-(position.sample - position.start) // self.batch_size)
 
     def length(self, position: SamplePosition) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import configparser
+import contextlib
 import os
 import re
+import shlex
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 # Prefixes of URLs that obstore reads, by the kind of the store.
@@ -64,6 +66,20 @@ _CREDENTIALS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
 }
+
+
+# The variables from which obstore gets the URL of the server, the first that is set.
+_ENDPOINTS: Mapping[str, Sequence[str]] = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+_SERVER_URL = re.compile(
+    r"https?://(?:[\w.~%!$&'()*+,;=:-]+@)?"  # user and password
+    r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::(\d{1,6}))?"  # host and port
+    r"(?:/[^\s<>\"{}|\\^`]*)?",
+    re.ASCII,
+)
 
 
 class Place(NamedTuple):  # created faster than a dataclass; a data set has thousands
@@ -190,7 +206,8 @@ def store_arguments(
         for name, value in options.items()
         if names.get(name) and value is not None
     }
-    _check_servers(place.kind, config, environment)
+    if place.kind != "s3":
+        _check_server(place.kind, config, environment)
     if place.kind == "gs":
         if config.get("service_account_path") == "anon":  # as in gcsfs
             del config["service_account_path"]
@@ -203,28 +220,24 @@ def store_arguments(
     has_keys = config.get("access_key_id") or config.get("skip_signature")
     profile = options.get("profile") or environment.get("AWS_PROFILE")
     if not has_keys and (options.get("profile") or "AWS_ACCESS_KEY_ID" not in environment):
-        config = {**aws_profile(profile or "default", environment), **config}
+        is_required = bool(options.get("profile"))
+        config = {**aws_profile(profile or "default", environment, is_required), **config}
+    _check_server("s3", config, environment)
     return "S3Store", {"bucket": place.root, "config": config, **arguments}
 
 
-def _check_servers(kind: str, config: Mapping[str, str], environment: Mapping[str, str]) -> None:
-    """Checks the URLs of servers, since obstore would end the process if it used an invalid URL.
-
-    Args:
-        kind: The kind of the store.
-        config: obstore's options of the store.
-        environment: The environment variables.
+def _check_server(kind: str, config: Mapping[str, str], environment: Mapping[str, str]) -> None:
+    """Checks the URL of the server, since a request to another text ends the process.
 
     Raises:
-        ValueError: If the URL of a server is invalid.
+        ValueError: If it is not a URL.
     """
-    named = {"endpoint_url": config["endpoint"]} if config.get("endpoint") else {}
-    variables = (name for name in environment if _SERVER_VARIABLES[kind].fullmatch(name))
-    named |= {name: environment[name] for name in variables if name.endswith(("URL", "ENDPOINT"))}
-    for name, url in named.items():
-        parts = urllib.parse.urlsplit(url)
-        if url and (parts.scheme not in ("http", "https") or not parts.netloc or " " in url):
-            raise ValueError(f"{name} is {url!r}. Pass a URL, such as 'http://localhost:9000'")
+    named = {"endpoint_url": config.get("endpoint")}
+    named |= {name: environment.get(name) for name in _ENDPOINTS[kind]}
+    name, url = next(((name, url) for name, url in named.items() if url), ("", ""))
+    found = _SERVER_URL.fullmatch(url or "")
+    if name and (found is None or int(found[1] or 0) > 65535):
+        raise ValueError(f"{name} is {url!r}. Pass a URL, such as 'http://localhost:9000'")
 
 
 def server_settings(
@@ -243,27 +256,39 @@ def server_settings(
     return settings
 
 
-def aws_profile(profile: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns obstore's options for the keys, the region and the endpoint of an AWS profile.
+def aws_profile(
+    profile: str, environment: Mapping[str, str], is_required: bool = False
+) -> dict[str, str]:
+    """Returns keys, region and endpoint of a profile in ``~/.aws``; what is missing is omitted.
+
+    Args:
+        profile: Name of the profile.
+        environment: The environment variables, which may name other files.
+        is_required: Whether the profile must exist.
 
     Raises:
-        ValueError: If the profile does not exist, unless it is the default.
+        ValueError: If a required profile does not exist.
+        OSError: If a file can't be read.
     """
-    exists = profile == "default"
-    folder = os.path.join(environment.get("HOME", os.path.expanduser("~")), ".aws")
+    home = environment.get("HOME", os.path.expanduser("~"))
     config: dict[str, str] = {}
-    for variable, file, prefix in (
-        ("AWS_CONFIG_FILE", "config", "profile "),
-        ("AWS_SHARED_CREDENTIALS_FILE", "credentials", ""),
+    paths, exists = [], False
+    for variable, file in (
+        ("AWS_CONFIG_FILE", "config"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
     ):
+        path = environment.get(variable) or os.path.join(home, ".aws", file)
+        paths.append(os.path.join(home, path[2:]) if path.startswith("~/") else path)
         parser = configparser.RawConfigParser()
-        parser.read(environment.get(variable) or os.path.join(folder, file))
-        section = profile if profile == "default" else prefix + profile
-        if parser.has_section(section):
-            exists = True
-            config |= dict(parser.items(section))
-    if not exists:
-        raise ValueError(f"the profile {profile!r} is not in ~/.aws/config or ~/.aws/credentials")
+        with contextlib.suppress(FileNotFoundError), open(paths[-1], encoding="utf-8") as lines:
+            parser.read_file(lines)
+        of_config = [profile] if profile == "default" else ["profile", profile]
+        for section in parser.sections():
+            if _words(section) == of_config if file == "config" else section == profile:
+                exists = True
+                config |= dict(parser.items(section))
+    if is_required and not exists:
+        raise ValueError(f"the profile {profile!r} is not in {paths[0]} or {paths[1]}")
     names = {
         "aws_access_key_id": "access_key_id",
         "aws_secret_access_key": "secret_access_key",
@@ -272,6 +297,14 @@ def aws_profile(profile: str, environment: Mapping[str, str]) -> dict[str, str]:
         "endpoint_url": "endpoint",
     }
     return {names[name]: value for name, value in config.items() if name in names and value}
+
+
+def _words(section: str) -> list[str]:
+    """Returns the words of a section's name, such as ``profile 'my name'``, without quotes."""
+    try:
+        return shlex.split(section)
+    except ValueError:  # an open quote
+        return [section]
 
 
 def needs_boto3(profile: str, environment: Mapping[str, str]) -> bool:

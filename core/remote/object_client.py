@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from ..environment.passing_errors import is_environment
 from ..messages.printable import printable
 from ..per_process import PerProcess
 from .listing import PAGE, SORTED, Listing, versions_of_page
@@ -305,8 +306,11 @@ class ObjectClient:
             return getattr(module._store, name)(**arguments, retry_config=_NO_RETRIES)
         except ImportError:
             raise
-        except Exception as error:  # before any request, so that no retry can succeed
-            raise misconfigured(url, error) from error
+        except Exception as error:
+            # "builder error": no file descriptor is left, or the like; a retry may succeed.
+            if is_environment(error) or "builder error" in str(error):
+                raise
+            raise misconfigured(url, error) from error  # no request can be sent
 
     def _boto3(self, config: Mapping[str, Any]) -> Any:
         """Returns boto3's provider of keys if the AWS profile uses SSO or a role, else None.

@@ -11,6 +11,7 @@ import random
 import re
 import threading
 import time
+import types
 
 import pytest
 
@@ -24,6 +25,7 @@ from dalijax.core.remote.locations import (
     place_of,
     store_arguments,
 )
+from dalijax.core.remote.object_client import ObjectClient
 from dalijax.core.remote.request_threads import Job, RequestThreads
 from dalijax.core.remote.retries import (
     RemoteError,
@@ -219,8 +221,13 @@ def test_options_of_stores(place, options, config, tmp_path):
     home = {"HOME": str(tmp_path)}
     assert store_arguments(place, options, home)[1]["config"] == config
     assert needs_boto3("sso", home) and not needs_boto3("default", home)
-    with pytest.raises(ValueError, match=r"the profile 'none' is not in ~/\.aws"):
-        aws_profile("none", home)
+    with pytest.raises(ValueError, match="the profile 'none' is not in .*config or .*credentials"):
+        aws_profile("none", home, is_required=True)
+    assert aws_profile("none", home) == {}
+    (tmp_path / "cfg").write_text("[profile 'my dev']\nregion=a\n[profile  two]\nregion=b\n")
+    for profile, region in (("my dev", "a"), ("two", "b")):
+        elsewhere = {**home, "AWS_CONFIG_FILE": "~/cfg"}
+        assert aws_profile(profile, elsewhere, is_required=True) == {"region": region}
     assert aws_profile("default", {"HOME": str(tmp_path / "nobody")}) == {}
     given = {**home, "AWS_ACCESS_KEY_ID": "E"}  # obstore reads the environment itself
     if not options:
@@ -263,6 +270,75 @@ WRONG_SETTINGS = {
     "S3's profile": ("s3://b/a.tar", {"profile": "nobody"}, {}, "the profile 'nobody' is not in"),
     "HTTP's header": ("https://h/a.tar", {"headers": {"a b": "c"}}, {}, "invalid HTTP header name"),
 }
+
+
+URLS = {
+    "http://127.0.0.1:9000": True,
+    "https://minio.local/path": True,
+    "http://[::1]:9000": True,
+    "http://user:secret@host:1": True,
+    "minio:9000": False,
+    "http://${HOST}:9000": False,
+    "http://127.0.0.1:99999": False,
+    "http://:9000": False,
+    "http://ho<st": False,
+    "http://host:9000\n": False,
+}
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_urls_of_servers(url, tmp_path):
+    home = {"HOME": str(tmp_path)}
+    (tmp_path / ".aws").mkdir()
+    settings = [
+        (S3, {"endpoint_url": url}, home),
+        (S3, {}, {**home, "AWS_ENDPOINT_URL": url}),
+        (AZ, {"endpoint_url": url}, home),
+        (GS, {}, {**home, "GOOGLE_BASE_URL": url}),
+    ]
+    if "\n" not in url:
+        (tmp_path / ".aws/config").write_text(f"[profile p]\nendpoint_url={url}\n")
+        settings.append((S3, {"profile": "p"}, home))
+    for place, options, environment in settings:
+        if URLS[url]:
+            store_arguments(place, options, environment)
+        else:
+            with pytest.raises(ValueError, match="Pass a URL"):
+                store_arguments(place, options, environment)
+
+
+@pytest.mark.parametrize(
+    ("place", "options", "variables"),
+    [
+        (AZ, {}, {"AZURE_USE_FABRIC_ENDPOINT": "true"}),
+        (AZ, {}, {"AZURE_MSI_ENDPOINT": "x"}),
+        (S3, {}, {"AWS_PROFILE": "none", "AWS_SKIP_SIGNATURE": "true"}),
+        (S3, {"endpoint_url": "http://127.0.0.1:9000"}, {"AWS_ENDPOINT_URL": "minio:9000"}),
+        (S3, {}, {"AWS_ENDPOINT_URL_S3": "http://a", "AWS_ENDPOINT_URL": "minio:9000"}),
+    ],
+)
+def test_settings_that_are_not_used_are_not_checked(place, options, variables, tmp_path):
+    store_arguments(place, options, {"HOME": str(tmp_path), **variables})
+
+
+def test_a_store_that_can_be_made_later_is_no_wrong_setting(monkeypatch):
+    native = pytest.importorskip("obstore._obstore")
+    client = ObjectClient({})
+
+    class Later:
+        def __init__(self, error):
+            self.error = error
+
+        def HTTPStore(self, **_):
+            raise self.error
+
+    for error in (
+        obstore_error("GenericError", "Generic HTTP client error: builder error"),
+        OSError(errno.EMFILE, "too many open files"),
+    ):
+        module = types.SimpleNamespace(_store=Later(error), exceptions=native)
+        with pytest.raises(type(error), match="builder|open files"):
+            client._new_store(module, Place("http", "http://h/", "k"))
 
 
 @pytest.mark.parametrize("case", WRONG_SETTINGS)

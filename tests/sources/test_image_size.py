@@ -321,6 +321,18 @@ def test_damaged_headers_are_not_taken_for_others(name, parsed):
         assert look_at(data[:cut]) == parsed(data[:cut])
 
 
+@pytest.mark.parametrize("length", [0, 1])
+def test_a_last_segment_of_no_bytes_is_part_of_the_header(length, parsed):
+    data = bytearray(encoded("JPEG"))
+    at = data.index(b"\xff\xda") + 2
+    data[at : at + 2] = length.to_bytes(2, "big")
+    look_at(data)
+    _, end = jpeg_orientation(memoryview(data))
+    for cut in range(at - 2, at + 4):
+        assert look_at(data[:cut]) == parsed(data[:cut])
+    assert end == at + 2
+
+
 def test_results_depend_on_the_use_of_an_image(parsed):
     gray = encoded("JPEG", mode="L")
     uses = ImageInput(), ImageInput(any_on_cpu=True), ImageInput(any_turned=True)
