@@ -90,7 +90,8 @@ def dali_alone(paths: list[str], args: argparse.Namespace) -> Batches:
     source, graph = sources.RLDS(paths, droid.FIELDS), graph_of(args)
     numbers = np.random.default_rng(args.seed).permutation(len(source))
     wanted = [numbers[i * args.batch : (i + 1) * args.batch] for i in range(IN_MEMORY)]
-    batches = [tuple(source.read(batch, OUTPUTS)[name] for name in OUTPUTS) for batch in wanted]
+    read = (source.read(batch, OUTPUTS) for batch in wanted)
+    batches = [tuple(values[name] for name in OUTPUTS) for values in read]
 
     @pipeline_def(
         batch_size=args.batch, num_threads=args.threads[0], prefetch_queue_depth=args.depth

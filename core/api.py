@@ -25,6 +25,7 @@ from .config import (
     OF_DATA_ITERATOR,
     FunctionIteratorArguments,
     IteratorConfig,
+    policy_named,
     takes,
 )
 from .feeding.binding import bind
@@ -346,8 +347,7 @@ class IteratorFunction:
         given, drop = self._config.last_batch_policy, call.get("drop_remainder")
         if given is LastBatchPolicy.FILL:  # the default
             return
-        policy = call.get("last_batch_policy", given)
-        differs = str(getattr(policy, "name", policy)).upper() != given.name
+        differs = policy_named(call.get("last_batch_policy", given)) is not given
         names = ["last_batch_policy"] if differs else []
         if isinstance(drop, bool) and drop != (given is LastBatchPolicy.DROP):
             names += ["drop_remainder"]

@@ -70,16 +70,21 @@ def _parse_auto_reset(value: object) -> bool:
     raise ValueError(f"auto_reset must be 'yes', 'no', True, False or None, not {value!r}")
 
 
+def policy_named(value: Any) -> LastBatchPolicy | None:
+    """Returns the policy with a name, or a policy itself; None for any other value."""
+    if isinstance(value, str):
+        return LastBatchPolicy.__members__.get(value.upper())
+    return value if isinstance(value, LastBatchPolicy) else None
+
+
 def _policy(value: Any, drop_remainder: bool | None) -> LastBatchPolicy:
     """Returns the policy that ``last_batch_policy`` and ``drop_remainder`` determine.
 
     Raises:
         ValueError: If they disagree, or the policy is unknown.
     """
-    policy, drop = value, LastBatchPolicy.DROP
-    if isinstance(value, str):
-        policy = LastBatchPolicy.__members__.get(value.upper())
-    if not isinstance(policy, LastBatchPolicy):
+    policy, drop = policy_named(value), LastBatchPolicy.DROP
+    if policy is None:
         raise ValueError(
             "last_batch_policy must be 'fill', 'drop' or 'partial', or a dalijax.LastBatchPolicy, "
             f"not {value!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import configparser
 import contextlib
 import os
@@ -51,14 +52,12 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# Environment variables from which obstore gets the server, or the account, of a bucket.
-_SERVER_VARIABLES = {
-    "http": re.compile(""),
-    "s3": re.compile("AWS_ENDPOINT(_URL(_S3)?)?"),
-    "gs": re.compile("GOOGLE_BASE_URL"),
-    "az": re.compile("AZURE_(STORAGE_)?(ACCOUNT_NAME|ENDPOINT|USE_.*)|AZURITE_BLOB_STORAGE_URL"),
+# obstore's class of each kind, and its argument for the root of a place.
+_STORES = {
+    "s3": ("S3Store", "bucket"),
+    "gs": ("GCSStore", "bucket"),
+    "az": ("AzureStore", "container_name"),
 }
-
 
 # Where credentials are found, apart from storage_options, by the kind of the store.
 _CREDENTIALS = {
@@ -67,13 +66,16 @@ _CREDENTIALS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
 }
 
-
 # The variables from which obstore gets the URL of the server, the first that is set.
 _ENDPOINTS: Mapping[str, Sequence[str]] = {
+    "http": (),
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
+# Further variables that choose the server or the account of an Azure container.
+_AZURE = re.compile("AZURE_(STORAGE_)?(ACCOUNT_NAME|USE_.*)|AZURITE_BLOB_STORAGE_URL")
+_AWS_FILES = {"config": "AWS_CONFIG_FILE", "credentials": "AWS_SHARED_CREDENTIALS_FILE"}
 _SERVER_URL = re.compile(
     r"https?://(?:[\w.~%!$&'()*+,;=:-]+@)?"  # user and password
     r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::(\d{1,6}))?"  # host and port
@@ -117,8 +119,8 @@ def place_of(url: str) -> Place | None:
     obstore normalizes paths. fsspec reads URLs that obstore would change, and URLs with a query.
     """
     scheme, separator, path = url.partition("://")
-    kind = _KINDS.get(scheme)
-    if not separator or kind is None or "::" in url:
+    kind = _kind_of(url)
+    if not separator or kind is None:
         return None
     account = ""
     if kind == "http":
@@ -141,9 +143,14 @@ def place_of(url: str) -> Place | None:
     return Place(kind, root, key, account)
 
 
+def _kind_of(url: str) -> str | None:
+    """Returns the kind of the store of a URL; None if obstore has none, or the URL is chained."""
+    return _KINDS.get(url.partition("://")[0]) if "::" not in url else None
+
+
 def credentials_cure(url: str) -> str:
     """Returns a remedy for errors of denied access: where the credentials of a URL are found."""
-    kind = _KINDS.get(url.partition("://")[0], "") if "::" not in url else ""
+    kind = _kind_of(url) or ""
     if kind == "http":
         return "Check the credentials: storage_options={'headers': {'Authorization': ...}}"
     place = _CREDENTIALS.get(kind, "environment variables")
@@ -206,24 +213,20 @@ def store_arguments(
         for name, value in options.items()
         if names.get(name) and value is not None
     }
-    if place.kind != "s3":
-        _check_server(place.kind, config, environment)
-    if place.kind == "gs":
-        if config.get("service_account_path") == "anon":  # as in gcsfs
-            del config["service_account_path"]
-            config["skip_signature"] = True
-        return "GCSStore", {"bucket": place.root, "config": config, **arguments}
-    if place.kind == "az":
-        if place.account:
-            config.setdefault("account_name", place.account)
-        return "AzureStore", {"container_name": place.root, "config": config, **arguments}
-    has_keys = config.get("access_key_id") or config.get("skip_signature")
-    profile = options.get("profile") or environment.get("AWS_PROFILE")
-    if not has_keys and (options.get("profile") or "AWS_ACCESS_KEY_ID" not in environment):
-        is_required = bool(options.get("profile"))
-        config = {**aws_profile(profile or "default", environment, is_required), **config}
-    _check_server("s3", config, environment)
-    return "S3Store", {"bucket": place.root, "config": config, **arguments}
+    if place.kind == "gs" and config.get("service_account_path") == "anon":  # as in gcsfs
+        del config["service_account_path"]
+        config["skip_signature"] = True
+    elif place.kind == "az" and place.account:
+        config.setdefault("account_name", place.account)
+    elif place.kind == "s3":
+        has_keys = config.get("access_key_id") or config.get("skip_signature")
+        required = options.get("profile")
+        if not has_keys and (required or "AWS_ACCESS_KEY_ID" not in environment):
+            profile = required or environment.get("AWS_PROFILE") or "default"
+            config = {**aws_profile(profile, environment, bool(required)), **config}
+    _check_server(place.kind, config, environment)
+    store, root = _STORES[place.kind]
+    return store, {root: place.root, "config": config, **arguments}
 
 
 def _check_server(kind: str, config: Mapping[str, str], environment: Mapping[str, str]) -> None:
@@ -248,8 +251,12 @@ def server_settings(
     They come from the environment and ``~/.aws``. URLs do not contain them, so that buckets of two
     servers may have equal URLs.
     """
-    is_of_server = _SERVER_VARIABLES[place.kind].fullmatch
-    settings = {name: value for name, value in environment.items() if is_of_server(name) and value}
+    settings = {
+        name: value
+        for name, value in environment.items()
+        if value
+        and (name in _ENDPOINTS[place.kind] or (place.kind == "az" and _AZURE.fullmatch(name)))
+    }
     config = store_arguments(place, options, environment)[1].get("config", {})
     if place.kind == "s3" and config.get("endpoint"):
         settings["endpoint"] = config["endpoint"]
@@ -270,25 +277,12 @@ def aws_profile(
         ValueError: If a required profile does not exist.
         OSError: If a file can't be read.
     """
-    home = environment.get("HOME", os.path.expanduser("~"))
-    config: dict[str, str] = {}
-    paths, exists = [], False
-    for variable, file in (
-        ("AWS_CONFIG_FILE", "config"),
-        ("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
-    ):
-        path = environment.get(variable) or os.path.join(home, ".aws", file)
-        paths.append(os.path.join(home, path[2:]) if path.startswith("~/") else path)
-        parser = configparser.RawConfigParser()
-        with contextlib.suppress(FileNotFoundError), open(paths[-1], encoding="utf-8") as lines:
-            parser.read_file(lines)
-        of_config = [profile] if profile == "default" else ["profile", profile]
-        for section in parser.sections():
-            if _words(section) == of_config if file == "config" else section == profile:
-                exists = True
-                config |= dict(parser.items(section))
-    if is_required and not exists:
-        raise ValueError(f"the profile {profile!r} is not in {paths[0]} or {paths[1]}")
+    of_config = _profile_values(profile, environment, "config")
+    of_credentials = _profile_values(profile, environment, "credentials")
+    if is_required and of_config is None and of_credentials is None:
+        paths = " or ".join(_aws_path(environment, file) for file in _AWS_FILES)
+        raise ValueError(f"the profile {profile!r} is not in {paths}")
+    config = (of_config or {}) | (of_credentials or {})
     names = {
         "aws_access_key_id": "access_key_id",
         "aws_secret_access_key": "secret_access_key",
@@ -299,32 +293,49 @@ def aws_profile(
     return {names[name]: value for name, value in config.items() if name in names and value}
 
 
-def _words(section: str) -> list[str]:
-    """Returns the words of a section's name, such as ``profile 'my name'``, without quotes."""
-    try:
-        return shlex.split(section)
-    except ValueError:  # an open quote
-        return [section]
+def _aws_path(environment: Mapping[str, str], file: str) -> str:
+    """Returns the path of AWS's "config" or "credentials" file."""
+    home = environment.get("HOME", os.path.expanduser("~"))
+    path = environment.get(_AWS_FILES[file]) or os.path.join(home, ".aws", file)
+    return os.path.join(home, path[2:]) if path.startswith("~/") else path
+
+
+def _profile_values(
+    profile: str, environment: Mapping[str, str], file: str
+) -> dict[str, str] | None:
+    """Returns the values of a profile in AWS's "config" or "credentials" file; None without it.
+
+    Raises:
+        OSError: If the file can't be read.
+    """
+    parser = configparser.RawConfigParser()
+    with (
+        contextlib.suppress(FileNotFoundError),
+        open(_aws_path(environment, file), encoding="utf-8") as lines,
+    ):
+        parser.read_file(lines)
+
+    def is_of_profile(section: str) -> bool:
+        if file == "credentials" or profile == "default":
+            return section == profile
+        try:
+            return shlex.split(section) == ["profile", profile]  # such as profile 'my name'
+        except ValueError:  # an open quote
+            return False
+
+    sections = [dict(parser.items(name)) for name in filter(is_of_profile, parser.sections())]
+    return dict(collections.ChainMap(*reversed(sections))) if sections else None
 
 
 def needs_boto3(profile: str, environment: Mapping[str, str]) -> bool:
     """Returns whether an AWS profile gets its keys by SSO, a role or a process, for boto3."""
-    path = environment.get("AWS_CONFIG_FILE") or os.path.join(
-        environment.get("HOME", os.path.expanduser("~")), ".aws", "config"
-    )
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-    except OSError:
-        return False
-    section = profile if profile == "default" else f"profile {profile}"
-    body = text.partition(f"[{section}]")[2].partition("\n[")[0]
-    return re.search(r"^\s*(sso_|role_arn|credential_process)", body, re.MULTILINE) is not None
+    values = _profile_values(profile, environment, "config") or {}
+    return any(name.startswith(("sso_", "role_arn", "credential_process")) for name in values)
 
 
 def fsspec_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of fsspec's file system for a URL."""
-    kind = _KINDS.get(url.partition("://")[0]) if "::" not in url else None
+    kind = _kind_of(url)
     arguments = {name: value for name, value in options.items() if name not in _BOTH}
     if kind == "s3" and "region" in arguments:
         arguments["client_kwargs"] = {"region_name": arguments.pop("region")}

@@ -304,11 +304,10 @@ class ObjectClient:
             if place.kind == "s3" and (provider := self._boto3(arguments["config"])):
                 arguments["credential_provider"] = provider
             return getattr(module._store, name)(**arguments, retry_config=_NO_RETRIES)
-        except ImportError:
-            raise
         except Exception as error:
             # "builder error": no file descriptor is left, or the like; a retry may succeed.
-            if is_environment(error) or "builder error" in str(error):
+            passes = is_environment(error) or "builder error" in str(error)
+            if passes or isinstance(error, ImportError):
                 raise
             raise misconfigured(url, error) from error  # no request can be sent
 
