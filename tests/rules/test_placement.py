@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from nvidia.dali import fn, pipeline_def, types
 
-from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator, sources
 from dalijax.core.placement import data_shards, gpu_ordinal
 from full import FULL, combinations
 from numbered import read_case
@@ -336,6 +336,35 @@ def test_batches_are_placed_without_a_computation(around):
         np.testing.assert_array_equal(batch["mask"], np.ones(4, bool))
         for name in ("x", "large", "b"):
             assert batch[name].devices() == {jax.devices()[0]} and not batch[name].committed
+
+
+@pytest.mark.parametrize("axes", ((4, 1), (2, 2)), ids=("no replicas", "replicas"))
+@pytest.mark.parametrize("guard", ("transfer_guard", "transfer_guard_host_to_device"))
+def test_global_batches_are_placed_under_a_guard(guard, axes):
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(axes), ("data", "model"))
+    arrays = {
+        "x": np.arange(16 * 6, dtype=np.float32).reshape(16, 6),
+        "columns": np.arange(16 * 4, dtype=np.int32).reshape(16, 4),
+    }
+    specs = {
+        "x": PartitionSpec("data"),
+        "columns": PartitionSpec("data", "model"),
+        "mask": PartitionSpec("data"),
+    }
+    sharding = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+    iterator = data_iterator(
+        lambda x, columns: (x, columns),
+        ["x", "columns"],
+        source=sources.Arrays(arrays),
+        sharding=sharding,
+        mask="mask",
+        shuffle=False,
+    )(batch_size=8, num_threads=1)
+    with getattr(jax, guard)("disallow"):
+        batch = next(iterator)
+    for name, wanted in (arrays | {"mask": np.ones(16, bool)}).items():
+        np.testing.assert_array_equal(batch[name], wanted[:8])
+        assert batch[name].committed and batch[name].sharding == sharding[name]
 
 
 @dataclasses.dataclass
