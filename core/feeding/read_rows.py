@@ -30,7 +30,7 @@ from ..workers import WorkersEnded
 from .reuse import ReuseCheck
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, stand_ins
 
-FEWEST = 64  # the least records of a task, unless the batch has fewer or the source waits
+FEWEST = 64  # the least records of a task, if tasks share a batch of at least as many
 
 
 @dataclasses.dataclass(frozen=True)

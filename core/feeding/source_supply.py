@@ -259,12 +259,14 @@ class SourceSupply:
     ):
         reuse = None if getattr(source, "_gives_new_arrays", False) else ReuseCheck(source)
         order = order_of(source, seed, shuffle)
-        # Each task occupies the GIL for a while whatever its size, so that there are only as many
-        # tasks as threads, or fewer. A source with more threads than the default waits for its
-        # reads, so that small batches are split, too.
+        # One task reads a run, so that one thread is enough while it keeps up: threads wait for
+        # the GIL. A source with more threads than the default waits for its reads, so that its
+        # runs are split.
         counts = [part.last - part.first for part in parts]
-        fewest = FEWEST if source.read_threads <= Source.read_threads else min(FEWEST, *counts)
-        chunk_size = max(fewest, -(-sum(counts) // source.read_threads))
+        chunk_size = sum(counts)
+        if source.read_threads > Source.read_threads:
+            fewest = min(FEWEST, *counts)
+            chunk_size = max(fewest, -(-chunk_size // source.read_threads))
         self.settings = ReadSettings(
             source,
             tuple(names),

@@ -39,9 +39,9 @@ class Source(Protocol):
 
     Attributes:
         fields: Names and kinds of the fields of a record.
-        read_threads: Number of reading threads of an iterator, for all its pipelines. More than two
-            help only if reads wait, e.g. for a network; otherwise they contend for the GIL and
-            become slower.
+        read_threads: Number of reading threads of an iterator, for all its pipelines. One or two
+            threads read whole batches; more threads share each batch, which helps only if reads
+            wait, e.g. for a network. Otherwise they contend for the GIL and become slower.
     """
 
     fields: Mapping[str, Field]
