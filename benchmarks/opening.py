@@ -102,7 +102,7 @@ def open_source(kind: str, path: str) -> Any:
     if kind == "folder":
         return sources.Files(path)
     if kind == "tar":
-        return sources.Tar([path], {"jpg": "data", "cls": "label"})
+        return sources.Tar([path], {"data": "jpg", "label": "cls"})
     return sources.TFRecord([path], features={"image": "data", "label": "label"})
 
 

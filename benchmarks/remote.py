@@ -51,7 +51,7 @@ def worker(args: argparse.Namespace) -> None:
     """Measures a variant in this process and prints the result as JSON."""
     start = time.perf_counter()
     cache = {"cache": args.cache} if args.cache else {}
-    tar = sources.Tar(args.urls, {"jpg": "data"}, read_ahead=args.read_ahead, **cache)
+    tar = sources.Tar(args.urls, {"data": "jpg"}, read_ahead=args.read_ahead, **cache)
     opening = time.perf_counter() - start
     graph = decoded if args.decode else largest_byte
     on_cpu = {} if args.decode and report.GPU else {"device_id": None}

@@ -143,7 +143,7 @@ def over_source(
     if gpus > 1:
         mesh = Mesh(np.array(jax.devices()), ("data",))
         config["sharding"] = NamedSharding(mesh, PartitionSpec("data"))
-    tar = sources.Tar(tars, {"jpg": "data", "cls": "label"})
+    tar = sources.Tar(tars, {"data": "jpg", "label": "cls"})
     iterator = data_iterator(of_records, ["images", "labels"], source=tar, **config)(
         batch_size=batch * gpus, **options
     )

@@ -29,7 +29,7 @@ import report
 from dalijax import sources
 
 DIFFERENT = 400  # tars
-FIELDS = {"jpg": "data", "cls": "label"}
+FIELDS = {"data": "jpg", "label": "cls"}
 KEYS = {"key": "a", "secret": "b", "region": "us-east-1"}
 
 

@@ -194,7 +194,7 @@ def open_source(kind: str, files: list[str]) -> Any:
         return sources.Records(images, {"image/bytes": "data", "label": "label"})
     count = 4 if kind == "Mixture" else 1
     tars = sorted(map(str, folder.glob(f"*-of-{count}.tar"))) or photos.tars(folder, files, count)
-    fields = {"jpg": "data", "cls": "label"}
+    fields = {"data": "jpg", "label": "cls"}
     if kind == "Tar":
         return sources.Tar(tars, fields)
     weights = (4, 3, 2, 1)

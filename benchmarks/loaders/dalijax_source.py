@@ -73,7 +73,7 @@ class Adapter(Loader):
         sharding = sharding_of(config)
         self._iterator = data_iterator(graph, ["label", "random"], mask="mask")(
             source=sources.Tar(
-                sorted(map(str, pathlib.Path(config.data).glob("*.tar"))), fields={"cls": "label"}
+                sorted(map(str, pathlib.Path(config.data).glob("*.tar"))), fields={"label": "cls"}
             ),
             batch_size=config.batch,
             seed=config.seed,

@@ -208,7 +208,7 @@ def source_call(path: str | bytes | os.PathLike[Any]) -> str:
     text = os.fsdecode(path)
     name = text.rpartition("/")[2].lower()
     if ".tar" in name:
-        call = f"Tar({text!r}, {{'jpg': 'data', 'cls': 'label'}})"
+        call = f"Tar({text!r}, {{'data': 'jpg', 'label': 'cls'}})"
     elif "tfrecord" in name:
         call = f"TFRecord({text!r}, {{'image/encoded': 'data'}})"
     else:

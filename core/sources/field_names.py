@@ -8,6 +8,41 @@ from typing import Any
 from ..formats.field import Field
 
 
+def check_fields(fields: Any, parts: str, example: str) -> None:
+    """Checks that ``fields=`` is a mapping from names of fields to parts of the records.
+
+    Args:
+        fields: The mapping.
+        parts: What the fields are mapped to, such as "features", for errors.
+        example: A valid value, for errors.
+
+    Raises:
+        TypeError: If the name of a field is not a string.
+        ValueError: If it is not a mapping, or is empty.
+    """
+    if not isinstance(fields, Mapping) or not fields:
+        raise ValueError(
+            f"fields must map names of fields to {parts}, as in {example}, not {fields!r:.120}"
+        )
+    for name in fields:
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"the names of fields must be strings, not {name!r:.80}")
+
+
+def suggest_swapped(fields: Mapping[str, str], parts: str) -> str:
+    """Returns the text of errors about ``fields=`` whose keys and values are swapped.
+
+    Args:
+        fields: The swapped mapping.
+        parts: What the fields must be mapped to, such as "features".
+    """
+    swapped = {part: name for name, part in fields.items()}
+    return (
+        f"fields maps names of fields to {parts}, not {parts} to names. Did you mean "
+        f"{swapped!r:.200}?"
+    )
+
+
 def check_names(argument: str, fields: Any, example: str, text_keys: bool = True) -> None:
     """Checks a mapping from the keys of records to names of fields.
 

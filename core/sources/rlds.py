@@ -36,6 +36,7 @@ from ..remote.ranges import byte_count
 from ..remote.storage import Storage
 from .base import SizeTables
 from .byte_records import ByteRecords
+from .field_names import check_fields, suggest_swapped
 from .selection import selected_records
 from .source import Values
 
@@ -358,14 +359,9 @@ def _parts(fields: Any) -> dict[str, _Part]:
         TypeError: If a name or a value has a wrong type.
         ValueError: If there is no field, a window is empty, or a feature without steps has offsets.
     """
-    if not isinstance(fields, Mapping) or not fields:
-        raise ValueError(
-            f"fields must map names of fields to features, as in {_EXAMPLE}, not {fields!r:.120}"
-        )
+    check_fields(fields, "features", _EXAMPLE)
     parts: dict[str, _Part] = {}
     for name, value in fields.items():
-        if not isinstance(name, str) or not name:
-            raise TypeError(f"the names of fields must be strings, not {name!r:.80}")
         is_pair = isinstance(value, (tuple, list)) and len(value) == 2
         feature, offsets = value if is_pair else (value, 0)
         if not isinstance(feature, str) or not feature:
@@ -384,13 +380,9 @@ def _parts(fields: Any) -> dict[str, _Part]:
                 f"{feature!r} alone"
             )
         parts[name] = _Part(feature, *_offsets(name, offsets))
-    values = [part.feature for part in parts.values()]
-    if any("/" in name for name in parts) and not any("/" in v or v[:2] == "__" for v in values):
-        swapped = {part.feature: name for name, part in parts.items()}
-        raise ValueError(
-            f"fields maps names of fields to features, not features to names. Did you mean "
-            f"{swapped!r:.200}?"
-        )
+    names = {name: part.feature for name, part in parts.items()}
+    if any("/" in k for k in names) and not any("/" in v or v[:2] == "__" for v in names.values()):
+        raise ValueError(suggest_swapped(names, "features"))
     return parts
 
 

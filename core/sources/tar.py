@@ -28,13 +28,14 @@ from ..remote.cache_folder import open_cache
 from ..remote.ranges import byte_count
 from ..remote.storage import Storage
 from .byte_records import ByteRecords, Decode, as_json, as_text
-from .field_names import check_names
+from .field_names import check_fields, suggest_swapped
 from .source import Values
 
 _log = logging.getLogger("dalijax")
 
 _HEAD = 1536  # bytes read to find the name of a sample, enough for an extended header
 _DECODERS: Mapping[str, Decode] = {"text": as_text, "json": as_json}
+_EXAMPLE = "{'data': 'jpg;png', 'label': 'cls'}"
 
 
 class Tar(ByteRecords):
@@ -53,8 +54,8 @@ class Tar(ByteRecords):
     Args:
         paths: A path or several, or URLs. ``*.tar`` and ``{000..127}.tar``
             are expanded.
-        fields: Maps each extension, in lower case, to a field; ``"jpg;png"`` is either of them. As
-            in WebDataset, ``__key__`` is the sample's name and ``__url__`` its tar.
+        fields: Maps the name of each field to an extension, in lower case; ``"jpg;png"`` is either
+            of them. As in WebDataset, ``__key__`` is the sample's name and ``__url__`` its tar.
         missing: "raise": a sample that lacks a member raises an error. "skip": it is skipped.
         index_paths: Index files of DALI's ``wds2idx`` for remote tars. Only numbers and some
             headers of the tars are then read. They replace a shared index. Local tars do not need
@@ -110,12 +111,10 @@ class Tar(ByteRecords):
                 "the tars once, and stores its own index (cache_dir=)",
                 UserWarning,
             )
-        check_names("fields", fields, "{'jpg;png': 'data'}")
-        named = dict(fields)
-        self._described = {named.pop(k): v for k, v in _DESCRIPTIONS.items() if k in named}
-        if self._described:
-            fields = named
-        extensions = extensions_of(fields)
+        extensions = _extensions(fields)
+        self._described = {
+            name: _DESCRIPTIONS[part] for name, part in fields.items() if part in _DESCRIPTIONS
+        }
         index = cached_index(
             cache_dir,
             "tar 4",
@@ -228,22 +227,45 @@ _DESCRIPTIONS: Mapping[str, Callable[[Tar, Indices], list[str]]] = {
 }
 
 
-def extensions_of(fields: Mapping[str, str]) -> dict[str, str]:
-    """Maps each extension, in lower case, to its field; a key such as "jpg;png" has several.
+def _alternatives(text: str) -> list[str]:
+    """Returns the extensions, in lower case, of a text such as "jpg;png"."""
+    return [part.strip().removeprefix(".") for part in text.lower().split(";")]
+
+
+def _extensions(fields: Mapping[str, str]) -> dict[str, str]:
+    """Parses the user's ``fields=``; returns the field of each extension, in lower case.
 
     Raises:
-        TypeError: If an extension or a field is not a string.
-        ValueError: If there is no extension, or an extension is repeated.
+        TypeError: If an extension or the name of a field is not a string.
+        ValueError: If there is no extension, an extension is repeated, or keys and values are
+            swapped.
     """
-    check_names("fields", fields, "{'jpg;png': 'data'}")
+    check_fields(fields, "extensions", _EXAMPLE)
+    for name, text in fields.items():
+        if not isinstance(text, str):
+            raise TypeError(
+                f"fields[{name!r}] must be an extension, or alternatives such as 'jpg;png', as in "
+                f"{_EXAMPLE}, not {text!r:.80}"
+            )
+    if any(";" in name for name in fields):
+        raise ValueError(suggest_swapped(fields, "extensions"))
     extensions: dict[str, str] = {}
-    for alternatives, name in fields.items():
-        for extension in alternatives.lower().split(";"):
-            extension = extension.strip().removeprefix(".")
-            if not extension or extensions.setdefault(extension, name) != name:
+    for name, text in fields.items():
+        for extension in _alternatives(text) if text not in _DESCRIPTIONS else ():
+            if not extension:
+                raise ValueError(f"fields[{name!r}] has an empty extension: {text!r}")
+            other = extensions.setdefault(extension, name)
+            if other != name:
                 raise ValueError(
-                    f"fields has the extension {extension!r} for two fields, or an empty extension"
+                    f"fields has the extension {extension!r} for two fields, {other!r} and "
+                    f"{name!r}. Omit one of them. Alternatives of a field are joined, as in "
+                    f"{_EXAMPLE}"
                 )
+    if not extensions:
+        raise ValueError(
+            f"fields has only {sorted(fields.values())}. Add a member of the samples, as in "
+            f"{_EXAMPLE}"
+        )
     return extensions
 
 
@@ -269,9 +291,9 @@ def _check_complete(
         lack = "1 sample lacks" if count == 1 else f"{count:,} samples lack"
         raise ValueError(f"{lack} a member that fields= names: {reasons}. {cure}")
     if not num_complete:
+        members = sorted(part for part in fields.values() if part not in _DESCRIPTIONS)
         raise ValueError(
-            f"no sample of {printable(', '.join(tars[:3]))} has all of {sorted(fields)}: "
-            f"{reasons}. {cure}"
+            f"no sample of {printable(', '.join(tars[:3]))} has all of {members}: {reasons}. {cure}"
         )
     if about["scattered"] or about["has_links"]:
         _log.warning("missing='skip' skips %s samples: %s. %s", f"{count:,}", reasons, cure)
@@ -289,9 +311,8 @@ def _cure(fields: Mapping[str, str], about: Mapping[str, Any]) -> str:
             "A link has no content. Pack the tar again: tar --dereference "
             "--hard-dereference --sort=name -cf NEW.tar -C FOLDER ."
         )
-    if set(fields.values()) <= set(about["extensions"]):
-        right = {name: extension for extension, name in fields.items()}
-        return f"fields= maps each extension to the name of a field. Did you mean {right}?"
+    if _are_swapped(fields, about):
+        return suggest_swapped(fields, "extensions")
     if about["apart"]:
         return (
             f"These are different samples: {'; '.join(about['apart'])}. The members of a sample "
@@ -302,3 +323,11 @@ def _cure(fields: Mapping[str, str], about: Mapping[str, Any]) -> str:
         members = ", ".join(f".{extension}" for extension in about["extensions"]) or "only links"
         return f"Name extensions in fields= that the samples have: {members}"
     return "Skip them by missing='skip'"
+
+
+def _are_swapped(fields: Mapping[str, str], about: Mapping[str, Any]) -> bool:
+    """Returns whether no sample is complete, and the names of all fields are extensions."""
+    if about["first"][-1] or all(name == part for name, part in fields.items()):
+        return False
+    extensions = {extension for name in fields for extension in _alternatives(name)}
+    return extensions <= {*about["extensions"], *_DESCRIPTIONS}

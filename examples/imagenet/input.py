@@ -18,7 +18,7 @@ from dalijax import augment, data_iterator, sources
 
 GPU = backend.GetCUDADeviceCount() > 0
 MEAN = (124, 116, 104)  # mean color of ImageNet, for erased pixels
-FIELDS = {"jpg;jpeg;png": "data", "cls": "label"}
+FIELDS = {"data": "jpg;jpeg;png", "label": "cls"}
 # The GPU's JPEG engines decode all images that they support. With DALI's default load of 0.65, the
 # GPU's cores, which also train, would decode a part of each batch.
 DECODER = {"device": "mixed", "hw_decoder_load": 1.0} if GPU else {"device": "cpu"}

@@ -18,7 +18,7 @@ from range_server import serving, share_of_requests
 from tars import write_tar
 
 N, FILES, BATCH = 11, 3, 4
-SOURCES = {"tar": (Tar, {"bin": "data"}), "tfrecord": (RLDS, {"data": "steps/image"})}
+SOURCES = {"tar": (Tar, {"data": "bin"}), "tfrecord": (RLDS, {"data": "steps/image"})}
 CASE = Case(N, 1, BATCH, "FILL", True, False)
 
 

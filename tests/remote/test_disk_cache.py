@@ -51,7 +51,7 @@ from tars import numbered_bytes, write_numbered, write_tar
 
 TARS, SAMPLES = 3, 10
 N, SIZE = TARS * SAMPLES, 6000
-FIELDS = {"bin": "data", "cls": "label"}
+FIELDS = {"data": "bin", "label": "cls"}
 QUICK = {"timeout": 0.5, "retry_timeout": 5}
 
 
@@ -178,7 +178,7 @@ def test_parts_of_records(server, folder):
     assert not server.ranges
     check(source)
     assert server.ranges
-    keys = Tar([f"{server.url}/0.tar"], {**FIELDS, "__key__": "key"}, cache=folder)
+    keys = Tar([f"{server.url}/0.tar"], {**FIELDS, "key": "__key__"}, cache=folder)
     assert keys.read(np.array([3, 9]), ["key"])["key"] == ["0003", "0009"]
     server.ranges.clear()
     assert keys.read(np.array([9, 3]), ["key"])["key"] == ["0009", "0003"]
@@ -201,7 +201,7 @@ def test_mixtures_and_tfrecords(server, folder):
             file.write(size + masked_crc(size).to_bytes(4, "little") + example + bytes(4))
     url = f"{server.url}/a.tfrecord"
     records = TFRecord(url, {"image": "data"}, cache=str(folder), cache_bytes="1GB")
-    tars = Tar(f"{server.url}/0.tar", {"bin": "data"}, cache=folder, cache_bytes=1e9)
+    tars = Tar(f"{server.url}/0.tar", {"data": "bin"}, cache=folder, cache_bytes=1e9)
     mixture = Mixture([(records, 1), (tars, 1)])
     for _ in range(2):
         server.ranges.clear()
@@ -291,7 +291,7 @@ def test_equal_urls_of_two_servers(how, tmp_path, folder, monkeypatch):
             keys = "aws_access_key_id=a\naws_secret_access_key=b\n"
             endpoint = f"endpoint_url={url}\n" if how == "profile" else ""
             (tmp_path / ".aws/config").write_text(f"[default]\n{keys}{endpoint}")
-            source = Tar("s3://bucket/a.tar", {"bin": "data"}, cache=folder)
+            source = Tar("s3://bucket/a.tar", {"data": "bin"}, cache=folder)
             values = source.read(np.arange(3), ["data"])["data"]
             assert [value.tobytes() for value in values] == contents
 
@@ -330,7 +330,7 @@ def test_files_of_archives_are_not_cached(how, tmp_path, folder, caplog):
         TarFileSystem.clear_instance_cache()
         url = "tar://inner.tar" + (f"::file://{path}" if how == "chain" else "")
         options = {} if how == "chain" else {"fo": path}
-        source = Tar(url, {"bin": "data"}, storage_options=options, cache=folder)
+        source = Tar(url, {"data": "bin"}, storage_options=options, cache=folder)
         values = source.read(np.arange(3), ["data"])["data"]
         assert [v.tobytes() for v in values] == [content(k + shift)[:SIZE] for k in range(3)]
     assert not files_of(folder, "objects") and "are not cached" in caplog.text

@@ -353,7 +353,7 @@ def test_settings_with_which_no_request_can_be_sent(case, tmp_path, monkeypatch)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(RemoteError, match=r"://\S+ can't be opened: ") as caught:
-        sources.Tar(url, {"jpg": "image"}, storage_options={**options, "retry_timeout": 1e6})
+        sources.Tar(url, {"image": "jpg"}, storage_options={**options, "retry_timeout": 1e6})
     assert reason in str(caught.value) and "Check storage_options= and" in str(caught.value)
 
 

@@ -29,7 +29,7 @@ from tars import numbered_bytes, write_numbered, write_tar
 
 pytest.importorskip("obstore")
 
-FIELDS = {"bin": "data", "cls": "label"}
+FIELDS = {"data": "bin", "label": "cls"}
 TARS, SAMPLES = 6, 20
 SIZE = 20_000  # more than the gap that is read between two ranges
 QUICK = {"timeout": 0.3, "retry_timeout": 20}
@@ -304,7 +304,7 @@ def test_a_date_that_a_change_may_keep_is_compared(server, client, tmp_path):
     server.folder, server.tag = tmp_path, ""
     server.date = email.utils.formatdate(usegmt=True)
     write_tar(tmp_path / "0.tar", [("0.bin", b"a" * 5000)])
-    source = Tar([f"{server.url}/0.tar"], {"bin": "data"}, storage_options=QUICK)
+    source = Tar([f"{server.url}/0.tar"], {"data": "bin"}, storage_options=QUICK)
     assert source.read(np.array([0]), ["data"])["data"][0].tobytes() == b"a" * 5000
     write_tar(tmp_path / "0.tar", [("0.bin", b"b" * 5000)])
     server.date = email.utils.formatdate(time.time() + 2, usegmt=True)
@@ -407,7 +407,7 @@ def test_the_bytes_between_ranges_are_in_the_budget(server, tmp_path):
     sizes = {"bin": 2000, "x": 12_000}
     entries = [(f"{k:04d}.{name}", bytes(sizes[name])) for k in range(60) for name in sizes]
     write_tar(tmp_path / "0.tar", entries)
-    source = Tar([f"{server.url}/0.tar"], {"bin": "data"}, read_ahead=200_000)
+    source = Tar([f"{server.url}/0.tar"], {"data": "bin"}, read_ahead=200_000)
     server.ranges.clear()
     announcer = Announcer(source, ["data"], lambda run: np.array([run % 60]), lambda run: run + 1)
     announcer.restart(0, 0)
@@ -428,7 +428,7 @@ def test_bytes_of_many_runs_are_counted_at_once(server, tmp_path):
 
     server.folder = tmp_path
     write_tar(tmp_path / "0.tar", [(f"{k:04d}.bin", bytes(2000)) for k in range(400)])
-    source = Counting([f"{server.url}/0.tar"], {"bin": "data"}, read_ahead=200_000)
+    source = Counting([f"{server.url}/0.tar"], {"data": "bin"}, read_ahead=200_000)
     counted.clear()
     announcer = Announcer(source, ["data"], lambda run: np.array([run % 400]), lambda run: run + 1)
     announcer.restart(0, 0)
@@ -559,7 +559,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import numpy as np
 from dalijax.sources import Tar
 signal.signal(signal.SIGALRM, signal.default_int_handler)
-source = Tar(sys.argv[2:], {"bin": "data", "cls": "label"})
+source = Tar(sys.argv[2:], {"data": "bin", "label": "cls"})
 print("opened", flush=True)
 def read():
     for _ in range(1000):

@@ -15,7 +15,7 @@ from tars import write_tar
 
 pytest.importorskip("obstore")
 
-FIELDS = {"jpg": "data", "cls": "label"}
+FIELDS = {"data": "jpg", "label": "cls"}
 SIZE = 60_000  # more than the gap that is read between two ranges
 TARS, SAMPLES = 3, 12
 
@@ -83,7 +83,7 @@ def test_few_bytes_are_read(server, monkeypatch):
 def test_samples_are_those_of_the_tars(server, caplog):
     same(opened(server), server)
     assert not caplog.records
-    names = opened(server, fields={**FIELDS, "__key__": "key"}).read(np.arange(2), ["key"])["key"]
+    names = opened(server, fields={**FIELDS, "key": "__key__"}).read(np.arange(2), ["key"])["key"]
     assert list(names) == ["00000", "00001"]
 
 

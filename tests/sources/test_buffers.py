@@ -188,7 +188,7 @@ def tar(tmp_path_factory):
         entry for i, entry in enumerate(entries) for entry in (entry, (f"{i:04d}.cls", b"%d" % i))
     ]
     path = write_tar(folder / "a.tar", entries)
-    return Tar(path, {"bin": "data", "cls": "label"}, cache_dir=folder), records
+    return Tar(path, {"data": "bin", "label": "cls"}, cache_dir=folder), records
 
 
 def sums_and_bytes(data, label):

@@ -31,7 +31,7 @@ def sources(folder):
     ]
     yield Files(paths=[folder / f"{n}.png" for n in range(5)], labels=range(5))
     yield Tar(
-        write_tar(folder / "a.tar", entries), {"png": "data", "cls": "label"}, cache_dir=folder
+        write_tar(folder / "a.tar", entries), {"data": "png", "label": "cls"}, cache_dir=folder
     )
     yield Records([{"data": d, "label": n} for n, d in enumerate(contents)])
 

@@ -384,7 +384,7 @@ def test_json_is_delivered_as_objects(make_source, tmp_path):
     ]
     if make_source == "tar":
         source = sources.Tar(
-            write_tar(tmp_path / "a.tar", entries), {"jpg": "data", "json": "meta"}
+            write_tar(tmp_path / "a.tar", entries), {"data": "jpg", "meta": "json"}
         )
     else:
         source = sources.Records([{"data": bytes([k]), "meta": m} for k, m in enumerate(METAS)])
@@ -407,7 +407,7 @@ def test_json_and_text_bypass_the_graph(shape, tmp_path):
         )
     ]
     tar = sources.Tar(
-        write_tar(tmp_path / "a.tar", entries), {"jpg": "data", "json": "meta", "txt": "text"}
+        write_tar(tmp_path / "a.tar", entries), {"data": "jpg", "meta": "json", "text": "txt"}
     )
 
     def take(data):

@@ -81,7 +81,7 @@ def served(folder, handler=Handler):
 
 def same(remote, local):
     indices = np.array([len(local) - 1, 0, 3, 0])
-    first, second = (source.read(indices, list(FIELDS.values())) for source in (remote, local))
+    first, second = (source.read(indices, list(FIELDS)) for source in (remote, local))
     assert [v.tobytes() for v in first["data"]] == [v.tobytes() for v in second["data"]]
     np.testing.assert_array_equal(first["label"], second["label"])
     assert remote.identity() == local.identity()
@@ -110,7 +110,7 @@ def test_a_file_that_changes_later_is_refused(memory, tmp_path, monkeypatch):
     for k, letter in enumerate("ab"):
         path = write_tar(tmp_path / f"{k}.tar", [("0.bin", letter.encode() * 100)])
         memory.pipe(f"/data/{k}.tar", pathlib.Path(path).read_bytes())
-    source = Tar([f"memory://data/{k}.tar" for k in range(2)], {"bin": "data"})
+    source = Tar([f"memory://data/{k}.tar" for k in range(2)], {"data": "bin"})
     indices = np.array([0, 1])
     assert [v.tobytes() for v in source.read(indices, ["data"])["data"]] == [b"a" * 100, b"b" * 100]
     memory.pipe("/data/0.tar", pathlib.Path(path).read_bytes())

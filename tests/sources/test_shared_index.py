@@ -31,7 +31,7 @@ from dalijax.core.tools.index_command import write_indexes
 from dalijax.sources import Field, Tar, TFRecord
 from tars import write_tar
 
-FIELDS = {"jpg;png": "data", "cls": "label", "txt": "text"}
+FIELDS = {"data": "jpg;png", "label": "cls", "text": "txt"}
 NAMES = (".dalijax-tar.index", ".dalijax-tfrecord.index")
 
 
@@ -152,10 +152,10 @@ def test_the_command_prints_the_index(folder):
 def test_other_fields_need_no_other_index(folder, no_scan):
     paths = shards(folder)
     write_indexes(paths, {})
-    for fields in ({"txt": "text"}, {"cls": "label"}, {"jpg;png": "data"}):
+    for fields in ({"text": "txt"}, {"label": "cls"}, {"data": "jpg;png"}):
         source = Tar(paths, fields)
         assert len(source) == 126
-        source.read(np.arange(126), list(fields.values()))
+        source.read(np.arange(126), list(fields))
 
 
 # Versions of files
@@ -231,7 +231,7 @@ def test_two_data_sets_in_one_folder(folder, no_scan, tmp_path):
     for paths in (first, [other], second):
         write_indexes(paths, {})
     assert Tar(other, {"x": "x"}).read(np.arange(2), ["x"])["x"][1].tobytes() == b"y"
-    for fields in ({"jpg;png": "data"}, {"txt": "text"}):
+    for fields in ({"data": "jpg;png"}, {"text": "txt"}):
         assert len(Tar(first + second, fields)) == 126
 
 
@@ -239,14 +239,14 @@ def test_labels_that_are_no_numbers_are_reported_by_a_scan(folder):
     path = write_tar(folder / "x.tar", [("1.cls", b"a word"), ("1.x", b"x")])
     write_indexes([path], {})
     with pytest.raises(ValueError, match=r"x\.tar: 1 must be an integer of 64 bits, not b'a word'"):
-        Tar(path, {"cls": "label"})
+        Tar(path, {"label": "cls"})
 
 
 def test_many_extensions(folder, tmp_path):
     names = [f"{k}.{'cls' if k % 3 else f'x{k}'}" for k in range(900)]
     path = write_tar(folder / "x.tar", [(name, b"%d" % k) for k, name in enumerate(names)])
     write_indexes([path], {})
-    for fields in ({"cls": "label"}, {"x0": "x"}, {"x897": "x"}):
+    for fields in ({"label": "cls"}, {"x": "x0"}, {"x": "x897"}):
         scanned = Tar(path, fields, missing="skip", cache_dir=tmp_path / "other")
         os.rename(folder / NAMES[0], tmp_path / "index")
         plain = Tar(path, fields, missing="skip", cache_dir=tmp_path / "third")
@@ -286,7 +286,7 @@ ODD = {
 
 def outcome(path, missing, folder):
     try:
-        source = Tar(path, {"jpg;png": "data", "cls": "label"}, missing=missing, cache_dir=folder)
+        source = Tar(path, {"data": "jpg;png", "label": "cls"}, missing=missing, cache_dir=folder)
     except ValueError as error:
         return str(error)
     return source._index.about, {k: v.tolist() for k, v in source._index.arrays.items()}
@@ -333,13 +333,13 @@ def test_random_tars_have_the_index_of_a_scan(seed, tmp_path):
         )
         for k in range(random.randrange(1, 4))
     ]
-    fields = (
+    choices = (
         {"jpg": "d"},
         {"jpg": "d", "png": "d", "cls": "n"},
         {"cls": "n"},
         {"jpg": "d", "png": "e"},
     )
-    extensions = random.choice(fields)
+    extensions = random.choice(choices)
     try:
         scanned = index_tars(paths, extensions, storage)
     except ValueError:

@@ -19,7 +19,7 @@ from dalijax.sources import Tar, TFRecord
 from full import combinations
 from tars import write_tar
 
-FIELDS = {"bin": "data", "cls": "label", "txt": "text", "json": "meta"}
+FIELDS = {"data": "bin", "label": "cls", "text": "txt", "meta": "json"}
 COUNT, CHANGED = 200, 100  # a record that the digest of 64 records does not cover
 
 

@@ -148,14 +148,14 @@ def test_samples_by_number(tmp_path):
     assert list(values) == ["label", "data"]
     assert set(source.read(indices, ["label"])) == {"label"}
     np.testing.assert_array_equal(
-        Tar(paths[0], {"cls": "x"}).read(np.arange(5), ["x"])["x"], np.arange(5) - 3
+        Tar(paths[0], {"x": "cls"}).read(np.arange(5), ["x"])["x"], np.arange(5) - 3
     )
 
 
 @pytest.mark.parametrize("extensions", ("jpg;jpeg;JPEG;png", "JPG;.jpg", ".JPEG;jpg"))
 def test_extensions_of_a_field_may_be_repeated_in_upper_case(tmp_path, extensions):
     path = write_tar(tmp_path / "a.tar", [("1.jpg", b"one"), ("2.JPG", b"two")])
-    (values,) = Tar(path, {extensions: "data"}).read(np.array([0, 1]), ["data"]).values()
+    (values,) = Tar(path, {"data": extensions}).read(np.array([0, 1]), ["data"]).values()
     assert [v.tobytes() for v in values] == [b"one", b"two"]
 
 
@@ -165,7 +165,7 @@ def test_text_bypasses_the_graph_and_one_of_several_extensions_is_taken(tmp_path
         *(("a/2.png", b"yy"), ("a/2.json", b"[2]"), ("a/2.txt", b"two")),
     ]
     source = Tar(
-        write_tar(tmp_path / "a.tar", entries), {"jpg;png": "data", "txt": "text", "json": "meta"}
+        write_tar(tmp_path / "a.tar", entries), {"data": "jpg;png", "text": "txt", "meta": "json"}
     )
     values = source.read(np.array([1, 0]), ["data", "text", "meta"])
     assert [v.tobytes() for v in values["data"]] == [b"yy", b"x"]
@@ -200,7 +200,7 @@ def test_samples_that_lack_a_member_are_named_or_skipped(tmp_path):
     np.testing.assert_array_equal(source.read(np.arange(4), ["label"])["label"], [-3, -1, 0, 2])
     assert source.name(3).endswith(": 0005")
     with pytest.raises(ValueError, match=r"no sample of .* has all of \['png'\]: .*0000 lacks"):
-        Tar(path, {"png": "data"}, missing="skip")
+        Tar(path, {"data": "png"}, missing="skip")
     with pytest.raises(ValueError, match="'raise' or 'skip'"):
         Tar(path, FIELDS, missing="drop")
 
@@ -260,12 +260,13 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
         Tar(tmp_path / "twice.tar", FIELDS)
     write_tar(tmp_path / "json.tar", [("1.json", b"{")])
     with pytest.raises(ValueError, match=r"'x' of .*json\.tar: 1 can't be read"):
-        Tar(tmp_path / "json.tar", {"json": "x"}).read(np.array([0]), ["x"])
+        Tar(tmp_path / "json.tar", {"x": "json"}).read(np.array([0]), ["x"])
     for fields, words in (
-        ({}, "must map keys of the records to names"),
-        ({"jpg": "x", "png": "x"}, "repeats a name"),
-        ({"a;b": "x", ".B": "y"}, "'b' for two fields"),
-        ({"a;;b": "x"}, "an empty extension"),
+        ({}, "must map names of fields to extensions"),
+        ({"x": "a;b", "y": ".B"}, "'b' for two fields, 'x' and 'y'"),
+        ({"jpg": "x", "png": "x"}, "'x' for two fields, 'jpg' and 'png'"),
+        ({"x": "a;;b"}, r"fields\['x'\] has an empty extension: 'a;;b'"),
+        ({"x": "__key__", "y": "__url__"}, r"only \['__key__', '__url__'\]. Add a member"),
     ):
         with pytest.raises(ValueError, match=words):
             Tar(path, fields)

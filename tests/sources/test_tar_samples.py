@@ -58,7 +58,7 @@ def test_the_last_part_of_an_extension_determines_the_kind(extension, tmp_path):
     content, field, value = KINDS[extension]
     path = write_tar(tmp_path / "a.tar", [(f"a.b/{k}.{extension}", content) for k in range(2)])
     for wanted in (extension, extension.lower(), f".{extension}"):
-        source = Tar(path, {wanted: "x"})
+        source = Tar(path, {"x": wanted})
         assert source.fields == {"x": field}
         assert read_all(source)["x"] == [value] * 2
         assert source.name(1).endswith("a.tar: a.b/1")
@@ -66,7 +66,7 @@ def test_the_last_part_of_an_extension_determines_the_kind(extension, tmp_path):
 
 def test_compound_labels_reach_the_batch_as_numbers(tmp_path):
     entries = [(f"{k}.{e}", b"%d" % k) for k in range(4) for e in ("x.npy", "label.cls")]
-    source = Tar(write_tar(tmp_path / "a.tar", entries), {"x.npy": "data", "label.cls": "label"})
+    source = Tar(write_tar(tmp_path / "a.tar", entries), {"data": "x.npy", "label": "label.cls"})
     graph = data_iterator(lambda data, label: (data, label), ["x", "y"], as_numpy=True)
     batch = next(graph(source=source, batch_size=4, shuffle=False))
     np.testing.assert_array_equal(batch["y"], np.arange(4, dtype=np.int32), strict=True)
@@ -77,7 +77,7 @@ def test_compound_labels_reach_the_batch_as_numbers(tmp_path):
 def test_a_field_has_one_kind(joined, tmp_path):
     path = write_tar(tmp_path / "a.tar", samples(0, 2))
     with pytest.raises(ValueError, match=r"different kinds in 'x': .*Give each its own field"):
-        Tar(path, {joined: "x"})
+        Tar(path, {"x": joined})
 
 
 def concatenated(tmp_path, *parts):
@@ -191,7 +191,7 @@ def test_an_index_of_dali_next_to_a_tar_changes_nothing(archives, zeros, tmp_pat
                 twice |= extension[1:].lower() in found
                 found[extension[1:].lower()] = b"7" * size
     try:
-        source = Tar(path, {"jpg": "x"}, missing="skip")
+        source = Tar(path, {"x": "jpg"}, missing="skip")
     except ValueError as error:
         whole = [found for _, found in wanted if "jpg" in found]
         assert ("twice" in str(error)) if twice else not whole
@@ -218,7 +218,7 @@ def test_an_unsorted_tar_is_named_with_the_fix(tmp_path, caplog):
     entries = [(f"{k}.{e}", b"1") for e in ("jpg", "cls") for k in range(3)]
     path = write_tar(tmp_path / "a.tar", entries)
     words = r"a\.tar: 0 lacks \.cls .*members of .*a\.tar: 0, .*are not adjacent.*--sort="
-    for fields in (FIELDS, {"cls": "label"}, {"jpg": "data"}):
+    for fields in (FIELDS, {"label": "cls"}, {"data": "jpg"}):
         with pytest.raises(ValueError, match="are not adjacent") as error:
             Tar(path, fields)
         assert "missing=" not in str(error.value)
@@ -264,23 +264,37 @@ def test_links_are_named_with_the_fix(kind, word, tmp_path):
         assert read_all(Tar(path, FIELDS, missing="skip"))["data"] == [b"A"]
     # Links that no field needs do no harm.
     path = write_tar(tmp_path / "c.tar", [*whole, link("1.png", "1.jpg", kind)])
-    assert read_all(Tar(path, {"jpg;png": "data"}))["data"] == [b"A"]
+    assert read_all(Tar(path, {"data": "jpg;png"}))["data"] == [b"A"]
     assert len(Tar(path, FIELDS)) == 1
 
 
+@pytest.mark.parametrize("missing", ("raise", "skip"))
 @pytest.mark.parametrize(
-    "fields, right",
+    "right",
     (
-        ({"image": "jpg", "label": "cls"}, {"jpg": "image", "cls": "label"}),
-        ({"image": "jpg"}, {"jpg": "image"}),
+        {"image": "jpg", "label": "cls"},
+        {"image": "jpg"},
+        {"image": ".JPG", "text": "seg.txt"},
+        {"image": "png;jpg", "label": "cls"},
+        {"image": "jpg", "key": "__key__", "tar": "__url__"},
     ),
+    ids=str,
 )
-def test_swapped_fields_are_named(fields, right, tmp_path):
-    path = write_tar(tmp_path / "a.tar", samples(0, 2))
-    words = rf"0000 lacks \.image \('jpg'\).*Did you mean {re.escape(str(right))}\?"
-    for missing in ("raise", "skip"):
-        with pytest.raises(ValueError, match=words):
-            Tar(path, fields, missing=missing)
+def test_swapped_fields_are_corrected(right, missing, tmp_path):
+    entries = [(f"{k}.{extension}", b"1") for k in range(2) for extension in ("cls", "seg.txt")]
+    path = write_tar(tmp_path / "a.tar", sorted([*entries, ("0.jpg", b"A"), ("1.jpg", b"B")]))
+    assert len(Tar(path, right)) == 2
+    words = rf"names of fields to extensions, .* Did you mean {re.escape(str(right))}\?$"
+    with pytest.raises(ValueError, match=words):
+        Tar(path, {extension: name for name, extension in right.items()}, missing=missing)
+
+
+def test_fields_named_like_extensions_are_not_taken_for_swapped(tmp_path):
+    path = write_tar(tmp_path / "a.tar", [("1.jpg", b"A"), ("2.cls", b"1"), ("3.jpg", b"B")])
+    for fields in ({"jpg": "jpg", "cls": "cls"}, {"cls": "jpg"}):
+        with pytest.raises(ValueError, match=r"lacks? ") as error:
+            Tar(path, fields)
+        assert "Did you mean" not in str(error.value)
 
 
 def test_sparse_files_and_zero_length_members(tmp_path):
@@ -324,11 +338,18 @@ def test_no_error_suggests_skipping_every_sample(missing, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "fields", ({b"jpg": "x"}, {("jpg", "png"): "x"}, {"jpg": 1}, {"jpg": None})
+    ("fields", "words"),
+    (
+        ({b"x": "jpg"}, "names of fields must be strings, not b'x'"),
+        ({"": "jpg"}, "names of fields must be strings, not ''"),
+        ({"x": b"jpg"}, r"fields\['x'\] must be an extension, .* not b'jpg'"),
+        ({"x": ["jpg", "png"]}, r"such as 'jpg;png', .* not \['jpg', 'png'\]"),
+        ({"x": None}, "must be an extension, .* not None"),
+    ),
 )
-def test_fields_are_text(fields, tmp_path):
+def test_fields_are_text(fields, words, tmp_path):
     path = write_tar(tmp_path / "a.tar", samples(0, 2))
-    with pytest.raises(TypeError, match=r"as in \{'jpg;png': 'data'\}, not"):
+    with pytest.raises(TypeError, match=words):
         Tar(path, fields)
 
 
@@ -343,7 +364,7 @@ def test_a_tar_that_ends_after_an_extended_header_is_truncated(form, tmp_path):
 
 def test_json_that_is_nested_too_deeply_is_a_bad_record(tmp_path):
     path = write_tar(tmp_path / "a.tar", [("1.json", b"[" * 100_000), ("2.json", b"1")])
-    source = Tar(path, {"json": "x"})
+    source = Tar(path, {"x": "json"})
     with pytest.raises(ValueError, match=r"'x' of .*a\.tar: 1 can't be read"):
         source.read(np.arange(2), ["x"])
     assert source.read(np.array([1]), ["x"]) == {"x": [1]}

@@ -5,7 +5,7 @@ import tarfile
 
 import numpy as np
 
-FIELDS = {"jpg": "data", "cls": "label"}
+FIELDS = {"data": "jpg", "label": "cls"}
 
 
 def write_tar(path, entries, form=tarfile.PAX_FORMAT):

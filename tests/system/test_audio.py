@@ -156,7 +156,7 @@ def test_a_state_resumes_with_any_batch_size_and_devices(folder, first, then):
 def test_an_archive_has_the_same_spectrograms(folder, tmp_path):
     paths = sorted(folder.glob("*/*.flac"))
     tar = write_labelled_tar(tmp_path / "recordings.tar", paths, "flac")
-    archive = sources.Tar(tar, {"flac": "data", "cls": "label"}, cache_dir=tmp_path)
+    archive = sources.Tar(tar, {"data": "flac", "label": "cls"}, cache_dir=tmp_path)
     wanted = rows_of(batches_of(sources.Files(paths=paths, labels=range(len(paths)))))
     rows = rows_of(batches_of(archive))
     for name in ("mel", "frames", "label"):

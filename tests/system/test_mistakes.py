@@ -498,7 +498,7 @@ PROGRAMS = {
     "a tar without fields": (
         lambda d: sources.Tar(d.tar, ["jpg"]),
         ValueError,
-        "['jpg'] {'jpg;png': 'data'",
+        "['jpg'] {'data': 'jpg;png'",
     ),
     "swapped pairs": (
         lambda d: sources.Mixture([(0.5, NUMBERS), (0.5, NUMBERS)]),

@@ -110,7 +110,7 @@ def test_a_state_resumes_with_any_batch_size_and_devices(folder, first, then):
 def test_an_archive_has_the_same_clips(folder, tmp_path):
     paths = sorted(folder.glob("*/*"))
     tar = write_labelled_tar(tmp_path / "clips.tar", paths, "avi")
-    archive = sources.Tar(tar, {"avi": "data", "cls": "label"}, cache_dir=tmp_path)
+    archive = sources.Tar(tar, {"data": "avi", "label": "cls"}, cache_dir=tmp_path)
     wanted = rows_of(batches_of(sources.Files(paths=paths, labels=range(N))))
     rows = rows_of(batches_of(archive))
     for name in ("frames", "label"):
