@@ -156,6 +156,9 @@ class DALIInput(base_input.BaseInput):
         knows_epochs = config.reader_name or config.size > 0 or config.source is not None
         if config.mask is None and (knows_epochs or not self._endless):
             self._call["mask"] = self._mask
+            if config.last_batch_policy is LastBatchPolicy.DROP:
+                # A call with a mask must repeat the policy; the user did not ask for this mask.
+                self._call["drop_remainder"] = True
         # At creation, because Pax drops the provider before it requests the first batch.
         handed_over = _handed_over[0]() if _handed_over else None
         if handed_over is not None:

@@ -343,7 +343,7 @@ class IteratorFunction:
         return dataclasses.replace(self._config, **arguments) if arguments else self._config
 
     def _check_policy(self, call: Mapping[str, Any]) -> None:
-        """Raises ValueError if a call gives another last batch policy than `data_iterator`."""
+        """Raises ValueError if a call contradicts the last batch policy of `data_iterator`."""
         given, drop = self._config.last_batch_policy, call.get("drop_remainder")
         if given is LastBatchPolicy.FILL:  # the default
             return
@@ -356,6 +356,17 @@ class IteratorFunction:
                 f"{names[0]}={call[names[0]]!r} in the call of {self.__name__}(), but "
                 f"data_iterator was given the policy {given.name}, by last_batch_policy or "
                 "drop_remainder. Omit it in data_iterator, and pass it in each call"
+            )
+        # A mask in the call is for padding, unless it marks bad records. An evaluation by a
+        # function that was made for training would lose its last samples.
+        is_repeated = drop is True or "last_batch_policy" in call
+        is_for_padding = bool(call.get("mask")) and call.get("on_error") != "mask"
+        if given is LastBatchPolicy.DROP and is_for_padding and not is_repeated:
+            raise ValueError(
+                f"mask={call['mask']!r} in the call of {self.__name__}(), but data_iterator was "
+                "given the policy DROP, by last_batch_policy or drop_remainder: the last samples "
+                "are dropped, not padded and masked. Omit it in data_iterator, and pass "
+                "drop_remainder=True only in calls for training"
             )
 
     if not TYPE_CHECKING:  # type checkers report missing attributes themselves

@@ -1,6 +1,7 @@
 """Arguments: names and order as in DALI's plugin, and an error with a fix for each mistake."""
 
 import dataclasses
+import functools
 import inspect
 import pickle
 import pydoc
@@ -14,7 +15,7 @@ from nvidia.dali.plugin import jax as dali_jax
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy as DALIPolicy
 
 import dalijax
-from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator, sources
 from dalijax.core.config import (
     FunctionIteratorArguments,
     IteratorConfig,
@@ -239,6 +240,19 @@ MISTAKES = [
         ValueError,
         "'fill' in .* DROP, by",
     ),
+    (
+        dict(drop_remainder=True),
+        dict(mask=True),
+        ValueError,
+        r"mask=True in the call of files\(\), but .* DROP, .* not padded .* only in calls for",
+    ),
+    (dict(last_batch_policy="drop"), dict(mask="valid"), ValueError, "mask='valid' in the call"),
+    (
+        dict(last_batch_policy=LastBatchPolicy.DROP),
+        dict(mask=True, last_batch_padded=True),
+        ValueError,
+        "mask=True in the call",
+    ),
     (dict(drop_remainder="yes"), {}, TypeError, "drop_remainder must be True or False"),
     (dict(mask=1), {}, TypeError, "mask must be True for the name 'mask', or a name, not 1"),
     (
@@ -263,6 +277,33 @@ MISTAKES = [
 def test_mistakes_name_the_value_and_the_fix(jpegs, config, call, error, words):
     with pytest.raises(error, match=words):
         data_iterator(files, **{"output_map": ["x"], **config})(jpegs, batch_size=2, **call)
+
+
+@pytest.mark.parametrize(
+    ("config", "call"),
+    [
+        (dict(mask=True), dict(drop_remainder=True)),
+        (dict(mask=True, last_batch_policy="drop"), dict()),
+        (dict(), dict(mask=True, drop_remainder=True)),
+        (dict(drop_remainder=True), dict(mask=True, drop_remainder=True)),
+        (dict(drop_remainder=True), dict(mask=True, on_error="mask")),
+    ],
+    ids=str,
+)
+def test_training_may_drop_the_last_batch_and_have_a_mask(config, call):
+    make = data_iterator(lambda x: x + 0, ["x"], as_numpy=True, **config)
+    records = sources.Arrays({"x": np.arange(5, dtype=np.int32)})
+    with make(source=records, batch_size=2, shuffle=False, **call) as iterator:
+        batches = [(batch["x"].tolist(), batch["mask"].tolist()) for batch in iterator]
+    assert batches == [([0, 1], [True, True]), ([2, 3], [True, True])]
+
+
+def test_an_evaluation_by_a_function_that_drops_is_refused():
+    train = data_iterator(lambda x: x + 0, ["x"], drop_remainder=True)
+    evaluation = {"source": sources.Arrays({"x": np.arange(5)}), "batch_size": 2, "shuffle": False}
+    for create in (train, train.stream, functools.partial(train.stream, 1)):
+        with pytest.raises(ValueError, match="mask='valid' in the call .* DROP"):
+            next(iter(create(mask="valid", **evaluation)))
 
 
 @pytest.mark.parametrize("policy", LastBatchPolicy)
