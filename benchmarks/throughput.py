@@ -191,7 +191,7 @@ def open_source(kind: str, files: list[str]) -> Any:
         path = folder / "huggingface"
         path = path if path.exists() else pathlib.Path(photos.huggingface(path, files))
         images = datasets.load_from_disk(str(path))
-        return sources.Records(images, {"image/bytes": "data", "label": "label"})
+        return sources.Records(images, {"data": "image/bytes", "label": "label"})
     count = 4 if kind == "Mixture" else 1
     tars = sorted(map(str, folder.glob(f"*-of-{count}.tar"))) or photos.tars(folder, files, count)
     fields = {"data": "jpg", "label": "cls"}

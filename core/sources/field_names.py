@@ -29,7 +29,7 @@ def check_fields(fields: Any, parts: str, example: str) -> None:
             raise TypeError(f"the names of fields must be strings, not {name!r:.80}")
 
 
-def suggest_swapped(fields: Mapping[str, str], parts: str) -> str:
+def suggest_swapped(fields: Mapping[str, Any], parts: str) -> str:
     """Returns the text of errors about ``fields=`` whose keys and values are swapped.
 
     Args:
@@ -43,14 +43,13 @@ def suggest_swapped(fields: Mapping[str, str], parts: str) -> str:
     )
 
 
-def check_names(argument: str, fields: Any, example: str, text_keys: bool = True) -> None:
+def check_names(argument: str, fields: Any, example: str) -> None:
     """Checks a mapping from the keys of records to names of fields.
 
     Args:
         argument: The name of the argument in errors.
         fields: The mapping.
         example: A valid value, for errors.
-        text_keys: Whether keys must be strings.
 
     Raises:
         TypeError: If a key or the name of a field is not a string.
@@ -67,7 +66,7 @@ def check_names(argument: str, fields: Any, example: str, text_keys: bool = True
                 f"{argument}[{key!r}] must be the name of a field, as in {example}, not "
                 f"{name!r:.80}. Kinds of fields are set by kinds= or follow from the records"
             )
-        if text_keys and not isinstance(key, str):
+        if not isinstance(key, str):
             raise TypeError(
                 f"the keys of {argument} must be strings, as in {example}, not {key!r:.80}"
             )

@@ -15,7 +15,7 @@ from ..formats.field import Field
 from ..order.shuffle import Indices
 from .arrow_columns import DatasetColumns, is_plain_dataset, with_encoded_images
 from .base import BaseSource
-from .field_names import check_names, check_options
+from .field_names import check_fields, check_options, suggest_swapped
 from .source import Values
 from .values import as_kind, kind_of
 
@@ -47,8 +47,9 @@ class Records(BaseSource):
 
     Args:
         records: The object. Its methods may be called from several threads concurrently.
-        fields: Maps keys of a record to fields. ``"image/bytes"`` is this key of a record, or the
-            key ``bytes`` of the dict at its key ``image``. None: all keys, under their own names.
+        fields: Maps the name of each field to a key of the records. ``"image/bytes"`` is this key
+            of a record, or the key ``bytes`` of the dict at its key ``image``. None: all keys,
+            under their own names.
         kinds: Kinds of fields that differ from the first record.
         identity: A string that replaces the digest of 64 records in states.
 
@@ -64,7 +65,7 @@ class Records(BaseSource):
     def __init__(
         self,
         records: Any,
-        fields: Mapping[str, str] | None = None,
+        fields: Mapping[str, Any] | None = None,
         *,
         kinds: Mapping[str, Field] | None = None,
         identity: str | None = None,
@@ -88,7 +89,7 @@ class Records(BaseSource):
             )
         is_dataset = is_plain_dataset(records)
         if is_dataset and isinstance(fields, Mapping):
-            self._records = records = with_encoded_images(records, list(fields))
+            self._records = records = with_encoded_images(records, list(fields.values()))
         self._reads_one_by_one = is_array_record(records)
         if self._reads_one_by_one:
             self.read_threads = _ARRAY_RECORD_THREADS
@@ -103,9 +104,10 @@ class Records(BaseSource):
         if fields is None:
             fields = _keys(first)
         else:
-            check_names("fields", fields, "{'image/encoded': 'data'}", text_keys=False)
-        check_options({"kinds": kinds or {}}, fields.values())
-        self._paths = {name: _path(first, key) for key, name in fields.items()}
+            check_fields(fields, "keys", "{'data': 'image/encoded'}")
+            _check_keys(first, fields)
+        check_options({"kinds": kinds or {}}, fields)
+        self._paths = {name: _path(first, key) for name, key in fields.items()}
         schema: dict[str, Field] = {}
         for name, path in self._paths.items():
             field = (kinds or {}).get(name)
@@ -230,7 +232,7 @@ def _kind(name: str, value: Any) -> Field:
 
 
 def _path(record: Any, key: Any) -> tuple[Any, ...]:
-    """Splits a key of ``fields=``, e.g. "image/bytes", into the keys of nested dicts of a record.
+    """Splits a value of ``fields=``, e.g. "image/bytes", into the keys of nested dicts of a record.
 
     Keys of a record may contain slashes themselves.
     """
@@ -244,6 +246,29 @@ def _path(record: Any, key: Any) -> tuple[Any, ...]:
     return tuple(parts)
 
 
+def _check_keys(record: Any, fields: Mapping[str, Any]) -> None:
+    """Checks the values of ``fields=``.
+
+    Raises:
+        TypeError: If a value can't be a key of a record.
+        ValueError: If names and keys are swapped.
+    """
+    for name, key in fields.items():
+        try:
+            hash(key)
+        except TypeError:
+            raise TypeError(
+                f"fields[{name!r}] must be a key of the records, not {key!r:.80}"
+            ) from None
+
+    def has(key: Any) -> bool:
+        path = _path(record, key)
+        return not path or (isinstance(record, Mapping) and path[0] in record)
+
+    if all(map(has, fields)) and not all(map(has, fields.values())):
+        raise ValueError(suggest_swapped(fields, "keys"))
+
+
 def _name_of(key: Any) -> str:
     """Suggests the name of a field for a key that is not a valid name."""
     text = os.fsdecode(key) if isinstance(key, bytes) else str(key)
@@ -252,16 +277,16 @@ def _name_of(key: Any) -> str:
 
 
 def _keys(record: Any) -> dict[str, str]:
-    """Returns the default fields of a record: its keys."""
+    """Returns the default ``fields=`` of a record: its keys, under their own names."""
     if isinstance(record, Mapping):
         invalid = [key for key in record if not isinstance(key, str) or "/" in key or not key]
         if invalid or not record:
             names = [_name_of(key) for key in record]
-            example = dict(zip(record, names)) if len(set(names)) == len(names) else {}
+            example = dict(zip(names, record)) if len(set(names)) == len(names) else {}
             hint = f", e.g. fields={example}" if example and all(names) else ""
             raise ValueError(
                 f"the keys of records are {list(record)}, not all of which can be names of "
-                f"parameters. Name the fields by fields={{key: name}}{hint}"
+                f"parameters. Name the fields by fields={{name: key}}{hint}"
             )
         return {key: key for key in record}
     if isinstance(record, (tuple, list)) or hasattr(record, "__dataclass_fields__"):
@@ -269,4 +294,4 @@ def _keys(record: Any) -> dict[str, str]:
             f"records are {type(record).__name__}s, whose parts have no names. Convert them to "
             "dicts such as {'image': record[0], 'label': record[1]}"
         )
-    return {"": "data"}
+    return {"data": ""}

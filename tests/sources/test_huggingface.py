@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Specifying null_placement:Future
 Features, Image, Value = datasets.Features, datasets.Image, datasets.Value
 
 COUNT = 23
-FIELDS = {"image/bytes": "data", "label": "label"}
+FIELDS = {"data": "image/bytes", "label": "label"}
 
 
 def jpeg(number):
@@ -110,11 +110,11 @@ def equal(first, second):
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_has_the_values_of_its_rows(stored, form):
     ds = FORMS[form](stored)
-    fields = FIELDS | {"text": "text"}
+    fields = FIELDS | {"text": "text", "again": "label"}
     source, expected = Records(ds, fields), Records(rows_of(ds), fields)
     assert dict(source.fields) == dict(expected.fields) and len(source) == len(ds)
     order = np.random.default_rng(0).integers(0, len(ds), 40)
-    for names in (["data", "label", "text"], ["text"], ["label", "data"]):
+    for names in (["data", "label", "text"], ["text"], ["label", "data"], ["again", "label"]):
         equal(source.read(order, names), expected.read(order, names))
     assert source.identity() == expected.identity()
 
@@ -133,7 +133,9 @@ def test_an_image_as_a_whole_is_decoded(stored):
     for number, value in zip((9, 2), source.read(np.array([9, 2]), ["image"])["image"]):
         np.testing.assert_array_equal(value, np.asarray(stored[number]["image"]))
     with pytest.raises(ValueError, match="record 0 has no 'image/bytes'"):
-        Records(stored, {"image": "image", "image/bytes": "data"})
+        Records(stored, {"image": "image", "data": "image/bytes"})
+    with pytest.raises(ValueError, match=r"Did you mean \{'data': 'image/bytes', 'label': 'label'"):
+        Records(stored, {"image/bytes": "data", "label": "label"})
 
 
 def test_formats_and_transforms_keep_their_meaning(stored):
@@ -170,16 +172,16 @@ def test_numbers_of_every_type(kind):
 
 NOTHING = {"bytes": None, "path": None}
 ODD = {
-    "an image that is None": ({"image": [ROWS["image"][0], None]}, Image(), {"image/bytes": "x"}),
+    "an image that is None": ({"image": [ROWS["image"][0], None]}, Image(), {"x": "image/bytes"}),
     "bytes that are None": (
         {"image": [ROWS["image"][0], NOTHING]},
         {"bytes": Value("binary"), "path": Value("string")},
-        {"image/bytes": "x"},
+        {"x": "image/bytes"},
     ),
     "only a path": (
         {"image": [ROWS["image"][0], {"bytes": None, "path": "a.jpg"}]},
         Image(),
-        {"image/bytes": "x"},
+        {"x": "image/bytes"},
     ),
     "a number that is None": ({"x": [1, None]}, Value("int64"), {"x": "x"}),
     "a truth value that is None": ({"x": [True, None]}, Value("bool"), {"x": "x"}),
@@ -256,7 +258,7 @@ def test_an_iterator_decodes_the_images_and_handles_bad_records(on_error):
         return fn.resize(fn.decoders.image(data), size=(4, 4))
 
     iterator_fn = data_iterator(
-        graph, ["images"], source=Records(ds, {"image/bytes": "data"}), mask="mask"
+        graph, ["images"], source=Records(ds, {"data": "image/bytes"}), mask="mask"
     )
     iterator = iterator_fn(batch_size=8, shuffle=False, on_error=on_error)
     if on_error == "raise":

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import pickle
+import re
 import shutil
 
 import jax.numpy as jnp
@@ -55,12 +56,12 @@ def test_fields_are_those_of_the_first_record():
 def test_keys_are_chosen_and_reached_by_their_paths():
     rows = [{"image": {"bytes": b"ab", "path": None}, "label": np.int64(3)}]
     assert Records(rows).fields["image"] == Field(None)
-    source = Records(rows, fields={"image/bytes": "data", "label": "label"})
+    source = Records(rows, fields={"data": "image/bytes", "label": "label"})
     assert source.fields["data"] == Field(np.dtype(np.uint8), 1)
     equal(source.read(np.array([0]), ["data"])["data"], [np.array([97, 98], np.uint8)])
     with pytest.raises(ValueError, match=r"no 'image/jpeg'. It has \['bytes', 'path'\]"):
-        Records(rows, fields={"image/jpeg": "data"})
-    with pytest.raises(ValueError, match="fields must map keys"):
+        Records(rows, fields={"data": "image/jpeg"})
+    with pytest.raises(ValueError, match="fields must map names of fields to keys"):
         Records(rows, fields={})
 
 
@@ -289,21 +290,21 @@ def test_an_unreadable_record_of_the_identity_is_named(error):
 
 def test_keys_with_slashes_are_read_and_the_error_has_the_right_fields():
     rows = [{"image/encoded": b"x", "image/class/label": 1, "a": {"b/c": {"d": 2}}}]
-    fields = {"image/encoded": "data", "image/class/label": "label", "a/b/c/d": "deep"}
+    fields = {"data": "image/encoded", "label": "image/class/label", "deep": "a/b/c/d"}
     values = Records(rows, fields).read(np.array([0]), ["data", "label", "deep"])
     assert [values["data"][0].tobytes(), int(values["label"][0]), int(values["deep"][0])] == [
         b"x",
         1,
         2,
     ]
-    words = r"e.g. fields=\{'image/encoded': 'encoded', 'image/class/label': 'label', 'a': 'a'\}"
+    words = r"e.g. fields=\{'encoded': 'image/encoded', 'label': 'image/class/label', 'a': 'a'\}"
     with pytest.raises(ValueError, match=words):
         Records(rows)
     for odd in ({1: 2}, {"a/x": 1, "b/x": 2}, {}):
-        with pytest.raises(ValueError, match=r"Name the fields by fields=\{key: name\}"):
+        with pytest.raises(ValueError, match=r"Name the fields by fields=\{name: key\}"):
             Records([odd])
     with pytest.raises(ValueError, match="record 0 has no 'image/jpeg'. It has"):
-        Records(rows, {"image/jpeg": "data"})
+        Records(rows, {"data": "image/jpeg"})
 
 
 def test_a_field_takes_every_dtype_that_numpy_takes():
@@ -316,9 +317,9 @@ def test_a_field_takes_every_dtype_that_numpy_takes():
 @pytest.mark.parametrize(
     "records, right",
     (
-        ([{0: 1, 1: 2}], {0: "field_0", 1: "field_1"}),
-        ([{b"a": 1, b"b/c": 2}], {b"a": "a", b"b/c": "c"}),
-        ([{"a/b": 1, "a": {"b": 2}}], {"a/b": "b", "a": "a"}),
+        ([{0: 1, 1: 2}], {"field_0": 0, "field_1": 1}),
+        ([{b"a": 1, b"b/c": 2}], {"a": b"a", "c": b"b/c"}),
+        ([{"a/b": 1, "a": {"b": 2}}], {"b": "a/b", "a": "a"}),
         ([{("a", "b"): 1}], None),
         ([{"a/b": 1, "c/b": 2}], None),
     ),
@@ -327,20 +328,46 @@ def test_a_field_takes_every_dtype_that_numpy_takes():
 def test_the_fields_that_an_error_suggests_work(records, right):
     with pytest.raises(ValueError, match="Name the fields by fields=") as error:
         Records(records)
-    assert str(error.value).endswith(f", e.g. fields={right}" if right else "fields={key: name}")
-    fields = right or {key: f"x{number}" for number, key in enumerate(records[0])}
+    assert str(error.value).endswith(f", e.g. fields={right}" if right else "fields={name: key}")
+    fields = right or {f"x{number}": key for number, key in enumerate(records[0])}
     source = Records(records, fields)
     values = source.read(np.array([0]), list(source.fields))
-    assert [values[fields[key]][0] for key in records[0]] == list(records[0].values())
+    assert {key: values[name][0] for name, key in fields.items()} == records[0]
+
+
+@pytest.mark.parametrize(
+    "right",
+    (
+        {"data": "image/bytes", "y": "label"},
+        {"data": "image", "label": "label"},
+        {"y": "deep/value"},
+    ),
+    ids=str,
+)
+def test_swapped_fields_are_corrected(right):
+    records = [{"image": {"bytes": b"x"}, "label": 1, "deep/value": 2}]
+    assert list(Records(records, right).fields) == list(right)
+    words = rf"names of fields to keys, .* Did you mean {re.escape(str(right))}\?$"
+    with pytest.raises(ValueError, match=words):
+        Records(records, {key: name for name, key in right.items()})
+
+
+def test_two_fields_may_have_the_same_key():
+    values = Records([{"a": 1}, {"a": 2}], {"x": "a", "y": "a"}).read(np.arange(2), ["x", "y"])
+    assert {name: list(map(int, column)) for name, column in values.items()} == {
+        "x": [1, 2],
+        "y": [1, 2],
+    }
 
 
 def test_mistakes_in_fields_and_kinds_are_named():
     records = [{"a": 1, "b": 2}]
     for fields, kind, words in (
-        ({"a": "x", "b": "x"}, ValueError, "fields repeats a name"),
-        (["a"], ValueError, r"fields must map keys .* not \['a'\]"),
-        ({}, ValueError, "fields must map keys"),
-        ({"a": 1}, TypeError, r"fields\['a'\] must be the name of a field"),
+        (["a"], ValueError, r"fields must map names of fields to keys, .* not \['a'\]"),
+        ({}, ValueError, "fields must map names of fields to keys"),
+        ({1: "a"}, TypeError, "names of fields must be strings, not 1"),
+        ({"x": ["a"]}, TypeError, r"fields\['x'\] must be a key of the records, not \['a'\]"),
+        ({"x": ("a", [])}, TypeError, r"fields\['x'\] must be a key of the records, not"),
     ):
         with pytest.raises(kind, match=words):
             Records(records, fields)
