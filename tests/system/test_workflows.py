@@ -41,3 +41,11 @@ def test_the_versions_of_ci():
     assert {row["row"].partition("-")[2] for row in rows} == {"oldest", "newest"}
     steps = [step.get("run", "") for step in found["versions"]["steps"]]
     assert any("make test-matrix" in step and "--row" in step for step in steps)
+
+
+def test_pyright_is_installed_as_documented():
+    """Other versions find other errors, so contributors and CI use the same version."""
+    steps = jobs(ROOT / ".github" / "workflows" / "ci.yml")["lint"]["steps"]
+    (command,) = [s["run"] for s in steps if "pip install" in s.get("run", "")]
+    assert "pyright[nodejs]==" in command
+    assert f"`{command}`" in (ROOT / "CONTRIBUTING.md").read_text()
