@@ -349,7 +349,8 @@ def _from_host(
 
     def piece_of(index: tuple[slice, ...] | None) -> np.ndarray:
         rows, *columns = index or (slice(None),)
-        return pieces[rows.indices(shape[0])[0]][(slice(None), *columns)]
+        within = (slice(None), *columns)
+        return pieces[rows.indices(shape[0])[0]][within]
 
     # As with `jax.device_put`, the caller's guard against implicit transfers does not apply.
     with jax.transfer_guard_host_to_device("allow"):
