@@ -166,12 +166,14 @@ class Mixture(Source):
             raise TypeError(
                 "a Mixture requires a list of pairs [(source, weight), ...], not a dict"
             )
-        pairs = [(*item,) if isinstance(item, (tuple, list)) else (item,) for item in sources]
+        pairs: list[tuple[Any, ...]] = [
+            (*item,) if isinstance(item, (tuple, list)) else (item,) for item in sources
+        ]
         for pair in pairs:
             if len(pair) != 2 or isinstance(pair[0], type) or not hasattr(pair[0], "fields"):
                 raise TypeError(
                     "a Mixture requires a list of pairs [(source, weight), ...], not "
-                    f"{pair if len(pair) > 1 else pair[0]!r:.80}"
+                    f"{pair[0] if len(pair) == 1 else pair!r:.80}"
                 )
         self._sources = tuple(source for source, _ in pairs)
         self._counts = window_counts([weight for _, weight in pairs])

@@ -104,7 +104,7 @@ def test_other_weights_are_refused(weight):
 
 def test_invalid_mixtures_are_refused():
     a, b, _ = components()
-    for sources in ([a, b], [(a,)], [(None, 1)], [(Arrays, 1)]):
+    for sources in ([a, b], [()], [[]], [(a,)], [(a, 1, 2)], [(None, 1)], [(Arrays, 1)]):
         with pytest.raises(TypeError, match="requires a list of pairs"):
             Mixture(sources)
     with pytest.raises(TypeError, match="List its sources instead"):
