@@ -53,8 +53,7 @@ def number_of_records(ds: grain.MapDataset | grain.IterDataset) -> int | None:
     """
     if is_endless(ds):
         return _ENDLESS
-    is_known = isinstance(ds, grain.MapDataset) and not _has_holes(ds)
-    return len(ds) if is_known else None
+    return len(ds) if isinstance(ds, grain.MapDataset) and not _has_holes(ds) else None
 
 
 def _has_holes(ds: Any) -> bool:

@@ -354,7 +354,8 @@ class ReadRows:
     def _places_read(self) -> list[int]:
         """Returns the place of each row in the order in which the rows are read."""
         if self._kept_places is None:
-            self._kept_places = np.argsort(self._order).tolist()
+            places: list[int] = np.argsort(self._order).tolist()
+            self._kept_places = places
         return self._kept_places
 
     def column(self, name: str) -> Values:

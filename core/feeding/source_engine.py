@@ -366,11 +366,11 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
 
     def _first_good(self, position: SamplePosition) -> Outcome[SamplePosition]:
         """Returns the first outcome from a position that is not a failed batch."""
-        for _ in range(MOST_SKIPPED):
-            outcome = self._outcome_at(self._samples.run_from(position))
+        outcome = self._outcome_at(self._samples.run_from(position))
+        for _ in range(MOST_SKIPPED - 1):
             if not can_skip(outcome.error):
                 break
-            position = outcome.after
+            outcome = self._outcome_at(self._samples.run_from(outcome.after))
         return outcome
 
     def _number(self, outcome: Outcome[SamplePosition]) -> tuple[int, int]:

@@ -34,7 +34,7 @@ class Window(NamedTuple):
             size: Height and width of the image.
             swaps: Whether the EXIF orientation of the image swaps height and width.
         """
-        size = size[::-1] if swaps and self.turns else size
+        size = (size[1], size[0]) if swaps and self.turns else size
         spans = [
             tuple(math.floor(pixels + share * extent + 0.5) for pixels, share in edges)
             for edges, extent in zip(self.edges, size)

@@ -43,6 +43,7 @@ class _Helper(Protocol):
 
     def checksums(self, arrays: Sequence[Data]) -> Sums:
         """Computes the checksum of each of some arrays."""
+        ...
 
 
 class InPython:

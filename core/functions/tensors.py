@@ -103,7 +103,8 @@ class GpuTensors:
         if isinstance(value, jax.Array):
             checks.check_kind(name, number, value)
         self._live.append(value)
-        return value.__dlpack__(stream=_dalis_stream())
+        # JAX's stub lacks the parameter.
+        return value.__dlpack__(stream=_dalis_stream())  # pyright: ignore[reportCallIssue]
 
     def give_all(self, name: str, number: int, values: Any) -> list[Any]:
         """Returns the capsules of an output of a batch; for CuPy arrays, one wait suffices."""

@@ -630,7 +630,7 @@ class EpochEngine(Engine[P]):
     def __init__(self, start: P, config: IteratorConfig):
         super().__init__(start, config)
         self.name = ""
-        self.batch_size = 0
+        self.batch_size: int = 0
         self.plan: EpochPlan | None = None
         self.shards: tuple[int, ...] = ()
         self.device_ids: tuple[int | None, ...] = ()

@@ -243,8 +243,11 @@ class Agreement:
     def _offers(self, client: Any) -> list[Offer]:
         """Reads the offers of all processes from the key-value store."""
         entries = client.key_value_dir_get(f"{self._prefix}/offers/")
-        keys = [(*map(int, key.split("/")[-2:]), text) for key, text in entries]
-        return [Offer.from_json(*key) for key in keys]
+        offers = []
+        for key, text in entries:
+            process, number = map(int, key.split("/")[-2:])
+            offers.append(Offer.from_json(process, number, text))
+        return offers
 
     def _compare(self, client: Any, offer: Offer, goal: str, cure: str) -> dict[str, Any]:
         """Compares the offers, in the lowest process.

@@ -160,7 +160,7 @@ class Runner:
         self._owned = owned
         self._first_ahead = 0 if gradual else _ALL
         self._ahead = self._first_ahead  # batches to schedule after the taken batch
-        self.pipelines = tuple(pipelines)
+        self.pipelines: tuple[Pipeline, ...] = tuple(pipelines)
         self.dynamic = all(pipeline.exec_dynamic for pipeline in pipelines)
         self.to_drop = to_drop
         self.stopped = False

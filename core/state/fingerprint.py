@@ -223,4 +223,5 @@ def operator_line(kind: str, name: str, arguments: Mapping[str, Any]) -> str:
 def split_line(line: str) -> tuple[str, str, dict[str, str]]:
     """Returns the kind, the name and the arguments of an operator, from its line."""
     kind, name, *arguments = line.split("\t") if "\t" in line else [line, ""]
-    return kind, name, dict(argument.partition("=")[::2] for argument in arguments)
+    pairs = (argument.partition("=") for argument in arguments)
+    return kind, name, {key: value for key, _, value in pairs}

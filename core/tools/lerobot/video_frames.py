@@ -70,10 +70,10 @@ def _from(container: Any, first: float, tolerance: float, fps: float) -> Iterato
         frame = next(frames, None)
         is_early = frame is not None and frame.time <= first + min(tolerance, 0.25 / fps)
         if is_early or wanted == begin:
-            break
-    if frame is not None:
-        yield frame
-        yield from frames
+            if frame is not None:
+                yield frame
+                yield from frames
+            return
 
 
 def _nearest(frames: Iterator[Any], times: Sequence[float], tolerance: float) -> Iterator[Any]:

@@ -60,7 +60,7 @@ def guess_layout(samples: Sequence[Any]) -> str:
         One of `LAYOUTS`: "HWC", "CHW" and "HW" are images, layouts with F are videos and volumes,
         and layouts with T are sounds.
     """
-    first = samples[0] if len(samples) else np.zeros(())
+    first = samples[0] if len(samples) else np.zeros([])
     if not isinstance(first, np.ndarray):
         return "encoded" if isinstance(first, bytes) and is_encoded(first) else "text"
     shape = first.shape
