@@ -103,7 +103,7 @@ def open_source(kind: str, path: str) -> Any:
         return sources.Files(path)
     if kind == "tar":
         return sources.Tar([path], {"data": "jpg", "label": "cls"})
-    return sources.TFRecord([path], features={"image": "data", "label": "label"})
+    return sources.TFRecord([path], fields={"data": "image", "label": "label"})
 
 
 def measure(kind: str, path: str, variant: str, seconds: float) -> dict[str, float]:

@@ -180,7 +180,7 @@ def open_source(kind: str, files: list[str]) -> Any:
     if kind == "TFRecord":
         path = folder / "all.tfrecord"
         path = pathlib.Path(photos.tfrecord(path, files)) if not path.exists() else path
-        return sources.TFRecord([str(path)], features={"image": "data", "label": "label"})
+        return sources.TFRecord([str(path)], fields={"data": "image", "label": "label"})
     if kind == ARRAY_RECORD:
         path = folder / "all.array_record"
         path = path if path.exists() else pathlib.Path(photos.array_record(path, files))

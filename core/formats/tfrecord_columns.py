@@ -192,10 +192,12 @@ def select_records(
         The index; None if the columns lack a wanted feature or its numbers.
 
     Raises:
-        ValueError: If a record lacks a feature without a default, or a feature has another kind.
+        MissingFeatureError: If a record lacks a feature without a default.
+        ValueError: If a feature has another kind.
     """
     columns = wanted.columns()
-    for feature, result in columns.items():
+    for result in columns:
+        feature = result.feature
         column = table.columns.get(_text(feature))
         field, default = wanted.kinds.get(result.name), wanted.defaults.get(result.name)
         wants_list = field is not None and field.ndim > 0
@@ -231,11 +233,9 @@ def select_records(
             result.offsets = np.where(absent, MISSING, offsets)
             result.sizes = column.sizes
     arrays = {"start": np.asarray(table.starts, np.int64)}
-    for result in columns.values():
+    for result in columns:
         arrays |= result.arrays()
-    return Index(
-        about_records(paths, sizes, table.first.tolist(), arrays, columns.values()), arrays
-    )
+    return Index(about_records(paths, sizes, table.first.tolist(), arrays, columns), arrays)
 
 
 def _place(table: FileColumns, row: int) -> tuple[int, int]:
@@ -268,5 +268,6 @@ def features_of_record(
 
 
 def _raise_missing(table: FileColumns, row: int, paths: Sequence[str], wanted: Wanted) -> None:
-    """Raises ValueError about a record that lacks a wanted feature, by adding it to columns."""
-    add_record(*_record(table, row, paths, wanted.storage), wanted.columns())
+    """Raises MissingFeatureError about a record that lacks a feature, by adding it to columns."""
+    record = _record(table, row, paths, wanted.storage)
+    add_record(*record, wanted.columns(), is_first=row == 0)

@@ -32,16 +32,30 @@ KINDS = {
 }
 
 
+class MissingFeatureError(ValueError):
+    """Error about a feature that a record lacks.
+
+    Attributes:
+        features: All features of the first record; empty if another record lacks the feature.
+    """
+
+    def __init__(self, message: str, features: Collection[bytes] = ()):
+        super().__init__(message)
+        self.features = features
+
+
 class FieldColumn:
     """The arrays of the index of one field, with a row for each record that was added.
 
     Args:
         name: The field.
+        feature: The feature of the records.
         field: The kind of the field, if given by the user.
         default: Value for records without the feature; None: an error, except for lists.
 
     Attributes:
         name: As above.
+        feature: As above.
         kind: "value" (a single number), "bytes", "floats" or "integers" (lists), from the first
             record that has the feature; "" before.
         offsets: Offsets of byte strings or lists in their files.
@@ -49,8 +63,9 @@ class FieldColumn:
         values: Single numbers.
     """
 
-    def __init__(self, name: str, field: Field | None, default: Any):
+    def __init__(self, name: str, feature: bytes, field: Field | None, default: Any):
         self.name = name
+        self.feature = feature
         self.kind = ""
         self.offsets: Any = array.array("q")
         self.sizes: Any = array.array("q")
@@ -223,24 +238,23 @@ class Wanted:
     """The wanted features of records.
 
     Attributes:
-        fields: Maps each feature to a field.
+        fields: Maps each field to a feature.
         kinds: Kinds of fields, if given by the user.
         defaults: Values of fields for records that lack the feature.
         storage: Access to remote files.
     """
 
-    fields: Mapping[bytes, str]
+    fields: Mapping[str, bytes]
     kinds: Mapping[str, Field]
     defaults: Mapping[str, Any]
     storage: Storage
 
-    def column(self, name: str) -> FieldColumn:
-        """Returns a new column for a field, without records."""
-        return FieldColumn(name, self.kinds.get(name), self.defaults.get(name))
-
-    def columns(self) -> dict[bytes, FieldColumn]:
-        """Returns a new column for each feature, without records."""
-        return {feature: self.column(name) for feature, name in self.fields.items()}
+    def columns(self) -> list[FieldColumn]:
+        """Returns a new column for each field, without records."""
+        return [
+            FieldColumn(name, feature, self.kinds.get(name), self.defaults.get(name))
+            for name, feature in self.fields.items()
+        ]
 
 
 def index_records(paths: Sequence[str], wanted: Wanted) -> Index:
@@ -252,8 +266,8 @@ def index_records(paths: Sequence[str], wanted: Wanted) -> Index:
 
     Raises:
         OSError: If a file can't be read.
-        ValueError: If a file is damaged or all files are empty, or a feature does not fit or is
-            missing.
+        MissingFeatureError: If a record lacks a feature without a default.
+        ValueError: If a file is damaged or all files are empty, or a feature does not fit.
     """
     storage, columns = wanted.storage, wanted.columns()
     sizes = [open_files([path], storage)[0].size for path in paths]
@@ -267,7 +281,7 @@ def index_records(paths: Sequence[str], wanted: Wanted) -> Index:
                 label = f"{file.shown}: record {number}"
                 if not starts:
                     has = set(features_of(label, take, at, size, None))
-                add_record(label, take, at, size, columns)
+                add_record(label, take, at, size, columns, is_first=not starts)
                 starts.append(at)
                 if number % REPORTED == 0:
                     advance(at - reported)
@@ -276,13 +290,13 @@ def index_records(paths: Sequence[str], wanted: Wanted) -> Index:
             first.append(len(starts))
     if not len(starts):
         raise ValueError(f"{printable(', '.join(paths[:3]))} has no records")
-    for feature, column in columns.items():
+    for column in columns:
         if not column.kind:
-            raise no_feature(feature, has)
+            raise no_feature(column.feature, has)
     arrays = {"start": np.array(starts, np.int64)}
-    for column in columns.values():
+    for column in columns:
         arrays |= column.arrays()
-    about = about_records(paths, sizes, first, arrays, columns.values())
+    about = about_records(paths, sizes, first, arrays, columns)
     return Index(about, arrays)
 
 
@@ -311,15 +325,15 @@ def about_records(
     }
 
 
-def no_feature(feature: bytes, has: Collection[bytes]) -> ValueError:
+def no_feature(feature: bytes, has: Collection[bytes]) -> MissingFeatureError:
     """Returns the error about a feature that no record has.
 
     Args:
         feature: The feature.
         has: The features of the first record.
     """
-    return ValueError(
-        f"no record has {_text(feature)!r}. The first record has {sorted(map(_text, has))}"
+    return MissingFeatureError(
+        f"no record has {_text(feature)!r}. The first record has {sorted(map(_text, has))}", has
     )
 
 
@@ -349,7 +363,8 @@ def add_record(
     take: BufferedReader,
     at: int,
     size: int,
-    columns: Mapping[bytes, FieldColumn],
+    columns: Sequence[FieldColumn],
+    is_first: bool,
 ) -> None:
     """Adds the features of a record to the columns.
 
@@ -358,28 +373,31 @@ def add_record(
         take: Reads the file.
         at: Offset of the record's content.
         size: Size of the content in bytes.
-        columns: The column of each feature.
+        columns: The column of each field.
+        is_first: Whether the record is the first of all files.
 
     Raises:
-        ValueError: If the record is not a tf.train.Example, or lacks a feature, or a feature does
-            not fit.
+        MissingFeatureError: If the record lacks a feature without a default.
+        ValueError: If the record is not a tf.train.Example, or a feature does not fit.
     """
-    values = features_of(label, take, at, size, columns)
-    for feature, column in columns.items():
+    values = features_of(label, take, at, size, {column.feature for column in columns})
+    for column in columns:
+        feature = column.feature
         try:
             column.add(values.get(feature), take)
         except KeyError:
-            existing = sorted(map(_text, features_of(label, take, at, size, None)))
+            has = features_of(label, take, at, size, None)
             problem = (
                 f"no value of {_text(feature)!r}"
                 if feature in values
-                else f"no {_text(feature)!r}. It has {existing}"
+                else f"no {_text(feature)!r}. It has {sorted(map(_text, has))}"
             )
-            raise ValueError(
+            raise MissingFeatureError(
                 f"{label} has {problem}. If records may lack it, pass "
                 f"defaults={{{column.name!r}: ...}}, or declare it as a list of numbers, which is "
                 f"then empty: kinds={{{column.name!r}: "
-                "Field(dtype, ndim=1)}"
+                "Field(dtype, ndim=1)}",
+                set(has) if is_first else (),
             ) from None
         except ValueError as error:
             is_of_steps = feature.startswith(b"steps/")

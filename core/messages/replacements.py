@@ -61,7 +61,7 @@ _GLOBAL = (
     "since it mixes records"
 )
 _FLIP = "flip(images, draw=draw), with vertical=True for top and bottom"
-_FILES, _TAR, _TFRECORD = "Files(folder)", "Tar(paths, fields)", "TFRecord(paths, features)"
+_FILES, _TAR, _TFRECORD = "Files(folder)", "Tar(paths, fields)", "TFRecord(paths, fields)"
 _RLDS = "RLDS(paths, {'image': 'steps/observation/image'})"
 _RECORDS, _ARRAYS = "Records(dataset), of records by number", "Arrays({'x': array})"
 _MIXTURE = "Mixture([(source, weight), ...])"
@@ -210,7 +210,7 @@ def source_call(path: str | bytes | os.PathLike[Any]) -> str:
     if ".tar" in name:
         call = f"Tar({text!r}, {{'data': 'jpg', 'label': 'cls'}})"
     elif "tfrecord" in name:
-        call = f"TFRecord({text!r}, {{'image/encoded': 'data'}})"
+        call = f"TFRecord({text!r}, {{'data': 'image/encoded'}})"
     else:
         call = f"Files({text!r})"
     return f"sources.{call}"

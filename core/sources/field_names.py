@@ -43,40 +43,6 @@ def suggest_swapped(fields: Mapping[str, Any], parts: str) -> str:
     )
 
 
-def check_names(argument: str, fields: Any, example: str) -> None:
-    """Checks a mapping from the keys of records to names of fields.
-
-    Args:
-        argument: The name of the argument in errors.
-        fields: The mapping.
-        example: A valid value, for errors.
-
-    Raises:
-        TypeError: If a key or the name of a field is not a string.
-        ValueError: If it is not a mapping, is empty, or repeats a field.
-    """
-    if not isinstance(fields, Mapping) or not fields:
-        raise ValueError(
-            f"{argument} must map keys of the records to names of fields, as in {example}, not "
-            f"{fields!r:.120}"
-        )
-    for key, name in fields.items():
-        if not isinstance(name, str) or not name:
-            raise TypeError(
-                f"{argument}[{key!r}] must be the name of a field, as in {example}, not "
-                f"{name!r:.80}. Kinds of fields are set by kinds= or follow from the records"
-            )
-        if not isinstance(key, str):
-            raise TypeError(
-                f"the keys of {argument} must be strings, as in {example}, not {key!r:.80}"
-            )
-    if len(set(fields.values())) < len(fields):
-        raise ValueError(
-            f"{argument} repeats a name: {list(fields.values())}. Give each key its own field, as "
-            f"in {example}"
-        )
-
-
 def check_options(options: Mapping[str, Any], names: Any) -> None:
     """Validates arguments with values for some of the fields, such as ``kinds=``.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,14 @@ from ..formats.index import Index
 from ..formats.paths import Path, Paths, path_list
 from ..formats.shared_index import shared_columns
 from ..formats.tfrecord_columns import select_records, tfrecord_columns
-from ..formats.tfrecord_index import Wanted, index_records, is_valid
+from ..formats.tfrecord_index import MissingFeatureError, Wanted, index_records, is_valid
 from ..remote.cache_folder import open_cache
 from ..remote.ranges import byte_count
 from ..remote.storage import Storage
 from .byte_records import ByteRecords, Decode, as_text
-from .field_names import check_names, check_options
+from .field_names import check_fields, check_options, suggest_swapped
+
+_EXAMPLE = "{'data': 'image/encoded', 'label': 'image/class/label'}"
 
 
 class TFRecord(ByteRecords):
@@ -42,7 +44,7 @@ class TFRecord(ByteRecords):
     Args:
         paths: A path or several, or URLs. Patterns such as ``*.tfrecord``
             and ``{000..127}.tfrecord`` are expanded.
-        features: Maps each wanted feature to a field.
+        fields: Maps the name of each field to a feature.
         kinds: Kinds of fields that differ from the first record: ``Field(None)`` is text in UTF-8,
             which bypasses the graph; ``ndim=1`` is a list of numbers of any length.
         defaults: Values of fields for records that lack the feature: bytes, text, a number or a
@@ -70,7 +72,7 @@ class TFRecord(ByteRecords):
     def __init__(
         self,
         paths: Paths,
-        features: Mapping[str, str],
+        fields: Mapping[str, str],
         *,
         kinds: Mapping[str, Field] | None = None,
         defaults: Mapping[str, Any] | None = None,
@@ -81,47 +83,52 @@ class TFRecord(ByteRecords):
         cache: Path | None = None,
         cache_bytes: int | float | str | None = None,
     ):
-        check_names("features", features, "{'image/encoded': 'data'}")
+        _check_features(fields)
         kinds = {} if kinds is None else kinds
         defaults = {} if defaults is None else defaults
-        check_options({"kinds": kinds, "defaults": defaults}, features.values())
+        check_options({"kinds": kinds, "defaults": defaults}, fields)
         storage = Storage(storage_options, open_cache(cache, cache_bytes))
         ahead = byte_count(read_ahead, "read_ahead")
         files = path_list(paths, storage)
-        feature_fields = {name.encode(): field for name, field in features.items()}
-        wanted = Wanted(feature_fields, kinds, defaults, storage)
-        index = cached_index(
-            cache_dir,
-            "tfrecord 4",
-            files,
-            [feature_fields, sorted(kinds.items()), sorted(defaults.items())],
-            lambda: _indexed(files, wanted),
-            lambda index: is_valid(index, features.values()),
-            storage,
-            functools.partial(_from_shared, files, wanted),
-        )
-        fields: dict[str, Field] = {}
+        features = {name: feature.encode() for name, feature in fields.items()}
+        wanted = Wanted(features, kinds, defaults, storage)
+        try:
+            index = cached_index(
+                cache_dir,
+                "tfrecord 4",
+                files,
+                [features, sorted(kinds.items()), sorted(defaults.items())],
+                lambda: _indexed(files, wanted),
+                lambda index: is_valid(index, fields),
+                storage,
+                functools.partial(_from_shared, files, wanted),
+            )
+        except MissingFeatureError as error:
+            if _are_swapped(features, error.features):
+                raise ValueError(suggest_swapped(fields, "features")) from error
+            raise
+        schema: dict[str, Field] = {}
         decoders: dict[str, Decode] = {}
         for name, kind in index.about["kinds"].items():
             field = kinds.get(name)
             if kind == "value":
-                fields[name] = Field(index.arrays[f"{name}.value"].dtype)
+                schema[name] = Field(index.arrays[f"{name}.value"].dtype)
             elif kind == "bytes":
-                fields[name] = field or Field(np.dtype(np.uint8), 1)
-                if fields[name].dtype is None:
+                schema[name] = field or Field(np.dtype(np.uint8), 1)
+                if schema[name].dtype is None:
                     decoders[name] = as_text
             else:
                 decode, dtype = _DECODERS[kind]
-                fields[name] = field or Field(dtype, 1)
-                decoders[name] = functools.partial(_decoded, decode, fields[name].dtype or dtype)
-        values = {name: _as_value(name, value, fields[name]) for name, value in defaults.items()}
+                schema[name] = field or Field(dtype, 1)
+                decoders[name] = functools.partial(_decoded, decode, schema[name].dtype or dtype)
+        values = {name: _as_value(name, value, schema[name]) for name, value in defaults.items()}
         index_again = functools.partial(
-            index_records, wanted=dataclasses.replace(wanted, kinds=fields)
+            index_records, wanted=dataclasses.replace(wanted, kinds=schema)
         )
         super().__init__(
             index,
             files,
-            fields,
+            schema,
             decoders,
             identity,
             values,
@@ -140,10 +147,34 @@ class TFRecord(ByteRecords):
         return f"{self._files.paths[number]}: record {index - int(self._first[number])}"
 
 
+def _check_features(fields: Any) -> None:
+    """Checks the user's ``fields=``.
+
+    Raises:
+        TypeError: If a feature or the name of a field is not a string.
+        ValueError: If it is not a mapping, or is empty.
+    """
+    check_fields(fields, "features", _EXAMPLE)
+    for name, feature in fields.items():
+        if not isinstance(feature, str):
+            raise TypeError(
+                f"fields[{name!r}] must be a feature, as in {_EXAMPLE}, not {feature!r:.80}"
+            )
+
+
+def _are_swapped(fields: Mapping[str, bytes], existing: Collection[bytes]) -> bool:
+    """Returns whether a record has the names of the fields as features, but not their features."""
+    pairs = [(name.encode(), feature) for name, feature in fields.items()]
+    renamed = [(name, feature) for name, feature in pairs if name != feature]
+    return bool(renamed) and all(
+        name in existing and feature not in existing for name, feature in renamed
+    )
+
+
 def _indexed(files: Sequence[str], wanted: Wanted) -> Index:
     """Builds the index of files, by scanning them; remote files are read in parallel."""
     if any(map(is_remote, files)):
-        sizes, table = tfrecord_columns(files, wanted.storage, wanted.fields)
+        sizes, table = tfrecord_columns(files, wanted.storage, {*wanted.fields.values()})
         index = select_records(table, files, sizes, wanted)
         if index is not None:
             return index
@@ -158,7 +189,7 @@ def _from_shared(files: Sequence[str], wanted: Wanted, stamps: Sequence[Stamp]) 
         wanted: The wanted features.
         stamps: The stamps of the files.
     """
-    names, storage = {os.fsdecode(name) for name in wanted.fields}, wanted.storage
+    names, storage = {os.fsdecode(name) for name in wanted.fields.values()}, wanted.storage
     table = shared_columns(
         "tfrecord", files, stamps, names, storage, lambda few: tfrecord_columns(few, storage)[1]
     )

@@ -200,7 +200,7 @@ def test_mixtures_and_tfrecords(server, folder):
             size = len(example).to_bytes(8, "little")
             file.write(size + masked_crc(size).to_bytes(4, "little") + example + bytes(4))
     url = f"{server.url}/a.tfrecord"
-    records = TFRecord(url, {"image": "data"}, cache=str(folder), cache_bytes="1GB")
+    records = TFRecord(url, {"data": "image"}, cache=str(folder), cache_bytes="1GB")
     tars = Tar(f"{server.url}/0.tar", {"data": "bin"}, cache=folder, cache_bytes=1e9)
     mixture = Mixture([(records, 1), (tars, 1)])
     for _ in range(2):

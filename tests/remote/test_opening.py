@@ -344,11 +344,11 @@ def test_records_are_read_in_parallel_and_found_in_an_index(server, caplog):
                 features = tf.train.Features(feature={"y": label, "x": data})
                 writer.write(tf.train.Example(features=features).SerializeToString())
     paths = [f"s3://bucket/train/{k}.tfrecord" for k in range(8)]
-    names = {"x": "data", "y": "label"}
+    fields = {"data": "x", "label": "y"}
     server.latency = 0.02
 
     def labels(**options):
-        source = TFRecord(paths, names, storage_options=server.options, **options)
+        source = TFRecord(paths, fields, storage_options=server.options, **options)
         values = source.read(np.arange(160), ["data", "label"])
         assert [v.tobytes() for v in values["data"]] == [b"%d" % (k % 20) * 99 for k in range(160)]
         return values["label"].tolist()

@@ -156,7 +156,7 @@ def test_numbers_at_any_address(server, tmp_path):
             example = example_message({"x": [values[k, : 400 + k].tobytes()], "y": [bytes(k)]})
             size = len(example).to_bytes(8, "little")
             file.write(size + masked_crc(size).to_bytes(4, "little") + example + bytes(4))
-    source = TFRecord(f"{server.url}/0.tfrecord", {"x": "data"})
+    source = TFRecord(f"{server.url}/0.tfrecord", {"data": "x"})
     read = [array.view(np.float32) for array in source.read(np.arange(16), ["data"])["data"]]
     assert not all(array.flags.aligned for array in read)  # which share a request
 

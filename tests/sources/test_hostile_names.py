@@ -147,7 +147,7 @@ def test_errors_of_tfrecords(name, tmp_path):
     for content in (b"", b"garbage of some length", head, head + b"\xff\xff\xff" + bytes(4)):
         path.write_bytes(content)
         with pytest.raises(ValueError) as raised:
-            TFRecord(path, {"x": "data"}, cache_dir=tmp_path / "c")
+            TFRecord(path, {"data": "x"}, cache_dir=tmp_path / "c")
         check(str(raised.value))
 
 

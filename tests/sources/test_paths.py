@@ -100,7 +100,7 @@ def test_sources_take_patterns_and_bytes(tmp_path, monkeypatch):
         Tar(f"{root}/{{000..003}}.tar", FIELDS)
     for paths in (f"{root}/*.tfrecord", os.fsencode(root) + b"/no.tfrecord"):
         with pytest.raises(FileNotFoundError, match=r"tfrecord (matches no file|does not exist)"):
-            TFRecord(paths, {"x": "data"})
+            TFRecord(paths, {"data": "x"})
     for name in ("c/1.jpg", "c/2.jpg"):
         (tmp_path / "files" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "files" / name).write_bytes(b"x")

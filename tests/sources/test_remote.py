@@ -148,8 +148,8 @@ def test_records_in_memory(tmp_path, memory):
             features = tf.train.Features(feature={"x": bytes_, "y": label})
             writer.write(tf.train.Example(features=features).SerializeToString())
     memory.pipe("/a.tfrecord", pathlib.Path(path).read_bytes())
-    names = {"x": "data", "y": "label"}
-    same(TFRecord("memory://a.tfrecord", names), TFRecord(path, names))
+    fields = {"data": "x", "label": "y"}
+    same(TFRecord("memory://a.tfrecord", fields), TFRecord(path, fields))
 
 
 def test_files_in_memory(tmp_path, memory):

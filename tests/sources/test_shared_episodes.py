@@ -198,7 +198,7 @@ def test_the_command_tells_episodes_from_records(tmp_path, capsys):
     other = write_file(folder / "x", [{"number": [3]}])
     write_indexes([other], {})
     assert {NAME, ".dalijax-tfrecord.index"} <= {*os.listdir(folder)}
-    assert len(RLDS([empty, path], FIELDS)) == 3 and len(TFRecord(other, {"number": "x"})) == 1
+    assert len(RLDS([empty, path], FIELDS)) == 3 and len(TFRecord(other, {"x": "number"})) == 1
 
 
 def forged(file, change):

@@ -578,31 +578,31 @@ def write_records(path, first, count=40, kind=""):
 
 
 CHOICES = {
-    "plain": ({"image": "data", "label": "label", "score": "score"}, {}),
-    "lists": ({"image": "data", "box": "box"}, {}),
+    "plain": ({"data": "image", "label": "label", "score": "score"}, {}),
+    "lists": ({"data": "image", "box": "box"}, {}),
     "a number as a list": ({"label": "label"}, {"kinds": ("label", np.int32, 1)}),
     "a wide number": ({"label": "label"}, {"kinds": ("label", np.int64, 0)}),
     "text": ({"text": "text"}, {"kinds": ("text", None, 0)}),
     "defaults": ({"label": "label", "text": "text"}, {"defaults": {"label": -1, "text": b"-"}}),
     "no default": ({"label": "label"}, {}),
     "several values": ({"words": "words"}, {}),
-    "no feature": ({"none": "x"}, {}),
-    "wrong kind": ({"image": "data"}, {"kinds": ("data", np.int32, 0)}),
+    "no feature": ({"x": "none"}, {}),
+    "wrong kind": ({"data": "image"}, {"kinds": ("data", np.int32, 0)}),
     "wrong default": ({"label": "label"}, {"defaults": {"label": "x"}}),
 }
 
 
 def records_of(paths, choice, folder):
-    names, options = CHOICES[choice]
+    fields, options = CHOICES[choice]
     options = dict(options)
     if "kinds" in options:
         name, dtype, ndim = options["kinds"]
         options["kinds"] = {name: Field(dtype, ndim)}
     try:
-        source = TFRecord(paths, names, cache_dir=folder, **options)
+        source = TFRecord(paths, fields, cache_dir=folder, **options)
     except ValueError as error:
         return str(error)
-    values = source.read(np.arange(len(source)), list(names.values()))
+    values = source.read(np.arange(len(source)), list(fields))
     shown = {name: [np.asarray(v).tolist() for v in column] for name, column in values.items()}
     return shown, source.identity(), repr(source.fields), source._index.about
 
@@ -621,7 +621,7 @@ def test_records_are_those_of_tensorflow(folder, request):
     paths = [write_records(folder / f"{k}", k * 100, 20 + k) for k in range(3)]
     write_indexes(paths, {})
     request.getfixturevalue("no_scan")
-    source = TFRecord(paths, {"image": "data", "label": "label"})
+    source = TFRecord(paths, {"data": "image", "label": "label"})
     values = source.read(np.arange(len(source)), ["data", "label"])
     for row, raw in enumerate(tf.data.TFRecordDataset(paths).as_numpy_iterator()):
         found = tf.train.Example.FromString(raw).features.feature
@@ -645,4 +645,4 @@ def test_kinds_may_be_in_one_folder(folder, no_scan):
     write_indexes(tars, {})
     write_indexes([records], {})
     assert {*NAMES} <= {*os.listdir(folder)}
-    assert len(Tar(tars, FIELDS)) == 126 and len(TFRecord(records, {"label": "y"})) == 40
+    assert len(Tar(tars, FIELDS)) == 126 and len(TFRecord(records, {"y": "label"})) == 40

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from dalijax.core.formats.example import floats, integers
 from dalijax.core.formats.tfrecord_headers import masked_crc
+from dalijax.core.tools.index_command import write_indexes
 from dalijax.sources import Field, TFRecord
 from full import FULL
 
 tf = pytest.importorskip("tensorflow")
 
-FEATURES = {"image/encoded": "data", "image/class/label": "label"}
+FIELDS = {"data": "image/encoded", "label": "image/class/label"}
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +63,8 @@ def row(i, size=3000):
 
 def test_records_by_number(tmp_path):
     paths = [write(tmp_path / f"{k}.tfrecord", map(row, range(k * 7, k * 7 + 7))) for k in range(3)]
-    features = {**FEATURES, "image/score": "score", "image/box": "box", "image/text": "text"}
-    source = TFRecord(paths, features, kinds={"text": Field(None)})
+    fields = {**FIELDS, "score": "image/score", "box": "image/box", "text": "image/text"}
+    source = TFRecord(paths, fields, kinds={"text": Field(None)})
     assert len(source) == 21 and source.name(8) == f"{paths[1]}: record 1"
     assert dict(source.fields) == {
         "data": Field(np.dtype(np.uint8), 1),
@@ -88,10 +89,10 @@ def test_records_by_number(tmp_path):
 
 def test_lists_of_numbers_of_any_length(tmp_path):
     path = write(tmp_path / "a", map(row, range(6)))
-    source = TFRecord(path, {"tokens": "x"}, kinds={"x": Field(np.dtype(np.int64), 1)})
+    source = TFRecord(path, {"x": "tokens"}, kinds={"x": Field(np.dtype(np.int64), 1)})
     for i, values in enumerate(source.read(np.arange(6), ["x"])["x"]):
         np.testing.assert_array_equal(values, np.array(row(i)["tokens"], np.int64), strict=True)
-    narrow = TFRecord(path, {"tokens": "x"}, kinds={"x": Field(np.dtype(np.int32), 1)})
+    narrow = TFRecord(path, {"x": "tokens"}, kinds={"x": Field(np.dtype(np.int32), 1)})
     assert narrow.read(np.array([5]), ["x"])["x"][0].dtype == np.int32
     path = write(tmp_path / "long", [{"x": list(range(5000)), "y": [0.5] * 5000}])
     long = TFRecord(path, {"x": "x", "y": "y"}).read(np.array([0]), ["x", "y"])
@@ -124,7 +125,7 @@ VALUE = st.one_of(
 def test_any_example_is_read_as_tensorflow_reads_it(row, tmp_path_factory):
     folder = tmp_path_factory.mktemp("any")
     path = write(folder / "a", [row])
-    source = TFRecord(path, {key: f"f{n}" for n, key in enumerate(row)}, cache_dir=folder)
+    source = TFRecord(path, {f"f{n}": key for n, key in enumerate(row)}, cache_dir=folder)
     values = source.read(np.array([0]), list(source.fields))
     for (name, column), expected in zip(values.items(), row.values()):
         if source.fields[name].dtype == np.uint8:
@@ -166,10 +167,10 @@ def test_numbers_that_are_not_packed(tmp_path):
     entries = b"".join(tag(1, tag(1, name) + tag(2, value)) for name, value in features)
     path = write(tmp_path / "a", [tag(1, entries)])
     assert [f.name for f in tf.train.Example.FromString(tag(1, entries)).features.DESCRIPTOR.fields]
-    values = TFRecord(path, {"one": "x", "i": "y"}).read(np.array([0]), ["x", "y"])
+    values = TFRecord(path, {"x": "one", "y": "i"}).read(np.array([0]), ["x", "y"])
     assert values["x"].tolist() == [1.5] and values["y"].tolist() == [-1]
     with pytest.raises(ValueError, match="'f' of .*record 0 has numbers that are not packed"):
-        TFRecord(path, {"f": "x"})
+        TFRecord(path, {"x": "f"})
 
 
 def test_packed_varints():
@@ -202,7 +203,7 @@ def test_a_truncated_file_is_refused_when_it_is_opened(tmp_path):
         (tmp_path / "cut").write_bytes(data[:end])
         number = sum(end > e for e in ends) - 1
         with pytest.raises(ValueError, match=rf"cut: record {number} at byte .* is cut off: "):
-            TFRecord(tmp_path / "cut", FEATURES)
+            TFRecord(tmp_path / "cut", FIELDS)
 
 
 def test_damaged_and_foreign_files_are_refused(tmp_path):
@@ -216,21 +217,21 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
         with pytest.raises(
             ValueError, match=rf"b: the length of record {int(at >= second)} is damaged"
         ):
-            TFRecord(tmp_path / "b", FEATURES)
+            TFRecord(tmp_path / "b", FIELDS)
     (tmp_path / "c.gz").write_bytes(gzip.compress(data))
     with pytest.raises(ValueError, match="it is compressed"):
-        TFRecord(tmp_path / "c.gz", FEATURES)
+        TFRecord(tmp_path / "c.gz", FIELDS)
     (tmp_path / "features.json").write_text('{\n  "name": "ein Würfel"\n}')
     with pytest.raises(ValueError, match="not a TFRecord file: it is text, such as JSON; omit it"):
-        TFRecord(tmp_path / "features.json", FEATURES)
+        TFRecord(tmp_path / "features.json", FIELDS)
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(ValueError, match="empty has no records"):
-        TFRecord(tmp_path / "empty", FEATURES)
+        TFRecord(tmp_path / "empty", FIELDS)
     with pytest.raises(FileNotFoundError, match="gone does not exist"):
-        TFRecord(tmp_path / "gone", FEATURES)
+        TFRecord(tmp_path / "gone", FIELDS)
     write(tmp_path / "d", [row(0), b"\x0a\x7fno message"])
     with pytest.raises(ValueError, match=r"d: record 1 is not a tf\.train\.Example"):
-        TFRecord(tmp_path / "d", FEATURES)
+        TFRecord(tmp_path / "d", FIELDS)
 
 
 @pytest.mark.parametrize(
@@ -259,22 +260,62 @@ def test_a_kind_that_no_feature_has_is_named(first, tmp_path):
 
 def test_unsuitable_arguments_are_refused(tmp_path):
     path = write(tmp_path / "a", [{"x": 1, "y": [b"1", b"2"], "steps/z": [b"1", b"2"]}])
-    with pytest.raises(
-        TypeError, match=r"features\['b'\] must be the name of a field, .* not None"
-    ):
-        TFRecord(path, {"a": "a", "b": None})
-    for features, kinds, words in (
-        ({}, None, "must map keys of the records to names"),
-        ({"x": "a", "y": "a"}, None, "repeats a name"),
-        ({"x": "a"}, {"b": Field(None)}, r"kinds has \['b'\]"),
-        ({"x": "a"}, {"a": Field(None)}, "is integers, not"),
-        ({"y": "a"}, {"a": Field(np.dtype(np.int32))}, "is bytes, not"),
-        ({"y": "a"}, None, "has 2 values instead of one$"),
-        ({"steps/z": "a"}, None, "has 2 values instead of one. dalijax.sources.RLDS reads steps"),
-        ({"z": "a"}, None, r"record 0 has no 'z'. It has \['steps/z', 'x', 'y'\]"),
+    for fields, kinds, words in (
+        ({}, None, "fields must map names of fields to features, as in .*, not {}"),
+        ({"a": "x"}, {"b": Field(None)}, r"kinds has \['b'\]"),
+        ({"a": "x"}, {"a": Field(None)}, "is integers, not"),
+        ({"a": "y"}, {"a": Field(np.dtype(np.int32))}, "is bytes, not"),
+        ({"a": "y"}, None, "has 2 values instead of one$"),
+        ({"a": "steps/z"}, None, "has 2 values instead of one. dalijax.sources.RLDS reads steps"),
+        ({"a": "z"}, None, r"record 0 has no 'z'. It has \['steps/z', 'x', 'y'\]"),
+        ({"a": "z", "x": "x"}, None, r"record 0 has no 'z'. It has \['steps/z', 'x', 'y'\]"),
     ):
         with pytest.raises(ValueError, match=words):
-            TFRecord(path, features, kinds=kinds)
+            TFRecord(path, fields, kinds=kinds)
+
+
+@pytest.mark.parametrize("is_indexed", (False, True))
+@pytest.mark.parametrize(
+    ("fields", "more"),
+    (
+        ({"image/encoded": "data"}, {}),
+        ({"image/class/label": "label"}, {"defaults": {"image/class/label": 0}}),
+        ({"tokens": "x"}, {"kinds": {"tokens": Field(np.int64, 1)}}),
+        ({"image/score": "score", "tokens": "tokens"}, {}),
+    ),
+)
+def test_swapped_fields_are_named(fields, more, is_indexed, tmp_path):
+    path = write(tmp_path / "a", map(row, range(3)))
+    if is_indexed:
+        write_indexes([path], {})
+    swapped = {feature: name for name, feature in fields.items()}
+    with pytest.raises(ValueError) as raised:
+        TFRecord(path, fields, **more)
+    assert str(raised.value).endswith(f"not features to names. Did you mean {swapped}?")
+    assert len(TFRecord(path, swapped)) == 3
+
+
+@pytest.mark.parametrize("is_indexed", (False, True))
+def test_a_later_record_without_a_feature_is_named(is_indexed, tmp_path):
+    path = write(tmp_path / "a", [{"x": 1, "y": 1}, {"y": 2}])
+    if is_indexed:
+        write_indexes([path], {})
+    with pytest.raises(ValueError, match=r"record 1 has no 'x'. It has \['y'\]. If records may"):
+        TFRecord(path, {"y": "x"})
+
+
+@pytest.mark.parametrize("is_indexed", (False, True))
+def test_a_feature_may_have_several_fields(is_indexed, tmp_path):
+    path = write(tmp_path / "a", map(row, range(3)))
+    if is_indexed:
+        write_indexes([path], {})
+    fields = {"bytes": "image/text", "text": "image/text", "i": "tokens", "f": "tokens"}
+    kinds = {"text": Field(None), "i": Field(np.int64, 1), "f": Field(np.float32, 1)}
+    values = TFRecord(path, fields, kinds=kinds).read(np.array([2]), list(fields))
+    assert values["bytes"][0].tobytes().decode() == values["text"][0] == "té2"
+    tokens = row(2)["tokens"]
+    np.testing.assert_array_equal(values["i"][0], np.array(tokens), strict=True)
+    np.testing.assert_array_equal(values["f"][0], np.array(tokens, np.float32), strict=True)
 
 
 def example_in_order(values):
@@ -289,7 +330,7 @@ def example_in_order(values):
 @pytest.mark.slow
 def test_any_flipped_bit_is_an_error_or_data(tmp_path):
     """Damage is named, or read as other data; no other error is raised, and no read hangs."""
-    names = (*FEATURES, "image/box", "image/text", "tokens")
+    names = (*FIELDS.values(), "image/box", "image/text", "tokens")
     record = example_in_order({name: row(1, size=20)[name] for name in names})
     assert tf.train.Example.FromString(record).features.feature.keys() == set(names)
     data = pathlib.Path(write(tmp_path / "a", [record])).read_bytes()
@@ -298,7 +339,7 @@ def test_any_flipped_bit_is_an_error_or_data(tmp_path):
         damaged[bit // 8] ^= 1 << bit % 8
         (tmp_path / "b").write_bytes(damaged)
         try:
-            source = TFRecord(tmp_path / "b", FEATURES, cache_dir=tmp_path / "c")
+            source = TFRecord(tmp_path / "b", FIELDS, cache_dir=tmp_path / "c")
         except ValueError as error:
             assert "record 0" in str(error), bit
         else:
@@ -307,16 +348,16 @@ def test_any_flipped_bit_is_an_error_or_data(tmp_path):
 
 def test_the_stored_index_is_used_and_validated(tmp_path, cache, caplog):
     path = write(tmp_path / "a", map(row, range(9)))
-    first = TFRecord(path, FEATURES)
+    first = TFRecord(path, FIELDS)
     (kept,) = cache.iterdir()
     data, stamp = kept.read_bytes(), kept.stat().st_mtime_ns
-    again = TFRecord(path, FEATURES)
+    again = TFRecord(path, FIELDS)
     assert kept.stat().st_mtime_ns == stamp and not caplog.records
     write(tmp_path / "b", map(row, range(1, 9)))
-    TFRecord(tmp_path / "b", FEATURES)
+    TFRecord(tmp_path / "b", FIELDS)
     (other,) = set(cache.iterdir()) - {kept}
     other.write_bytes(data)
-    renewed = TFRecord(tmp_path / "b", FEATURES)
+    renewed = TFRecord(tmp_path / "b", FIELDS)
     assert "belongs to other files" in caplog.text and len(renewed) == 8
     assert renewed.read(np.array([0]), ["label"])["label"].tolist() == [-3]
     for source in (again, pickle.loads(pickle.dumps(first))):
@@ -334,9 +375,9 @@ def test_the_identity_does_not_depend_on_the_path(tmp_path):
     path = write(tmp_path / "a", map(row, range(9)))
     (tmp_path / "else").mkdir()
     copy = shutil.copy(path, tmp_path / "else")
-    identity = TFRecord(path, FEATURES).identity()
-    assert TFRecord(copy, FEATURES).identity() == identity
+    identity = TFRecord(path, FIELDS).identity()
+    assert TFRecord(copy, FIELDS).identity() == identity
     other = write(
         tmp_path / "else" / "a", [*map(row, range(8)), {**row(8), "image/class/label": 5}]
     )
-    assert TFRecord(other, FEATURES).identity() != identity
+    assert TFRecord(other, FIELDS).identity() != identity

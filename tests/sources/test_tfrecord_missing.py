@@ -129,7 +129,7 @@ def test_mistakes_are_named(tmp_path):
     # A feature that no record has is a mistake, whatever its default.
     for more in ({"kinds": {"z": Field(np.int64, 1)}}, {"defaults": {"z": 0}}):
         with pytest.raises(ValueError, match=r"no record has 'zz'. The first record has \['y'\]"):
-            TFRecord(path, {"zz": "z"}, **more)
+            TFRecord(path, {"z": "zz"}, **more)
     for default in (0.5, "text", [1], b"x"):
         with pytest.raises(
             ValueError,
@@ -177,9 +177,11 @@ def test_the_identity_has_whole_defaults(tmp_path):
 @pytest.mark.parametrize(
     "arguments, kind, words",
     (
-        ({"features": {1: "x"}}, TypeError, "the keys of features must be strings"),
-        ({"features": {b"x": "x"}}, TypeError, "the keys of features must be strings"),
-        ({"features": {"x": None}}, TypeError, r"features\['x'\] must be the name of a field"),
+        ({"fields": {1: "x"}}, TypeError, "the names of fields must be strings, not 1"),
+        ({"fields": {"": "x"}}, TypeError, "the names of fields must be strings, not ''"),
+        ({"fields": {"x": b"x"}}, TypeError, r"fields\['x'\] must be a feature, .*, not b'x'"),
+        ({"fields": {"x": None}}, TypeError, r"fields\['x'\] must be a feature, .*, not None"),
+        ({"fields": {"x": ("x", 1)}}, TypeError, r"must be a feature, .*, not \('x', 1\)"),
         ({"kinds": {"x": np.int64}}, TypeError, r"kinds\['x'\] must be a dalijax.sources.Field"),
         ({"kinds": [1]}, TypeError, r"kinds must be a dict"),
         ({"defaults": 5}, TypeError, r"defaults must be a dict"),
@@ -187,4 +189,4 @@ def test_the_identity_has_whole_defaults(tmp_path):
 )
 def test_arguments_of_other_types_are_named(arguments, kind, words, tmp_path):
     with pytest.raises(kind, match=words):
-        TFRecord(write(tmp_path / "a", [[5]]), **{"features": {"x": "x"}, **arguments})
+        TFRecord(write(tmp_path / "a", [[5]]), **{"fields": {"x": "x"}, **arguments})

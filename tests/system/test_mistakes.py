@@ -474,25 +474,25 @@ PROGRAMS = {
     ),
     "labels of a folder": (lambda d: sources.Files(d.folder, labels=[0]), TypeError, "paths="),
     "a TFRecord of a JPEG": (
-        lambda d: sources.TFRecord(d.files[0], {"image": "data"}),
+        lambda d: sources.TFRecord(d.files[0], {"data": "image"}),
         ValueError,
         "00000.jpg JPEG not a TFRecord sources.Files",
     ),
     "a TFRecord of a tar": (
-        lambda d: sources.TFRecord(d.tar, {"image": "data"}),
+        lambda d: sources.TFRecord(d.tar, {"data": "image"}),
         ValueError,
         "a.tar not a TFRecord sources.Tar",
     ),
     "a TFRecord's folder": (
-        lambda d: sources.TFRecord(d.folder, {"image": "data"}),
+        lambda d: sources.TFRecord(d.folder, {"data": "image"}),
         OSError,
         "images directory /*",
     ),
     "a tar's folder": (lambda d: sources.Tar(d.folder, FIELDS), OSError, "directory images/*"),
-    "features as a list": (
+    "fields of a TFRecord as a list": (
         lambda d: sources.TFRecord(d.files[0], ["image"]),
         ValueError,
-        "['image'] {'image/encoded': 'data'}",
+        "['image'] {'data': 'image/encoded'",
     ),
     "a tar of a JPEG": (lambda d: sources.Tar(d.files[0], FIELDS), ValueError, "00000.jpg tar"),
     "a tar without fields": (
