@@ -360,7 +360,8 @@ class IteratorFunction:
         # A mask in the call is for padding, unless it marks bad records. An evaluation by a
         # function that was made for training would lose its last samples.
         is_repeated = drop is True or "last_batch_policy" in call
-        is_for_padding = bool(call.get("mask")) and call.get("on_error") != "mask"
+        is_new = bool(call.get("mask")) and self._config.mask is None
+        is_for_padding = is_new and call.get("on_error") != "mask"
         if given is LastBatchPolicy.DROP and is_for_padding and not is_repeated:
             raise ValueError(
                 f"mask={call['mask']!r} in the call of {self.__name__}(), but data_iterator was "

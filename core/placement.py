@@ -317,7 +317,9 @@ class GlobalPlacement:
                 f"output {name!r} of shape {shape} does not fit {sharding}: {error}. Pass "
                 "sharding as a dict of output name to the Sharding of each"
             ) from error
-        if self._has_no_replicas and all(isinstance(piece, np.ndarray) for piece in pieces):
+        is_explicit = "explicit" in (jax.config.jax_transfer_guard_host_to_device or "")
+        on_host = all(isinstance(piece, np.ndarray) for piece in pieces)
+        if on_host and self._has_no_replicas and not is_explicit:
             first_rows = [shard.shard_id * rows for shard in self.shards]
             return _from_host(shape, sharding, dict(zip(first_rows, pieces)))
         arrays: dict[jax.Device, jax.Array] = {}
@@ -352,7 +354,8 @@ def _from_host(
         within = (slice(None), *columns)
         return pieces[rows.indices(shape[0])[0]][within]
 
-    # As with `jax.device_put`, the caller's guard against implicit transfers does not apply.
+    # As with `jax.device_put`, the caller's guard against implicit transfers does not apply. If the
+    # guard is against explicit transfers, this function is not called.
     with jax.transfer_guard_host_to_device("allow"):
         return jax.make_array_from_callback(shape, sharding, piece_of)
 

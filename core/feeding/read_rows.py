@@ -30,6 +30,7 @@ from ..workers import WorkersEnded
 from .reuse import ReuseCheck
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, stand_ins
 
+_PARTS = 4  # of records with a bad one; as many reads find it as with halves, of fewer records
 FEWEST = 64  # the least records of a task, if tasks share a batch of at least as many
 
 
@@ -48,7 +49,6 @@ class ReadSettings:
         seed, num_samples: The seed, and the number of samples of an epoch.
         sized: The fields of images whose sizes the graph has asked for.
         draws: The functions of the graph's draws, by name.
-        chunk_size: The number of records that a task reads.
         passed: The fields that bypass the graph.
     """
 
@@ -63,7 +63,6 @@ class ReadSettings:
     checked_headers: dict[str, RecordTable] = dataclasses.field(default_factory=dict)
     sized: set[str] = dataclasses.field(default_factory=set)
     draws: dict[str, DrawFunction] = dataclasses.field(default_factory=dict)
-    chunk_size: int = FEWEST
     passed: Collection[str] = ()
 
     @property
@@ -199,7 +198,7 @@ def is_of_record(error: Exception) -> bool:
 
 
 def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
-    """Reads records together, or in halves if that raises, until the bad records are found.
+    """Reads records together, or in parts if that raises, until the bad records are found.
 
     Raises:
         Exception: An error of the machine, the network or a remote file that persists after some
@@ -215,12 +214,13 @@ def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
     else:
         checked = _checked(source, len(records), names, columns)
         return Chunk(checked)
-    middle = len(records) // 2
-    first, last = (_read(source, half, names) for half in (records[:middle], records[middle:]))
-    return Chunk(
-        {name: [*first.columns[name], *last.columns[name]] for name in names},
-        first.errors | {middle + place: error for place, error in last.errors.items()},
-    )
+    chunk, first = Chunk({name: [] for name in names}), 0
+    for part in np.array_split(records, min(_PARTS, len(records))):
+        read = _read(source, part, names)
+        chunk.errors.update((first + place, error) for place, error in read.errors.items())
+        chunk.columns = {name: [*chunk.columns[name], *read.columns[name]] for name in names}
+        first += len(part)
+    return chunk
 
 
 def _read_checked(settings: ReadSettings, records: Indices) -> Chunk:
@@ -281,6 +281,7 @@ class ReadRows:
         records, epochs: The records of the samples, and their epochs.
         order: The rows in the order in which they are read.
         chunks: The records that the tasks have read, in that order.
+        chunk_size: The number of records of a chunk; the last chunk may be smaller.
         parts: The rows of each pipeline.
         places: The index of each row in the global batch.
         batch: Returns the samples of the whole global batch.
@@ -306,6 +307,7 @@ class ReadRows:
         epochs: Indices,
         order: Indices,
         chunks: Sequence[Chunk],
+        chunk_size: int,
         parts: Sequence[slice],
         places: Indices,
         batch: Callable[[], Indices],
@@ -321,7 +323,7 @@ class ReadRows:
         self._kept_places: list[int] | None = None
         for number, chunk in enumerate(self._chunks):
             for place, error in chunk.errors.items():
-                self.errors[int(order[number * settings.chunk_size + place])] = error
+                self.errors[int(order[number * chunk_size + place])] = error
         if settings.bad_samples.knows_samples():
             for row, sample in enumerate(samples.tolist()):
                 error_before = settings.bad_samples.sample_error(settings.seed, sample)

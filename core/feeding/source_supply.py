@@ -49,6 +49,7 @@ class PendingRows:
         supply: The supply.
         samples: The sample of the stream in each row, shape [rows].
         parts: The rows of each pipeline.
+        chunk_size: The number of records that a task reads.
         places: The index of each row in the global batch, shape [rows]; by default 0, 1, 2, ...
         batch: Returns the samples of the global batch; by default ``samples``.
         when_read: Called in a thread when the records were read, or can't be read.
@@ -59,6 +60,7 @@ class PendingRows:
         supply: SourceSupply,
         samples: Indices,
         parts: Sequence[slice],
+        chunk_size: int,
         places: Indices | None = None,
         batch: Callable[[], Indices] | None = None,
         when_read: Callable[[], None] | None = None,
@@ -66,6 +68,7 @@ class PendingRows:
         self._samples = samples
         self._supply = supply
         self._parts = parts
+        self._chunk_size = chunk_size
         self._places = np.arange(len(samples)) if places is None else places
         self._batch = batch or (lambda: samples)
         self._when_read = when_read or _nothing
@@ -87,7 +90,7 @@ class PendingRows:
         records, epochs = supply.settings.order(self._samples)
         # In the order of record numbers, so that a task reads few files or parts of a mixture.
         order = np.argsort(records, kind="stable")
-        size = supply.settings.chunk_size
+        size = self._chunk_size
         starts = range(0, len(records), size)
         chunks: list[Chunk | BaseException | None] = [None] * len(starts)
         ends = itertools.count(1)
@@ -108,6 +111,7 @@ class PendingRows:
                     epochs,
                     order,
                     [_unless_error(chunk) for chunk in chunks],
+                    size,
                     self._parts,
                     self._places,
                     self._batch,
@@ -199,6 +203,24 @@ def _nothing() -> None:
     """Does nothing."""
 
 
+def _chunk_size(source: Source, counts: Sequence[int], is_awaited: bool) -> int:
+    """Returns the number of records that a task reads.
+
+    One task reads a run, so that one thread is enough while it keeps up: threads wait for the GIL.
+    A run that is awaited is split. So are all runs of a source with more threads than the default,
+    whose reads wait.
+
+    Args:
+        source: The source.
+        counts: The number of records for each pipeline.
+        is_awaited: Whether no run has been read ahead.
+    """
+    threads, count = source.read_threads, sum(counts)
+    if threads > Source.read_threads:
+        return max(min(FEWEST, *counts), -(-count // threads))
+    return max(FEWEST, -(-count // threads)) if is_awaited else count
+
+
 def _rows_at(
     plan: SamplePlan, parts: Sequence[RowRange], position: SamplePosition
 ) -> list[SampleRows]:
@@ -259,14 +281,6 @@ class SourceSupply:
     ):
         reuse = None if getattr(source, "_gives_new_arrays", False) else ReuseCheck(source)
         order = order_of(source, seed, shuffle)
-        # One task reads a run, so that one thread is enough while it keeps up: threads wait for
-        # the GIL. A source with more threads than the default waits for its reads, so that its
-        # runs are split.
-        counts = [part.last - part.first for part in parts]
-        chunk_size = sum(counts)
-        if source.read_threads > Source.read_threads:
-            fewest = min(FEWEST, *counts)
-            chunk_size = max(fewest, -(-chunk_size // source.read_threads))
         self.settings = ReadSettings(
             source,
             tuple(names),
@@ -276,7 +290,6 @@ class SourceSupply:
             order,
             reuse,
             image_inputs,
-            chunk_size=chunk_size,
             passed=frozenset(passed),
         )
         # The only reference, so that the threads end with the supply.
@@ -363,9 +376,11 @@ class SourceSupply:
                 def batch(position: SamplePosition = position) -> Indices:
                     return self._plan.rows(position).samples
 
+                valid = [part.valid for part in rows]
                 self._rows[run] = self._pending(
                     _joined_samples(rows),
-                    [part.valid for part in rows],
+                    valid,
+                    _chunk_size(self.settings.source, list(map(len, valid)), not self._rows),
                     np.concatenate(
                         [
                             part.first + np.arange(len(row.valid))
@@ -386,18 +401,19 @@ class SourceSupply:
         return functools.partial(self._announcer.was_read, self._announcer.generation, run)
 
     def _pending(
-        self, samples: Indices, valid: Sequence[NDArray[np.bool_]], *where: Any
+        self, samples: Indices, valid: Sequence[NDArray[np.bool_]], chunk_size: int, *where: Any
     ) -> tuple[PendingRows, list[Rows]]:
         """Creates the `PendingRows` of a run, and the `Rows` of each pipeline.
 
         Args:
             samples: The samples of all pipelines.
             valid: For each pipeline, whether each of its rows belongs to the epoch.
+            chunk_size: The number of records that a task reads.
             *where: Further arguments of `PendingRows`.
         """
         ends = list(itertools.accumulate(map(len, valid)))
         parts = [slice(end - len(part), end) for part, end in zip(valid, ends)]
-        pending = PendingRows(self, samples, parts, *where)
+        pending = PendingRows(self, samples, parts, chunk_size, *where)
         return pending, list(map(Rows, itertools.repeat(pending), itertools.count(), parts, valid))
 
     def forget(self, run: int) -> None:
@@ -415,7 +431,7 @@ class SourceSupply:
 
     def alone(self, samples: Indices) -> Rows:
         """Returns rows of some samples, for a pipeline of their own."""
-        pending, rows = self._pending(samples, [np.ones(len(samples), bool)])
+        pending, rows = self._pending(samples, [np.ones(len(samples), bool)], len(samples))
         self.submit(pending.start)
         return rows[0]
 

@@ -40,8 +40,9 @@ class Source(Protocol):
     Attributes:
         fields: Names and kinds of the fields of a record.
         read_threads: Number of reading threads of an iterator, for all its pipelines. One or two
-            threads read whole batches; more threads share each batch, which helps only if reads
-            wait, e.g. for a network. Otherwise they contend for the GIL and become slower.
+            threads read whole batches, and share only the first; more threads share each batch,
+            which helps only if reads wait, e.g. for a network. Otherwise they contend for the GIL
+            and become slower.
     """
 
     fields: Mapping[str, Field]

@@ -253,6 +253,7 @@ MISTAKES = [
         ValueError,
         "mask=True in the call",
     ),
+    (dict(drop_remainder=True, mask=True), dict(mask="valid"), ValueError, "given both to"),
     (dict(drop_remainder="yes"), {}, TypeError, "drop_remainder must be True or False"),
     (dict(mask=1), {}, TypeError, "mask must be True for the name 'mask', or a name, not 1"),
     (

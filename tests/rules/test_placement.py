@@ -365,6 +365,8 @@ def test_global_batches_are_placed_under_a_guard(guard, axes):
     for name, wanted in (arrays | {"mask": np.ones(16, bool)}).items():
         np.testing.assert_array_equal(batch[name], wanted[:8])
         assert batch[name].committed and batch[name].sharding == sharding[name]
+    with getattr(jax, guard)("disallow_explicit"), pytest.raises(Exception, match="Disallowed"):
+        next(iterator)
 
 
 @dataclasses.dataclass

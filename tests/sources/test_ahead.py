@@ -186,6 +186,54 @@ def test_inputs_of_any_rank_and_size_reach_the_graph():
             np.testing.assert_array_equal(batch["doubled"], table[list(rows)] * 2)
 
 
+class Counting(Source):
+    """Notes the number of records of each read."""
+
+    fields = {"number": Field(np.int32)}
+
+    def __init__(self, bad=()):
+        self.sizes, self._bad = [], list(bad)
+
+    def __len__(self):
+        return 1 << 16
+
+    def identity(self):
+        return "numbers"
+
+    def read(self, indices, names):
+        self.sizes.append(len(indices))
+        if np.isin(indices, self._bad).any():
+            raise ValueError("a bad record")
+        return {"number": indices.astype(np.int32)}
+
+
+@pytest.mark.parametrize("devices", (1, 2))
+def test_only_awaited_batches_are_split_into_tasks(devices):
+    source = Counting()
+    iterator = data_iterator(
+        lambda number: number + 0, ["number"], source=source, sharding=rows_over(devices)
+    )(batch_size=256, num_threads=1, shuffle=False)
+    for run in range(4):
+        np.testing.assert_array_equal(next(iterator)["number"], np.arange(256) + 256 * run)
+    assert source.sizes.count(128) == 2 and set(source.sizes) == {128, 256}
+    iterator.seek(5, 2)
+    next(iterator)
+    iterator.close()
+    assert source.sizes.count(128) == 4 and set(source.sizes) == {128, 256}
+
+
+def test_a_bad_record_is_found_by_few_reads():
+    source = Counting(bad=[300])
+    iterator = data_iterator(lambda number: number + 0, ["number"], source=source, mask="mask")(
+        batch_size=256, num_threads=1, shuffle=False, on_error="mask"
+    )
+    masks = [np.asarray(next(iterator)["mask"]) for _ in range(2)]
+    iterator.close()
+    assert masks[0].all() and np.flatnonzero(~masks[1]).tolist() == [300 - 256]
+    # The batch in one read, then in parts of 64, 16, 4 and 1, one of which is bad.
+    assert [source.sizes.count(size) for size in (64, 16, 4, 1)] == [4, 4, 4, 4]
+
+
 # While threads start tasks, Python's cyclic gc may free the iterator that they read for.
 ABANDONED = """
 import gc, threading

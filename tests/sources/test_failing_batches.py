@@ -227,14 +227,14 @@ def test_masked_rows_of_images_do_not_depend_on_the_devices(devices):
 
 
 @pytest.mark.parametrize("bad", ((), (0,), (77,), (255,), (3, 200), range(256)))
-def test_bad_records_are_found_by_reading_halves(bad):
+def test_bad_records_are_found_by_few_reads(bad):
     """A read may be a request of 100 ms: few reads find a bad record among 256."""
     source = Numbers(256, bad)
     settings = ReadSettings(source, ("x",), 0, 256, BadSamples(), iter, None, {})
     chunk = read_chunk(settings, np.arange(256))
     assert sorted(chunk.errors) == list(bad)
     assert [x for x in chunk.columns["x"] if x is not None] == sorted({*range(256)} - {*bad})
-    assert source.reads <= min(1 + 2 * 8 * len(bad), 2 * 256 - 1)  # a path of 8 pairs of halves
+    assert source.reads <= min(1 + 2 * 8 * len(bad), 2 * 256 - 1)  # 4 parts, 4 times
 
 
 def test_a_record_that_can_not_be_decoded_is_searched_for_once():
