@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..formats.field import Field
@@ -26,7 +26,25 @@ def check_fields(fields: Any, parts: str, example: str) -> None:
         )
     for name in fields:
         if not isinstance(name, str) or not name:
-            raise TypeError(f"the names of fields must be strings, not {name!r:.80}")
+            raise TypeError(
+                f"the names of fields must be strings, not {name!r:.80}. fields maps them to "
+                f"{parts}, as in {example}"
+            )
+
+
+def are_swapped(fields: Mapping[str, Any], is_part: Callable[[Any], bool]) -> bool:
+    """Returns whether the names of fields are parts of the records, and their values are not.
+
+    Fields with the name of their part don't count.
+
+    Args:
+        fields: The mapping from names of fields to parts of the records.
+        is_part: Returns whether the records have a part.
+    """
+    renamed = [(name, part) for name, part in fields.items() if name != part]
+    return bool(renamed) and all(
+        isinstance(part, str) and is_part(name) and not is_part(part) for name, part in renamed
+    )
 
 
 def suggest_swapped(fields: Mapping[str, Any], parts: str) -> str:
@@ -37,9 +55,10 @@ def suggest_swapped(fields: Mapping[str, Any], parts: str) -> str:
         parts: What the fields must be mapped to, such as "features".
     """
     swapped = {part: name for name, part in fields.items()}
+    others = [part for name, part in fields.items() if name != part]
     return (
         f"fields maps names of fields to {parts}, not {parts} to names. Did you mean "
-        f"{swapped!r:.200}?"
+        f"{swapped!r:.200}? If not, correct {others!r:.100}"
     )
 
 

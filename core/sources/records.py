@@ -15,7 +15,7 @@ from ..formats.field import Field
 from ..order.shuffle import Indices
 from .arrow_columns import DatasetColumns, is_plain_dataset, with_encoded_images
 from .base import BaseSource
-from .field_names import check_fields, check_options, suggest_swapped
+from .field_names import are_swapped, check_fields, check_options, suggest_swapped
 from .source import Values
 from .values import as_kind, kind_of
 
@@ -265,7 +265,7 @@ def _check_keys(record: Any, fields: Mapping[str, Any]) -> None:
         path = _path(record, key)
         return not path or (isinstance(record, Mapping) and path[0] in record)
 
-    if all(map(has, fields)) and not all(map(has, fields.values())):
+    if are_swapped(fields, has):
         raise ValueError(suggest_swapped(fields, "keys"))
 
 

@@ -28,7 +28,7 @@ from ..remote.cache_folder import open_cache
 from ..remote.ranges import byte_count
 from ..remote.storage import Storage
 from .byte_records import ByteRecords, Decode, as_json, as_text
-from .field_names import check_fields, suggest_swapped
+from .field_names import are_swapped, check_fields, suggest_swapped
 from .source import Values
 
 _log = logging.getLogger("dalijax")
@@ -326,8 +326,8 @@ def _cure(fields: Mapping[str, str], about: Mapping[str, Any]) -> str:
 
 
 def _are_swapped(fields: Mapping[str, str], about: Mapping[str, Any]) -> bool:
-    """Returns whether no sample is complete, and the names of all fields are extensions."""
-    if about["first"][-1] or all(name == part for name, part in fields.items()):
-        return False
-    extensions = {extension for name in fields for extension in _alternatives(name)}
-    return extensions <= {*about["extensions"], *_DESCRIPTIONS}
+    """Returns whether no sample is complete, and names and extensions are swapped."""
+    existing = {*about["extensions"], *_DESCRIPTIONS}
+    return not about["first"][-1] and are_swapped(
+        fields, lambda text: not existing.isdisjoint(_alternatives(text))
+    )

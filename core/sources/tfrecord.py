@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from ..remote.cache_folder import open_cache
 from ..remote.ranges import byte_count
 from ..remote.storage import Storage
 from .byte_records import ByteRecords, Decode, as_text
-from .field_names import check_fields, check_options, suggest_swapped
+from .field_names import are_swapped, check_fields, check_options, suggest_swapped
 
 _EXAMPLE = "{'data': 'image/encoded', 'label': 'image/class/label'}"
 
@@ -104,7 +104,8 @@ class TFRecord(ByteRecords):
                 functools.partial(_from_shared, files, wanted),
             )
         except MissingFeatureError as error:
-            if _are_swapped(features, error.features):
+            existing = error.features
+            if are_swapped(fields, lambda name: name.encode() in existing):
                 raise ValueError(suggest_swapped(fields, "features")) from error
             raise
         schema: dict[str, Field] = {}
@@ -160,15 +161,6 @@ def _check_features(fields: Any) -> None:
             raise TypeError(
                 f"fields[{name!r}] must be a feature, as in {_EXAMPLE}, not {feature!r:.80}"
             )
-
-
-def _are_swapped(fields: Mapping[str, bytes], existing: Collection[bytes]) -> bool:
-    """Returns whether a record has the names of the fields as features, but not their features."""
-    pairs = [(name.encode(), feature) for name, feature in fields.items()]
-    renamed = [(name, feature) for name, feature in pairs if name != feature]
-    return bool(renamed) and all(
-        name in existing and feature not in existing for name, feature in renamed
-    )
 
 
 def _indexed(files: Sequence[str], wanted: Wanted) -> Index:

@@ -347,9 +347,16 @@ def test_the_fields_that_an_error_suggests_work(records, right):
 def test_swapped_fields_are_corrected(right):
     records = [{"image": {"bytes": b"x"}, "label": 1, "deep/value": 2}]
     assert list(Records(records, right).fields) == list(right)
-    words = rf"names of fields to keys, .* Did you mean {re.escape(str(right))}\?$"
+    words = rf"names of fields to keys, .* Did you mean {re.escape(str(right))}\? If not"
     with pytest.raises(ValueError, match=words):
         Records(records, {key: name for name, key in right.items()})
+
+
+def test_a_misspelled_key_is_named():
+    with pytest.raises(ValueError, match=r"Did you mean .*If not, correct \['labels'\]"):
+        Records([{"image": b"x", "label": 1}], {"image": "image", "label": "labels"})
+    with pytest.raises(ValueError, match="record 0 has no <class 'int'>"):
+        Records([{"image": b"x", "label": 1}], {"label": int})
 
 
 def test_two_fields_may_have_the_same_key():

@@ -284,7 +284,7 @@ def test_swapped_fields_are_corrected(right, missing, tmp_path):
     entries = [(f"{k}.{extension}", b"1") for k in range(2) for extension in ("cls", "seg.txt")]
     path = write_tar(tmp_path / "a.tar", sorted([*entries, ("0.jpg", b"A"), ("1.jpg", b"B")]))
     assert len(Tar(path, right)) == 2
-    words = rf"names of fields to extensions, .* Did you mean {re.escape(str(right))}\?$"
+    words = rf"names of fields to extensions, .* Did you mean {re.escape(str(right))}\? If not"
     with pytest.raises(ValueError, match=words):
         Tar(path, {extension: name for name, extension in right.items()}, missing=missing)
 
