@@ -214,13 +214,17 @@ def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
     else:
         checked = _checked(source, len(records), names, columns)
         return Chunk(checked)
-    chunk, first = Chunk({name: [] for name in names}), 0
-    for part in np.array_split(records, min(_PARTS, len(records))):
-        read = _read(source, part, names)
-        chunk.errors.update((first + place, error) for place, error in read.errors.items())
-        chunk.columns = {name: [*chunk.columns[name], *read.columns[name]] for name in names}
-        first += len(part)
-    return chunk
+    parts = np.array_split(records, min(_PARTS, len(records)))
+    chunks = [_read(source, part, names) for part in parts]
+    firsts = itertools.accumulate(map(len, parts), initial=0)
+    return Chunk(
+        {name: joined([chunk.columns[name] for chunk in chunks]) for name in names},
+        {
+            first + place: error
+            for first, chunk in zip(firsts, chunks)
+            for place, error in chunk.errors.items()
+        },
+    )
 
 
 def _read_checked(settings: ReadSettings, records: Indices) -> Chunk:
