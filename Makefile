@@ -25,7 +25,7 @@ demo: $(VENV)/.installed-demo  ## Train a small classifier on images that DALI d
 test: $(VENV)/.installed-test  ## Run the tests on all cores, without slow ones; ARGS='-k epochs' is passed to pytest.
 	@$(PYTHON) -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
 
-test-slow: $(VENV)/.installed-test  ## Run the tests of whole programs: examples, pages, packaging, ends of processes.
+test-slow: $(VENV)/.installed-test  ## Run the slow tests: whole programs, pages, packaging, Numba, conformance of sources.
 	@$(PYTHON) -m pytest -n auto --dist worksteal -m slow $(ARGS)
 
 test-full: $(VENV)/.installed-test  ## Run all combinations of parametrized tests; takes more than an hour.

@@ -339,6 +339,7 @@ def test_partial_batches_have_the_spec_of_complete_batches(jpegs_many):
     assert iterator.element_spec["x"].shape == (B, 1)
 
 
+@pytest.mark.slow
 def test_without_tensorflow():
     code = """
 import sys

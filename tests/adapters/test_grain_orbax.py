@@ -291,6 +291,7 @@ def test_another_number_of_processes_resumes(before_and_after, kind):
             assert all(report[api]["saved"] == whole[0]["saved"] for report in reports)
 
 
+@pytest.mark.slow
 def test_a_model_ends_with_the_same_weights_in_a_new_process(tmp_path, jpegs):
     straight = {}
     for (name, make), api in itertools.product(iterators(jpegs).items(), APIS[:2]):

@@ -233,6 +233,7 @@ def test_a_partitioner_whose_mesh_does_not_divide_the_batch_is_refused(jpegs_man
         train(jpegs_many, partitioner=partitioner)
 
 
+@pytest.mark.slow
 def test_two_processes_train_on_global_arrays(jpegs_many, tmp_path, airio):
     """Peeks and saves at batch 0, then compares six steps with a restored iterator, over gloo."""
     options = {"packages": str(airio), "folder": str(tmp_path), "shape": [2, 1]}

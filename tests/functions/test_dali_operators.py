@@ -18,6 +18,8 @@ import function_cells
 from dalijax import LastBatchPolicy, data_iterator, fn
 from full import in_full
 
+NUMBA = pytest.param("numba", marks=pytest.mark.slow)  # Numba compiles for seconds
+
 
 def test_dalis_operators_are_elsewhere():
     with pytest.raises(AttributeError, match=r"no 'readers'. .*operators are in nvidia\.dali\.fn"):
@@ -153,7 +155,7 @@ def test_every_function_in_every_adapter_resumes_everywhere(jpegs_many, make):
 
 
 @pytest.mark.filterwarnings("default:.*seed.*:DeprecationWarning")
-@pytest.mark.parametrize("kind", ("numba", "dlpack"))
+@pytest.mark.parametrize("kind", (NUMBA, "dlpack"))
 def test_arguments_of_any_operator(kind):
     def graph(**options):
         if kind == "dlpack":
@@ -247,7 +249,7 @@ def doubled(out, x):
         out[k] = x[k] * 2
 
 
-@pytest.mark.parametrize("kind", ("jax", "dlpack", "numba"))
+@pytest.mark.parametrize("kind", ("jax", "dlpack", NUMBA))
 def test_a_run_of_dalis_plugin_goes_on_here(jpegs, kind):
     def graph(jax_function, dlpack_function, numba_function):
         _, label = dali_fn.readers.file(files=jpegs, name="reader")

@@ -332,32 +332,36 @@ def test_the_example_of_the_docs(jpegs):
         np.testing.assert_array_equal(next(iterator)["images"], batch["images"])
 
 
-def test_several_outputs_may_be_what_a_graph_returns():
-    """DALI's operators give lists, which its pipeline functions must not return."""
-
+def numba_both(x):
     def both(out0, out1, in0, in1):
         out0[:] = in0
         out1[:] = in1
 
-    def numbas(x):
-        return fn.numba_function(x, x * 2, run_fn=both, example=[np.zeros(3, np.float32)] * 2)
+    return fn.numba_function(x, x * 2, run_fn=both, example=[np.zeros(3, np.float32)] * 2)
 
-    def doubled(x):
-        return x, x * 2
 
-    graphs = [
+def doubled(x):
+    return x, x * 2
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
         fn.jax_function(doubled, num_outputs=2),
         lambda x: fn.jax_function(lambda x, lengths: doubled(x), 2, ragged="pad")(x),
         lambda x: fn.dl_tensor_python_function(
             x, function=doubled, num_outputs=2, batch_processing=False
         ),
-        numbas,
-    ]
-    for graph in graphs:
-        iterator = data_iterator(lambda graph=graph: graph(uniform((3,))), ["x", "y"])
-        with iterator(batch_size=2) as made:
-            batch = next(made)
-            np.testing.assert_array_equal(batch["y"], 2 * np.asarray(batch["x"]))
+        pytest.param(numba_both, marks=pytest.mark.slow),
+    ],
+    ids=("jax", "ragged", "dlpack", "numba"),
+)
+def test_several_outputs_may_be_what_a_graph_returns(graph):
+    """DALI's operators give lists, which its pipeline functions must not return."""
+    iterator = data_iterator(lambda: graph(uniform((3,))), ["x", "y"])
+    with iterator(batch_size=2) as made:
+        batch = next(made)
+        np.testing.assert_array_equal(batch["y"], 2 * np.asarray(batch["x"]))
 
 
 def test_what_it_returns_of_its_inputs_stays_what_it_was():

@@ -67,6 +67,7 @@ def test_numbas_documents_example(batch, source):
     check(graph, lambda x: x.T)
 
 
+@pytest.mark.slow
 def test_numba_without_setup_keeps_shapes_and_types():
     def double(out0, in0):
         for i in range(in0.shape[0]):
@@ -185,6 +186,7 @@ def test_numba_takes_six_of_each():
             np.testing.assert_array_equal(outputs[k], outputs[11 - k])
 
 
+@pytest.mark.slow
 def test_numba_compiles_once(monkeypatch):
     compiled = []
     original = numba.core.ccallback.CFunc.compile
@@ -292,6 +294,7 @@ def not_numba(out0, in0):
     jax.numpy.sum(in0)
 
 
+@pytest.mark.slow
 def test_numba_into_other_types():
     """Without setup_fn DALI would allocate the inputs' types, too small for Numba's outputs."""
 

@@ -469,7 +469,7 @@ def copied(out0, in0):
 
 
 @pytest.mark.parametrize("data", ("reader", "source"))
-@pytest.mark.parametrize("kind", ("jax", "dlpack", "numba"))
+@pytest.mark.parametrize("kind", ("jax", "dlpack", pytest.param("numba", marks=pytest.mark.slow)))
 def test_impure_functions_are_named_when_a_state_is_requested(jpegs_many, kind, data):
     def of_reader(stateful=None, function=counts):
         return of_labels(

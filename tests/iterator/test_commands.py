@@ -84,6 +84,7 @@ def run(after):
     )
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_measurements():
     tuned = run(8)  # 6 for threads, 2 for queues
     assert tuned.interrupted and set(tuned.measured) == {"num_threads", "prefetch_queue_depth"}

@@ -55,6 +55,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_repeatedly_equals_an_unbroken_run(folder, tmp_path):
     print(f"DALIJAX_SEED={SEED}")  # noqa: T201
     chance = random.Random(SEED)

@@ -279,6 +279,7 @@ def test_shardings(jpegs):
     assert found.rate > 0 and found.settings["batch_size"] == 4
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, monkeypatch):
     for number in range(8):
         Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(tmp_path / f"{number}.jpg")

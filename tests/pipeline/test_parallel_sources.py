@@ -29,6 +29,7 @@ def main():
 """
 
 
+@pytest.mark.slow
 def test_workers_are_spawned(tmp_path):
     """Warnings are errors, so a fork would fail with JAX's warning."""
     program = tmp_path / "guarded.py"
@@ -67,6 +68,7 @@ if __name__ == '__main__':
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call,started,warned",
     [("", False, True), ("", True, False), ("py_start_method='spawn'", False, False)],
@@ -80,6 +82,7 @@ def test_a_fork_is_warned_of(tmp_path, call, started, warned):
     assert (f"{program}:" in done.stderr) == warned  # the line that created the iterator
 
 
+@pytest.mark.slow
 def test_a_missing_main_guard_is_an_error_that_shows_it(tmp_path):
     program = tmp_path / "unguarded.py"
     program.write_text(PROGRAM + "main()\n")

@@ -17,6 +17,8 @@ from oracle import Case
 from range_server import serving, share_of_requests
 from tars import write_tar
 
+pytestmark = pytest.mark.slow
+
 N, FILES, BATCH = 11, 3, 4
 SOURCES = {"tar": (Tar, {"data": "bin"}), "tfrecord": (RLDS, {"data": "steps/image"})}
 CASE = Case(N, 1, BATCH, "FILL", True, False)

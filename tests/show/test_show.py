@@ -481,6 +481,7 @@ def folder(tmp_path, monkeypatch):
 TRAIN = ("my_data:train", "--batch-size", "4", "--arg", "folder=data")
 
 
+@pytest.mark.slow
 def test_the_command(folder, capsys):
     command = [sys.executable, "-m", "dalijax.show", *TRAIN, "--arg", "side=16", "--batches", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -30,6 +30,7 @@ print("dispatched", sum(m.__cpu_features__[one] for one in m.__cpu_dispatch__))
 """
 
 
+@pytest.mark.slow
 def test_random_numbers_do_not_depend_on_the_cpu():
     umath = pytest.importorskip("numpy._core._multiarray_umath")
     features = [one for one in umath.__cpu_dispatch__ if umath.__cpu_features__[one]]

@@ -124,6 +124,7 @@ ROWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 def test_conformance(row):
     make, expected = ROWS[row]

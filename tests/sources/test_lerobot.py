@@ -499,6 +499,7 @@ def test_a_folder_that_another_process_writes_is_refused(begun):
         os.close(descriptor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["2"])
 def test_the_command_packs_in_processes(roots, tmp_path, workers):
     root, out = roots("v3-images"), tmp_path / "out"

@@ -190,6 +190,7 @@ def kill_after(saves, running):
         process.kill()  # SIGKILL: no further save
 
 
+@pytest.mark.slow
 def test_a_run_killed_twice_has_each_sample_of_the_epoch_once(tmp_path):
     """On two processes, then four, then one: unsaved samples are delivered again."""
     write(tmp_path)

@@ -133,6 +133,7 @@ def test_two_processes_of_four_devices(reports, index):
         assert after[index]["events"][: len(rest)] == rest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices,steps", (in_full(1, 60), (2, 200 if FULL else 60)))
 def test_batch_map_next_to_a_step(tmp_path, jpegs_many, devices, steps):
     """Each process checks its rows; all processes must start collectives in the same order.
@@ -144,6 +145,7 @@ def test_batch_map_next_to_a_step(tmp_path, jpegs_many, devices, steps):
     assert first == second and len(first) >= steps
 
 
+@pytest.mark.slow
 def test_a_source_that_raises_stop_iteration(tmp_path, jpegs_many):
     """Each process has a pipeline of unknown size, which ends at StopIteration."""
     reports = started(SOURCE_WORKER, tmp_path, {"files": jpegs_many})
