@@ -455,7 +455,9 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=8, help="DALI's threads")
     parser.add_argument("--workers", type=int, default=16, help="Grain's workers")
-    parser.add_argument("--match", default="", help="substrings of names of variants, as a|b")
+    parser.add_argument(
+        "--match", default="", help="substrings of names, as a|b; the raw loop always runs"
+    )
     parser.add_argument("--read", action="store_true", help="compare sources without decoding")
     parser.add_argument(
         "--folder", type=pathlib.Path, help="directory of the JPEGs, created if necessary"
@@ -473,7 +475,9 @@ def main() -> None:
             makers = readings(files, args.batch, args.threads)
         else:
             makers = variants(files, args.batch, args.threads, args.workers)
-        rates = {name: [] for name in makers if any(part in name for part in args.match.split("|"))}
+        parts = args.match.split("|")
+        chosen = [name for name in makers if name == RAW or any(part in name for part in parts)]
+        rates = {name: [] for name in chosen}
         for name in turns.in_turn(rates, args.rounds, is_over=lambda: time.monotonic() > ends):
             try:
                 # A new iterator for each turn, since idle iterators continue to fill their buffers.
