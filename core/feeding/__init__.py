@@ -1,16 +1,34 @@
 """Engines of pipelines that Python feeds with records, through ``fn.external_source``.
 
-`fed_engine` is the common base. `source_engine` feeds the records of a `dalijax.sources` source,
-which `source_supply` reads by number. `stream_engine` feeds a stream of records that is read in
-order, such as Grain's, which `record_supply` reads. `graph` defines the ``external_source`` inputs,
-and `schema` maps the keys of Grain's records to them. These modules do not import `core.iterator`.
+`fed_engine` is the common base. An engine takes its records from a supply, whose protocol is in
+`supply`:
 
-Bad records: the supplies reject records that can't be read, or whose images DALI can't decode
-(`core.formats.image_size`), and replace them by good records (`stand_ins`), which the mask
-excludes. (If Grain itself can't read a record, `stream_engine` raises Grain's error.) If DALI fails
-nevertheless, `fed_engine` runs each record of the batch alone to find the bad ones, and feeds the
-batch again without them. Depending on ``on_error``, it then delivers the batch, skips it, or raises
-an error that names the bad records. (Files of DALI's own readers: `core.iterator.bad_files`.)
+- `source_engine` feeds the records of a `dalijax.sources` source. `binding` checks the arguments of
+  such an iterator. `source_supply` reads the records by number, in threads, and `read_rows`
+  prepares the records for DALI. `announcer` requests the bytes of remote records ahead. `reuse`
+  detects sources that overwrite the records of earlier batches.
+- `stream_engine` feeds a stream of records that is read in order, such as Grain's, and checks the
+  arguments of such an iterator. `record_reader` is the protocol of the stream, and `record_supply`
+  reads it. In several processes, `stream_part` reads the part of each.
+
+`graph` defines the ``external_source`` inputs of the graph, and `schema` maps the keys of Grain's
+records to them. These modules do not import `core.iterator`.
+
+A bad record is handled in these steps:
+
+1. `read_rows` and `record_supply` find records that can't be read, or whose images DALI can't
+   decode (`core.formats.image_size`). If Grain itself can't read a record, `stream_engine` raises
+   Grain's error.
+2. `stand_ins` replaces these records by good ones, so that the pipelines run.
+3. If DALI fails nevertheless, `FedEngine._failed` finds the bad records: it halves the batch until
+   the parts succeed (`core.pipeline.failing_rows`). If the batch is to be delivered, or random
+   operators must advance as in other runs, it runs the batch again with stand-ins.
+4. ``on_error`` decides what is delivered: an error that names the bad records ("raise"), the next
+   batch ("skip"), or the batch with a mask that excludes the stand-ins ("mask").
+
+A batch of DALI's own readers fails as a whole: `core.iterator.reader_engine.ReaderEngine._run_at`
+returns the error, and `core.pipeline.engine` raises it or skips the batch.
+`core.iterator.bad_files` names its corrupt files.
 
 Words of this package:
 
@@ -19,6 +37,8 @@ Words of this package:
 - run: an execution of the pipelines, which makes one batch; DALI requests runs ahead of the
   consumer.
 - row: an index in a batch, or in the part of a batch that one pipeline makes.
+- part: the rows of a batch that one pipeline makes; in `stream_part`, those of one process.
+- place: an index in any other list, e.g. of the rows that are read together.
 - stand-in: a good record that takes the row of a bad record.
 - input: an ``external_source`` of the graph, which is fed with one value of each record. Other
   values, such as text, bypass the graph.

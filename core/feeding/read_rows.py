@@ -398,20 +398,11 @@ class ReadRows:
         self.errors.setdefault(row, error)
 
     def _sizes(self, name: str) -> NDArray[np.int32]:
-        """Returns heights and widths of a field's images, int32 [rows, 2].
-
-        A record whose image header can't be read is refused, with the size 1 x 1.
-        """
+        """Returns heights and widths of a field's images, int32 [rows, 2]; see `DrawRows`."""
         self._settings.sized.add(name)  # from now on the reading threads read the sizes
         if not self.errors and all(name in chunk.sizes for chunk in self._chunks):
-            sizes = np.asarray(self._joined([chunk.sizes[name] for chunk in self._chunks]))
-        else:
-            image_sizes = _sizes_of(self._settings, self._records, name, self.column(name))
-            sizes = np.array(image_sizes, np.int32)
-        for row in np.flatnonzero((sizes < 1).any(axis=1)).tolist():
-            sizes[row] = 1
-            self._refuse(row, ValueError("the size of the image can't be read from its header"))
-        return sizes
+            return np.asarray(self._joined([chunk.sizes[name] for chunk in self._chunks]))
+        return _sizes_of(self._settings, self._records, name, self.column(name))
 
     def _as_inputs(self, name: str) -> list[TensorListCPU]:
         """Returns the values of a field as a TensorList for each pipeline.

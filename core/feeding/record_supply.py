@@ -121,19 +121,11 @@ class RecordRows:
         self._prepared.errors.setdefault(self._first + row, error)
 
     def _sizes(self, name: str) -> NDArray[np.int32]:
-        """Returns heights and widths of an input's images, int32 [rows, 2].
-
-        If the size can't be read from the header, the record is refused, and the size is (1, 1).
-        """
+        """Returns heights and widths of an input's images, int32 [rows, 2]; see `DrawRows`."""
         sizes = self._prepared.sizes
         if name not in sizes:
             sizes[name] = self._supply.column(name, self._prepared.records)[1]
-        row_sizes = self._rows_of(sizes[name])
-        for row, size in enumerate(row_sizes):
-            if size is None:
-                text = "the size of the image can't be read from its header"
-                self._refuse(row, ValueError(text))
-        return np.array([size or (1, 1) for size in row_sizes], np.int32)
+        return np.array([size or (-1, -1) for size in self._rows_of(sizes[name])], np.int32)
 
 
 class RecordSupply:

@@ -234,7 +234,14 @@ class ReaderEngine(EpochEngine[Position]):
     def set_state(
         self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str], named: Sequence[str]
     ) -> None:
-        """Moves to the position of a state; see `Engine`."""
+        """Moves to the position of a state; see `Engine`.
+
+        `state.reader_state` decodes the state, by the rules of `state.envelope`. `restore` compares
+        its fingerprint with that of this iterator (`state.differences`) and its position with the
+        epochs (`order.epochs`). The factory then builds pipelines from DALI's checkpoints
+        (`pipeline.pipeline_factory`, `pipeline.dali_pipeline`), and `pipeline.reader` derives
+        their epochs again. If a step fails, the engine returns to its previous position.
+        """
         check_resumable(self._factory)
         self.checkpoint()
         self.restore(reader_state.decode(state), allow, named)

@@ -5,8 +5,10 @@ in an endless stream of samples. `shuffle` permutes the samples of an epoch. The
 samples are computed by `core.sources.source.epoch_order`, or by the ``order`` of a `Mixture`.
 
 Padding of an incomplete last batch is decided by ``last_batch_policy`` (FILL fills the batch up,
-DROP omits it, PARTIAL shortens it), and by whether FILL repeats the last sample or takes samples of
-the next epoch. There are three cases, depending on the origin of the data:
+DROP omits it, PARTIAL shortens it), and by whether the epoch is padded. A padded epoch ends with
+repetitions of its last sample. Otherwise, the batch takes the first samples of the next epoch,
+which begins after them. This also holds under DROP and PARTIAL. There are three cases, depending on
+the origin of the data:
 
 - DALI's readers: the reader decides (``pad_last_batch``), or ``last_batch_padded`` if no
   ``reader_name`` is given. `core.pipeline.reader.epochs_of` creates an `epochs.EpochPlan`, whose
@@ -18,7 +20,8 @@ the next epoch. There are three cases, depending on the origin of the data:
   `core.feeding.record_reader.RecordBatch.padded` repeats the last record, also for
   `adapters.grain.batch_operation`. A `DALIDataLoader` pads in `adapters.grain.loader_steps.Steps`.
   Several processes with unequal slices of a dataset add whole batches of padding:
-  `core.feeding.stream_part.PartReader`.
+  `core.feeding.stream_part.PartReader` decides when, and `adapters.grain.reading.Reader.padding`
+  makes them of the first record.
 
 Adapters whose caller expects equal batches choose these arguments: `adapters.grain.iter_dataset`,
 `adapters.t5x` and `adapters.pax` (`batch_padding_size`).

@@ -1,4 +1,4 @@
-"""Classification of errors: caused by a record, the graph or the environment."""
+"""Classification of errors: caused by a record, the graph or the environment; retries of these."""
 
 from __future__ import annotations
 

@@ -172,7 +172,8 @@ class DrawRows:
 
     Attributes:
         records: Hash of the seed, epoch and record of each row, shape [rows].
-        sizes: Returns heights and widths of the images of a field, int32 [rows, 2].
+        sizes: Returns heights and widths of the images of a field, int32 [rows, 2]; -1 if the
+            header does not contain the size.
         refuse: Called with the row of a record that can't be augmented, and the error.
         ahead: Returns the results of a draw by name, possibly computed before the pipeline asks
             for them.
@@ -182,6 +183,17 @@ class DrawRows:
     sizes: Callable[[str], NDArray[np.int32]]
     refuse: Callable[[int, Exception], None] = _raise
     ahead: Callable[[str, DrawFunction], Sequence[Any]] | None = None
+
+    def image_sizes(self, name: str) -> NDArray[np.int32]:
+        """Returns heights and widths of the images of a field, int32 [rows, 2].
+
+        A record whose image header can't be read is refused, with the size 1 x 1.
+        """
+        sizes = np.asarray(self.sizes(name), np.int32)
+        unknown = (sizes < 1).any(axis=1)
+        for row in np.flatnonzero(unknown).tolist():
+            self.refuse(row, ValueError("the size of the image can't be read from its header"))
+        return np.where(unknown[:, np.newaxis], np.int32(1), sizes)
 
     def drawn(self, name: str, function: DrawFunction) -> Sequence[Any]:
         """Returns the results of a draw for the rows: an array or a DALI batch for each output."""
@@ -504,7 +516,7 @@ class Draw:
             nonlocal checked
             sizes: Any = image_sizes
             if isinstance(image_sizes, str):
-                sizes = rows.sizes(image_sizes)
+                sizes = rows.image_sizes(image_sizes)
             elif image_sizes is not None:
                 sizes = np.broadcast_to(image_sizes, (len(rows.records), 2))
             for row, text in (unfit(sizes) if unfit else {}).items():

@@ -10,7 +10,7 @@ A state is a flat dict of JSON values with the same keys and types over its whol
 covers all fields. A state may come from an untrusted place: nothing is ever unpickled. The kinds
 are the `Form`s of `core.state.reader_state`, `core.sources.state`, `adapters.grain.transform`,
 `adapters.grain.data_loader` and `adapters.tfdata.stepped_stream`. These modules also check whether
-the values are possible.
+the values are consistent; the engines check whether the position exists.
 """
 
 from __future__ import annotations
