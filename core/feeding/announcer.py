@@ -1,4 +1,4 @@
-"""`Announcer`: requests the bytes of upcoming runs from a remote source, up to a budget."""
+"""`Announcer`: requests the bytes of upcoming batches from a remote source, up to a budget."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from ..order.shuffle import Indices
 from ..sources.source import Source, announce, range_bytes, read_ahead_of
 from ..workers import Workers
 
-_MOST_RUNS = 256  # to announce ahead, if records are small
+_MOST_RUNS = 256  # the most runs that are announced ahead; reached if records are small
 
 
 class Announcer:
     """Announces the records of upcoming runs to a source, which requests their bytes.
 
-    Runs are announced in blocks, because requests for the same file share a call if they are
-    announced together. The first run after a restart is a block of its own, so that its bytes do
-    not wait for others; the next block is announced after that run was read. Each further block
-    takes half of the budget (in bytes): one block is read while the next is received.
+    A run of the pipelines makes one batch. Runs are announced in blocks, because requests for the
+    same file share a call if they are announced together. The first run after a restart is a block
+    of its own, so that its bytes do not wait for the bytes of other runs. The next block is
+    announced after the first run was read. Each further block takes half of the budget (in bytes):
+    one block is read while the next block is received.
 
-    Only the announcer's own thread changes its state, in the order of the calls.
+    `restart` and `was_read` return at once. The announcer's own thread does the work, in the order
+    of the calls.
 
     Args:
-        source: The source.
+        source: The record source.
         names: The fields that are read.
-        records_of: Returns the numbers of the records of the run at a position, int64 [rows].
+        records_of: Returns the indices of the records of the run at a position, int64 [rows].
         after: Returns the position of the run after the run at a position.
 
     Attributes:
-        generation: The number of restarts.
+        generation: The number of calls of `restart`.
     """
 
     def __init__(
@@ -47,14 +49,14 @@ class Announcer:
         self._source, self._names = source, names
         self._records_of, self._after = records_of, after
         self._budget = read_ahead_of(source)
-        self.generation = 0  # counted by the callers
+        self.generation = 0  # changed in the threads of the callers
         self._current = 0  # the generation to which the values below belong
         self._failure: tuple[int, BaseException] | None = None  # the generation, and its error
         self._workers = Workers(1, "dalijax-announce")
         self._done = 0  # the run after the last run that was read
         self._next = 0  # the first run that is not announced
         self._position = SamplePosition()  # the position of run `_next`
-        self._first = 0  # the run after the last restart
+        self._first = 0  # the first run after the last restart
         self._num_announced = 1  # runs of the last announcement
         self._fetches: dict[int, set[Any]] = {}  # requests, kept alive until their run was read
         self._ahead: dict[int, int] = {}  # bytes of each announced run, including bytes on a disk
@@ -63,21 +65,26 @@ class Announcer:
 
     @property
     def error(self) -> BaseException | None:
-        """Returns the error that has ended the announcements since the last restart, if any."""
+        """Returns the error that has ended the announcements since the last restart, or None."""
         failure = self._failure
         return failure[1] if failure is not None and failure[0] == self.generation else None
 
     def restart(self, run: int, position: SamplePosition) -> None:
-        """Drops all announcements, and announces again from a run, given its position."""
+        """Drops all announcements, and announces runs again from a given run on.
+
+        Args:
+            run: The number of the first run.
+            position: The position at which the first run begins.
+        """
         self.generation += 1
         self._submit(self._restart, self.generation, run, position)
 
     def was_read(self, generation: int, run: int) -> None:
-        """Drops the bytes of a run, and announces further runs.
+        """Drops the bytes of a run that was read, and announces further runs.
 
         Args:
-            generation: The generation when the reading began; after a restart, runs with the same
-                number have other records.
+            generation: The value of ``generation`` when the reading began. After a restart, runs
+                with the same number have other records.
             run: The number of the run.
         """
         self._submit(self._was_read, generation, run)
@@ -111,13 +118,13 @@ class Announcer:
         self._fetches.pop(run, None)
         self._ahead.pop(run, None)
         self._done = max(self._done, run + 1)
-        while self._next <= run:  # it was read before its announcement
+        while self._next <= run:  # the run was read before its announcement
             self._position = self._after(self._position)
             self._next += 1
         self._fill()
 
     def _fill(self) -> None:
-        """Announces runs while at least half of the budget is free."""
+        """Announces the first run alone, and later runs while half of the budget is free."""
         while not self._workers.dropped:
             while self._freed:
                 self._held -= self._freed.popleft()
@@ -133,8 +140,8 @@ class Announcer:
         """Announces the next run, and as many following runs as fit into a number of bytes."""
         runs: list[Indices] = []
         positions = [self._position]
-        # Bytes are counted for many runs at once, because each call takes as long as for a hundred
-        # records. The first number of runs is that of the last announcement.
+        # Bytes are counted for many runs at once, because each call takes as long as counting a
+        # hundred records. The first number of runs is that of the last announcement.
         count, total = self._num_announced if num_bytes else 1, 0
         while not runs or (total < num_bytes and len(runs) < _MOST_RUNS):
             for _ in range(min(count, _MOST_RUNS - len(runs))):
@@ -158,7 +165,7 @@ class Announcer:
             self._held += lease.num_bytes
             for run, fetches in lease.parts(row_turns).items():
                 self._fetches.setdefault(run, set()).update(fetches)
-        if self._workers.dropped:  # meanwhile
+        if self._workers.dropped:  # the announcer was closed meanwhile
             self._fetches.clear()
 
     def _num_bytes(self, runs: Sequence[Indices]) -> int:

@@ -1,4 +1,4 @@
-"""Checks the arguments of an iterator over a record source, and binds them to its engine."""
+"""Checks the arguments of an iterator over a record source, and creates its engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bind(
     call: Mapping[str, Any],
     config: IteratorConfig,
 ) -> Callable[[IteratorConfig], SourceEngine]:
-    """Checks the arguments of an iterator function that is called with a record source.
+    """Checks the arguments of an iterator over a record source; returns a factory of its engine.
 
     Args:
         source: The record source.
@@ -33,13 +33,13 @@ def bind(
         config: The iterator's arguments.
 
     Returns:
-        A function that creates the engine of a new iterator.
+        A function that returns the engine of a new iterator, given the iterator's arguments.
 
     Raises:
-        TypeError: If an argument is unknown, a parameter has no value, or ``read_threads`` isn't
-            a number.
+        TypeError: If an argument is unknown, a parameter has no value, the source lacks a method,
+            or its ``read_threads`` isn't an integer.
         ValueError: If an argument belongs to DALI's readers, batch_size is missing, or the source
-            has no threads.
+            has no records or no threads.
     """
     name, parameters = name_of(function), function_parameters(function)
     if args:

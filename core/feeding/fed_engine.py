@@ -45,7 +45,7 @@ _MOST_PROBED = 24  # the number of records to try before the graph is considered
 
 
 def sample_numbers(parts: Sequence[RowBatch]) -> Indices:
-    """Returns the samples in the rows of all pipelines, sorted and without repetitions."""
+    """Returns the numbers of the samples in all rows, sorted and without repetitions."""
     return np.unique(np.concatenate([rows.samples for rows in parts]))
 
 
@@ -60,10 +60,10 @@ class _BadRecords(Exception):
 class FedEngine(Engine[P]):
     """Base class of engines whose pipelines are fed with records; see `Engine`.
 
-    A `RowSupply` reads the records of each run. If a run fails, the engine runs the records alone
-    to find the bad ones, and then raises, skips the batch or replaces its bad records, as
-    ``on_error`` requires. Subclasses define positions, supplies and states. They call `feed_by`
-    once.
+    A run of the pipelines makes one batch. A `RowSupply` reads the records of each run. If a run
+    fails, the engine runs parts of its records again, to find the bad records. As ``on_error``
+    requires, it then raises an error, skips the batch or replaces the bad records. Subclasses
+    define positions, supplies and states, and call `feed_by` once.
     """
 
     # Whether the first batch is taken before the supply is asked for the second.
@@ -100,9 +100,9 @@ class FedEngine(Engine[P]):
         self._supply: RowSupply[P] | None = None
         self._factory: GraphPipelineFactory
         self._runs_taken = 0  # the number of runs taken from the current pipelines
-        # Both return empty values before the first build, and are called when a state needs them.
+        # Both functions return nothing before the first build, and are called to save a state.
         self._random: Callable[[], list[str]] = list  # names of the operators of ``fn.random``
-        self._operators: Callable[[], tuple[str, ...]] = tuple  # a line for each; see `description`
+        self._operators: Callable[[], tuple[str, ...]] = tuple  # a line for each operator
 
     # Methods that subclasses define
 
@@ -112,11 +112,11 @@ class FedEngine(Engine[P]):
 
     @abc.abstractmethod
     def _after(self, position: P, supply: RowSupply[P], run: int, runner: Runner | None) -> P:
-        """Returns the position after a run; ``runner`` is None if the run failed."""
+        """Returns the position after the run at ``position``; ``runner`` is None if it failed."""
 
     @abc.abstractmethod
     def _check_first(self) -> None:
-        """Checks the first pipelines before their first run."""
+        """Raises an error if the first pipelines can't be used; called before their first run."""
 
     def _run_of(self, position: P) -> P:
         """Returns the position at which the next run at or after a position begins."""
@@ -134,7 +134,8 @@ class FedEngine(Engine[P]):
         """Returns the outcome of a run for which the supply raised an error.
 
         Raises:
-            Exception: The error, if the position stays before the batch.
+            RuntimeError: If an ``external_source`` of the graph has ended.
+            Exception: The error of the supply, if the next call must try the same batch again.
         """
         self._stop()
         if isinstance(error, SourceEnded):
@@ -151,7 +152,7 @@ class FedEngine(Engine[P]):
     # Pipelines
 
     def drop(self) -> None:
-        """Frees the pipelines and the peeked batch; the next use builds pipelines again."""
+        """Frees the pipelines, the supply and the peeked batch; the next use builds pipelines."""
         supply, self._supply = self._supply, None
         super().drop()
         if supply is not None:
@@ -161,7 +162,7 @@ class FedEngine(Engine[P]):
         return self._pipelines_at(position)[0]
 
     def _pipelines_at(self, position: P) -> tuple[Runner, RowSupply[P]]:
-        """Returns pipelines whose next run is at a position, and their supply."""
+        """Returns the pipelines, moved to a position or built at it, and their supply."""
         if self.closed:
             raise ValueError(CLOSED)
         position = self._run_of(position)
@@ -182,7 +183,7 @@ class FedEngine(Engine[P]):
         supply.seek(position)
 
     def _build(self, position: P) -> tuple[Runner, RowSupply[P]]:
-        """Builds the pipelines at a position; returns them and their supply."""
+        """Builds pipelines at a position; returns the pipelines and their supply."""
         self.process = os.getpid()
         if self._supply is None:
             self._supply, self._factory = self._open()
@@ -197,16 +198,16 @@ class FedEngine(Engine[P]):
         return runner, supply
 
     def _started(self, position: P) -> Runner:
-        """Builds pipelines at a position, to which the supply has moved."""
+        """Returns new pipelines at a position, to which the supply has already moved."""
         return self._first_look(self._new_runner())
 
     def _new_runner(self, checkpoints: Sequence[bytes] | None = None) -> Runner:
-        """Builds pipelines over the supply, from DALI's checkpoints if there are any."""
+        """Returns new pipelines, restored from DALI's checkpoints if checkpoints are given."""
         self._factory.set_seed(self._seed)
         return Runner(self._factory.build(checkpoints), gradual=self._gradual)
 
     def _first_look(self, runner: Runner) -> Runner:
-        """Inspects the first pipelines before their first run; returns the pipelines."""
+        """Learns the outputs and operators of the first pipelines; returns the given pipelines."""
         if self._learned:
             return runner
         self.learn_outputs(runner.pipelines[0], self._factory.name)
@@ -222,14 +223,20 @@ class FedEngine(Engine[P]):
     def _pipelines(
         self, rows_of: RowsOf, differing: Sequence[Mapping[str, Any]], **options: Any
     ) -> GraphPipelineFactory:
-        """Returns a factory of pipelines that are fed with the given rows.
+        """Returns a factory of pipelines that are fed with the rows that ``rows_of`` returns.
 
         A pipeline is defined by `graph` below, which calls `FedGraph`, which calls the user's
-        function. When it runs, DALI calls `inputs_of` and `draw_rows_of` for the values.
+        function. When the pipeline runs, DALI calls `inputs_of` and `draw_rows_of` for the values.
+
+        Args:
+            rows_of: Returns the rows of a pipeline in a run.
+            differing: For each pipeline, the arguments that differ between the pipelines.
+            **options: Arguments of ``nvidia.dali.pipeline_def`` that override `feed_by`'s.
         """
         define = self._define
 
-        # With enable_conditionals=True, DALI rewrites `graph` and what it calls, but not these.
+        # With enable_conditionals=True, DALI rewrites `graph` and the functions that it calls,
+        # except functions with this decorator.
         @do_not_convert
         def inputs_of(run: int, part: int, name: str) -> Any:
             return rows_of(run, part).inputs(name)
@@ -283,22 +290,22 @@ class FedEngine(Engine[P]):
             named = self._bad_records(position, bad, outcome="has bad records")
             masked = FailedBatch(*self._place(position), str(named), named.files)
         after = self._after(position, supply, run, runner)
-        if self._supply is supply:  # another thread may have closed it
+        if self._supply is supply:  # another thread may have closed the supply
             supply.forget(run)
         failures = int(isinstance(error, (BatchError, RecordError)))
         return Outcome(after, batch, error, masked=masked, failures=failures)
 
     def _all_rows(self, supply: RowSupply[P], run: int) -> list[RowBatch]:
-        """Returns the rows of all pipelines for a run."""
+        """Returns the rows of each pipeline in a run."""
         return [supply.rows(run, part) for part in range(len(self._pipeline_arguments))]
 
     def _batch(
         self, outputs: Sequence[Outputs], runner: Runner, supply: RowSupply[P], run: int
     ) -> Batch:
-        """Makes the batch of a run from DALI's outputs.
+        """Returns the batch of a run: DALI's outputs, masks, and values that bypass the graph.
 
         Raises:
-            _BadRecords: If there are bad records, unless they are to be masked.
+            _BadRecords: If the run has bad records, unless ``on_error`` is "mask".
         """
         if self._config.on_error != "mask" and (bad := self._bad_of(supply, run)):
             raise _BadRecords(bad)
@@ -321,7 +328,7 @@ class FedEngine(Engine[P]):
     # Records that can't be read or processed
 
     def _bad_of(self, supply: RowSupply[P], run: int, valid: bool = False) -> Bad:
-        """Returns name and error of each bad record of a run; if ``valid``, except in padding."""
+        """Returns the name and error of each bad record of a run; ``valid`` leaves out padding."""
         return [
             (rows.name(row), error)
             for rows in self._all_rows(supply, run)
@@ -336,9 +343,9 @@ class FedEngine(Engine[P]):
 
         Args:
             position: The position of the batch.
-            bad: The bad records.
+            bad: The name and the error of each bad record.
             with_dali_text: Whether to include DALI's full message.
-            outcome: What happened to the batch.
+            outcome: The words of the message about the batch, such as "has bad records".
         """
         groups: dict[str, list[tuple[str, Exception]]] = {}
         for name, reason in bad:
@@ -375,7 +382,7 @@ class FedEngine(Engine[P]):
         unfit: bool = False,
         outcome: str = _FAILED,
     ) -> BatchError | RecordError:
-        """Returns the error of a failed batch; its message begins with the batch's number."""
+        """Returns the error of a failed batch; its message begins with the batch's name."""
         kind = GraphError if is_graph_error else self._error_kind(unfit)
         return kind(f"{self._label(position)} {outcome}: {text}")
 
@@ -383,18 +390,18 @@ class FedEngine(Engine[P]):
         """Returns the class of the error of a batch with bad records.
 
         Args:
-            unfit: Whether all of them can't be read, or don't fit the graph's inputs; otherwise
-                DALI failed to process some.
+            unfit: True if all bad records can't be read, or don't fit the graph's inputs; False if
+                DALI failed to process some of the bad records.
         """
         return BatchError
 
     def _failed(
         self, position: P, runner: Runner, supply: RowSupply[P], run: int, error: RuntimeError
     ) -> Outcome[P] | None:
-        """Finds the records that made a run fail.
+        """Finds the records that made a run fail, and returns the outcome of the run.
 
         Returns:
-            The outcome, or None if the run has to be repeated with other records in some rows.
+            The outcome, or None if the run must be repeated, with stand-ins for the bad records.
 
         Raises:
             EnvironmentFailure: If the machine or the network caused the failure.
@@ -414,9 +421,9 @@ class FedEngine(Engine[P]):
             message = with_dali(describe(failure, (), every), text)
             batch_error = self._batch_error(position, message, every)
             batch_error.unexplained = True
-        elif failure.is_read and not samples and not unread:  # all files can be read now
+        elif failure.is_read and not samples and not unread:  # by now, all files can be read
             raise EnvironmentFailure(failure.message) from error
-        elif not samples and not unread:  # a file's error that occurs for no record alone
+        elif not samples and not unread:  # no record alone causes the file's error
             batch_error = self._batch_error(position, with_dali(failure.message, text))
         else:
             # With stand-ins, random operators advance as in any other run.
@@ -438,7 +445,7 @@ class FedEngine(Engine[P]):
         return Outcome(after, error=batch_error, failures=1)
 
     def _find_bad(self, supply: RowSupply[P], used: Indices, failure: Failure) -> list[int]:
-        """Returns the samples that fail alone, by running parts of a failed batch again."""
+        """Returns the samples of a failed batch that fail alone; runs parts of the batch again."""
 
         def run_alone(places: Sequence[int]) -> Failure | None:
             return self._run_alone(supply.alone(used[list(places)]))
@@ -446,21 +453,21 @@ class FedEngine(Engine[P]):
         return [int(used[place]) for place in find_bad(len(used), run_alone, failure)]
 
     def _names(self, supply: RowSupply[P], run: int, samples: Sequence[int]) -> Iterator[str]:
-        """Yields the names of samples' records, except those that stand in for others."""
+        """Yields the name of each record of some samples in a run, except of stand-ins."""
         for rows in self._all_rows(supply, run):
             for row in np.flatnonzero(np.isin(rows.samples, samples)).tolist():
                 if row not in rows.errors:
                     yield rows.name(row)
 
     def _works_elsewhere(self, supply: RowSupply[P], run: int) -> bool:
-        """Returns whether the graph works for any record; tries some records of other runs."""
+        """Returns whether the graph can process any record; tries some records of other runs."""
         if not self._works:
             probes = itertools.islice(supply.probes(run), _MOST_PROBED)
             self._works = any(self._is_good(supply, sample) for sample in probes)
         return self._works
 
     def _has_stand_in(self, supply: RowSupply[P], run: int, failure: Failure) -> bool:
-        """Returns whether some record can replace bad records; remembers samples that fail."""
+        """Returns whether a record can replace a run's bad records; remembers samples that fail."""
         for sample in supply.stand_ins(run):
             rows = self._readable(supply, sample)
             if rows is None:
@@ -476,7 +483,7 @@ class FedEngine(Engine[P]):
         return rows is not None and self._run_alone(rows) is None
 
     def _readable(self, supply: RowSupply[P], sample: int) -> RowBatch | None:
-        """Reads a sample's record; returns None if it can't be read, or is known to be bad."""
+        """Returns the row of a sample alone; None if its record can't be read, or is bad."""
         try:
             rows = supply.alone(np.array([sample], np.int64))
             return None if rows.errors else rows
@@ -486,10 +493,10 @@ class FedEngine(Engine[P]):
             return None
 
     def _run_alone(self, rows: RowBatch) -> Failure | None:
-        """Runs some samples in a separate pipeline; returns the failure, or None if it succeeds.
+        """Runs some rows in a separate pipeline; returns the failure, or None if the run succeeds.
 
         Raises:
-            EnvironmentFailure: If the failure isn't caused by the samples.
+            EnvironmentFailure: If the machine or the network caused the failure.
         """
         differing = {**self._pipeline_arguments[0], "batch_size": len(rows.valid)}
         factory = self._pipelines(lambda run, part: rows, [differing], prefetch_queue_depth=1)

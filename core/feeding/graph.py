@@ -25,21 +25,23 @@ from .schema import Schema
 
 
 class FedGraph:
-    """A graph's function, whose parameters are inputs, ``draw`` and settings.
+    """Defines graphs by a function whose parameters are inputs, ``draw`` and settings.
 
     Args:
         function: The function.
-        inputs: The inputs that the function takes, by name.
+        inputs: The kind of each input that the function takes, by name.
         passed: The names of values that bypass the graph, such as text.
         call: Calls the function with the nodes of the inputs, and with ``draw`` if there is one.
         draws: Whether to create a `Draw`, for the parameter ``draw`` and for keys of functions.
         stacked: Batches a list of values that bypass the graph, given the values and their name.
-        no_copy: Whether DALI reads the fed arrays without a copy; they must not change afterwards.
+        no_copy: Whether DALI reads the fed arrays without a copy; then the arrays must not change.
 
     Attributes:
-        function, passed, draws, stacked: The arguments.
-        image_inputs: The inputs that decoders of the graph take. Empty until `learn` is called.
-        used: The inputs that operators of the graph take. Empty until `learn` is called.
+        function, passed, draws, stacked: The arguments of the same names.
+        image_inputs: By name, the inputs that the graph decodes as images, or whose image sizes
+            it requests. `learn` and definitions of the graph add them.
+        used: The names of the inputs that operators of the graph take. Empty until `learn` is
+            called.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class FedGraph:
 
     @property
     def names(self) -> list[str]:
-        """The names of the record values to read: the inputs, and values that bypass the graph."""
+        """The names of all values to read: of the inputs, and of values that bypass the graph."""
         return [*self._inputs, *self.passed]
 
     def learn(self, operators: Iterable[Operator]) -> None:
@@ -84,7 +86,7 @@ class FedGraph:
         input_of: Callable[[str], Callable[[int], Any]],
         draw_rows: Callable[[int], DrawRows],
     ) -> Any:
-        """Defines the graph of one pipeline.
+        """Defines the graph of one pipeline, and returns its outputs.
 
         Args:
             input_of: Returns the callback of an input's external source, given its name. DALI calls
@@ -97,7 +99,7 @@ class FedGraph:
         nodes: dict[str, Any] = {}
         names: dict[str, str] = {}
         for name, field in self._inputs.items():
-            # Without a copy DALI keeps the fed memory alive.
+            # Without a copy, DALI keeps the fed memory alive.
             node = fn.external_source(
                 source=input_of(name),
                 name=f"{FIELD}{name}",  # states contain this name
@@ -106,7 +108,7 @@ class FedGraph:
                 ndim=None if field.dtype is None else field.ndim,
                 no_copy=self._no_copy or None,
             )
-            # Mapping small files takes twice as long as reading them.
+            # Memory-mapping small files takes twice as long as reading them.
             nodes[name] = file.read(node, dont_use_mmap=True) if field.is_path else node
             names[nodes[name].name] = name
         sized: dict[str, bool] = {}
@@ -122,16 +124,16 @@ class FedGraph:
 def field_graph(
     function: Callable[..., Any], fields: Mapping[str, Field], settings: Mapping[str, Any]
 ) -> FedGraph:
-    """Binds a graph's function to the fields of a record source.
+    """Returns a `FedGraph` whose inputs are the fields of a record source.
 
     Args:
         function: The function.
         fields: The fields of the record source.
-        settings: The function's other arguments.
+        settings: The values of the function's other parameters, by name.
 
     Raises:
-        TypeError: If a parameter is neither a field nor a setting, or if the function takes
-            neither a field nor ``draw``.
+        TypeError: If a parameter is neither a field nor a setting, or is a field without a DALI
+            type, or if the function takes neither a field nor ``draw``.
     """
     name = name_of(function).removesuffix("()")
     parameters = inspect.signature(function).parameters
@@ -178,13 +180,13 @@ def field_graph(
 def record_graph(
     function: Callable[..., Any], record: Any, spec: Any, settings: Mapping[str, Any]
 ) -> tuple[FedGraph, Schema]:
-    """Binds a graph's function to the records of a stream.
+    """Returns a `FedGraph` whose inputs are keys of the records of a stream, and the schema.
 
     Args:
         function: The function.
         record: The first record.
         spec: The structure of a record, if the first record doesn't show it; otherwise None.
-        settings: The function's other arguments.
+        settings: The values of the function's other parameters, by name.
 
     Returns:
         The graph, and the schema of the records.
@@ -205,7 +207,7 @@ def record_graph(
     }
 
     def call(nodes: dict[str, Any], draw: Draw | None) -> Any:
-        """Calls the function with the keys of a record; adds explanations to errors about keys."""
+        """Returns the outputs of the function; adds explanations to its errors about keys."""
         drawn = {DRAW: draw} if draws else {}
         args, kwargs = do_not_convert(record_schema.arguments)(
             [nodes[name] for name in record_schema.names]
@@ -245,7 +247,7 @@ def record_graph(
 def description(
     pipeline: Pipeline, operators: Sequence[Operator], batch_map: Sequence[str]
 ) -> Callable[[], tuple[str, ...]]:
-    """Returns a function that describes a graph for states, and is called when one is saved.
+    """Returns a function that describes a graph, to be called when a state is saved.
 
     Args:
         pipeline: A built pipeline of the graph.

@@ -1,4 +1,4 @@
-"""Reads the records of a run and prepares them for a pipeline, in threads."""
+"""Reads the records of a batch in threads, and prepares them for the pipelines."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from ..workers import WorkersEnded
 from .reuse import ReuseCheck
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, stand_ins
 
-_PARTS = 4  # of records with a bad one; as many reads find it as with halves, of fewer records
-FEWEST = 64  # the least records of a task, if tasks share a batch of at least as many
+_PARTS = 4  # into which a failed read is split; 2 would need as many reads, of more records
+FEWEST = 64  # the fewest records of a task if tasks share a batch, unless the batch has fewer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,15 +39,15 @@ class ReadSettings:
     """The settings for reading and preparing records, which the reading threads share.
 
     Attributes:
-        source: The source.
-        names: The fields.
-        order: Returns the record numbers and the epochs of some samples of the stream.
-        image_inputs: The fields that the graph's decoders decode, once it is built.
+        source: The record source.
+        names: The fields to read.
+        order: Returns the record and the epoch of each of some samples, given their numbers.
+        image_inputs: The fields that the graph decodes as images; empty before it is built.
         reuse: Detects reused buffers; None if the source returns new arrays.
         checked_headers: By field, the records whose image headers were checked and are complete.
         bad_samples: The samples and records that DALI could not process before.
         seed, num_samples: The seed, and the number of samples of an epoch.
-        sized: The fields of images whose sizes the graph has asked for.
+        sized: The fields of images whose sizes draws have requested.
         draws: The functions of the graph's draws, by name.
         passed: The fields that bypass the graph.
     """
@@ -67,7 +67,7 @@ class ReadSettings:
 
     @property
     def graph_fields(self) -> list[str]:
-        """Returns the fields that DALI takes."""
+        """Returns the fields that are inputs of the graph."""
         return [name for name in self.names if name not in self.passed]
 
 
@@ -76,11 +76,10 @@ class Chunk:
     """Records that one task has read.
 
     Attributes:
-        columns: For each field the values of the records; None for a record that can't be read.
+        columns: For each field, the values of the records; None for a record that can't be read.
         errors: The exception of each record that can't be used, by its index in the columns.
-        inputs: A DALI tensor for each value, of the fields whose column is a list.
-        sizes: Heights and widths of images, int32 [records, 2], of the fields for which draws
-            need them.
+        inputs: For each field whose column is a list, a DALI tensor of each value.
+        sizes: For each field whose image sizes draws need, heights and widths, int32 [records, 2].
     """
 
     columns: dict[str, Values]
@@ -132,7 +131,7 @@ def joined(columns: Sequence[Values]) -> Values:
 
 
 def _cut_off(settings: ReadSettings, chunk: Chunk) -> dict[int, Exception]:
-    """Returns an error for each record with a truncated AVI or WAV, by the record's index."""
+    """Returns an error for each record with a truncated AVI or WAV, by index in the chunk."""
     errors: dict[int, Exception] = {}
     for name, values in chunk.columns.items():
         field, image_input = settings.source.fields[name], settings.image_inputs.get(name)
@@ -149,7 +148,7 @@ def _cut_off(settings: ReadSettings, chunk: Chunk) -> dict[int, Exception]:
 
 
 def _not_images(settings: ReadSettings, records: Indices, chunk: Chunk) -> dict[int, Exception]:
-    """Returns an error for each record, by index, whose image DALI can't decode."""
+    """Returns an error for each record whose image DALI can't decode, by index in the chunk."""
     errors: dict[int, Exception] = {}
     for name, image_input in list(settings.image_inputs.items()):
         table = settings.checked_headers.get(name)
@@ -177,7 +176,7 @@ def _not_images(settings: ReadSettings, records: Indices, chunk: Chunk) -> dict[
 def _sizes_of(
     settings: ReadSettings, records: Indices, name: str, values: Values
 ) -> NDArray[np.int32]:
-    """Returns heights and widths, int32 [rows, 2], of images or of the files at paths."""
+    """Returns heights and widths of images, given as bytes or as paths, int32 [records, 2]."""
     if (
         settings.image_inputs.get(name, ImageInput()).is_path
         and not settings.source.fields[name].is_path
@@ -189,8 +188,8 @@ def _sizes_of(
 def is_of_record(error: Exception) -> bool:
     """Returns whether an error of ``read`` is the fault of a record, not of a machine or a server.
 
-    A remote file that is missing, changed or denied concerns all its records. Replacing them would
-    train on other data.
+    An error of a remote file that is missing, changed or denied is not the fault of a record, since
+    it concerns all records of the file. Replacing the records would train on other data.
     """
     if any(isinstance(cause, (RemoteError, WorkersEnded)) for cause in chain_of(error)):
         return False
@@ -198,7 +197,10 @@ def is_of_record(error: Exception) -> bool:
 
 
 def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
-    """Reads records together, or in parts if that raises, until the bad records are found.
+    """Returns a chunk of records; its ``errors`` contain the errors of single records.
+
+    The records are read together. If the read raises, ever smaller parts of them are read, until
+    the bad records are found.
 
     Raises:
         Exception: An error of the machine, the network or a remote file that persists after some
@@ -228,7 +230,7 @@ def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
 
 
 def _read_checked(settings: ReadSettings, records: Indices) -> Chunk:
-    """Reads records; those that can't be read or processed are in ``errors`` of the chunk."""
+    """Returns a chunk of records, with errors for unreadable, damaged and known bad records."""
     chunk = _read(settings.source, records, settings.names)
     chunk.errors.update(_cut_off(settings, chunk))
     chunk.errors.update(_not_images(settings, records, chunk))
@@ -258,7 +260,7 @@ def _described(dtype: Any, ndim: int) -> str:
 
 
 def read_chunk(settings: ReadSettings, records: Indices) -> Chunk:
-    """Reads records, and prepares them for DALI."""
+    """Returns a chunk of records, with the tensors and image sizes that the graph needs."""
     sized = list(settings.sized)
     chunk = _read_checked(settings, records)
     if settings.reuse is not None and not chunk.errors:
@@ -280,19 +282,19 @@ class ReadRows:
     A reading thread creates it, so that the training loop does not wait.
 
     Args:
-        settings: The settings.
-        samples: The sample of the stream in each row.
-        records, epochs: The records of the samples, and their epochs.
-        order: The rows in the order in which they are read.
-        chunks: The records that the tasks have read, in that order.
+        settings: The settings of the reading threads.
+        samples: The number of the sample of the stream in each row.
+        records, epochs: The record and the epoch of each sample.
+        order: The rows in the order in which they were read.
+        chunks: The records that the tasks have read, in the order of ``order``.
         chunk_size: The number of records of a chunk; the last chunk may be smaller.
-        parts: The rows of each pipeline.
+        parts: The range of rows of each pipeline.
         places: The index of each row in the global batch.
         batch: Returns the samples of the whole global batch.
 
     Attributes:
         samples: The sample in each row; for a bad record, the sample that stands in for it.
-        own_records: The number of the record of each row, including bad records.
+        own_records: The index of each row's own record, even if a stand-in replaces it.
         errors: The error of each row whose record can't be used.
         inputs: For each field that the graph takes, a TensorList for each pipeline.
 
@@ -317,7 +319,7 @@ class ReadRows:
         batch: Callable[[], Indices],
     ):
         self.samples, self.own_records = samples, records
-        self._records = records  # stand-ins included
+        self._records = records  # with the records of stand-ins
         self.errors: dict[int, Exception] = {}
         self._settings, self._order, self._parts = settings, order, parts
         self._epochs = epochs
@@ -351,14 +353,14 @@ class ReadRows:
             return f"record {record}"
 
     def _hashes(self) -> Bits:
-        """Returns the hash of each row's seed, epoch and record, which only draws need."""
+        """Returns a hash of the seed, and of the epoch and record of each row, for draws."""
         # Not a cached_property, whose lock (before Python 3.12) a fork could copy locked.
         if self._kept_hashes is None:
             self._kept_hashes = fold(self._settings.seed, self._epochs, self._records)
         return self._kept_hashes
 
     def _places_read(self) -> list[int]:
-        """Returns the place of each row in the order in which the rows are read."""
+        """Returns the index of each row in the order in which the rows were read."""
         if self._kept_places is None:
             places: list[int] = np.argsort(self._order).tolist()
             self._kept_places = places
@@ -375,7 +377,7 @@ class ReadRows:
         rows = self._parts[part]
 
         def drawn_before(name: str, function: DrawFunction) -> list[TensorListCPU]:
-            """Returns the values of a draw, which the reading threads compute from now on."""
+            """Returns the outputs of a draw; from now on, the reading threads compute the draw."""
             if name not in self._drawn:
                 self._drawn[name] = self._draw(function)
             self._settings.draws[name] = function  # the first call has checked it
@@ -394,7 +396,7 @@ class ReadRows:
         return [[TensorListCPU(array[rows]) for array in arrays] for rows in self._parts]
 
     def _refuse(self, row: int, error: Exception) -> None:
-        """Sets the error of a row whose record can't be augmented, unless it has an error."""
+        """Sets the error of a row whose record can't be augmented, unless the row has an error."""
         self.errors.setdefault(row, error)
 
     def _sizes(self, name: str) -> NDArray[np.int32]:
@@ -408,7 +410,7 @@ class ReadRows:
         """Returns the values of a field as a TensorList for each pipeline.
 
         Raises:
-            TypeError: If a value is not of the field's kind.
+            TypeError: If a value has another dtype or number of dimensions than the field.
         """
         field = self._settings.source.fields[name]
         try:
@@ -423,7 +425,7 @@ class ReadRows:
         return inputs
 
     def _other_kind(self, name: str, field: Field) -> TypeError | None:
-        """Returns an error about the first value that is not of the field's kind."""
+        """Returns an error about the first value that is not of the field's kind, or None."""
         for row, value in enumerate(self.column(name)):
             try:
                 array = leaf(value)
@@ -452,7 +454,7 @@ class ReadRows:
         return [make(values[rows], contiguous=False) for rows in self._parts]  # without a copy
 
     def _joined(self, values: Sequence[Values]) -> Values:
-        """Joins the values that the tasks have read, in the order of the rows."""
+        """Returns the values that the tasks have read, joined in the order of the rows."""
         together = joined(values)
         if isinstance(together, np.ndarray):
             rows = np.empty_like(together)
@@ -463,16 +465,16 @@ class ReadRows:
     def _replace(self, batch: Sequence[int], places: Sequence[int]) -> None:
         """Replaces each bad record by the nearest good record of the global batch.
 
-        If the global batch has none, records of other batches are tried: see `stand_ins`. Rows of
-        other pipelines and processes are read here, too, so that the stand-ins do not depend on the
-        layout. `FedEngine` decides whether the batch is delivered.
+        If the global batch has no good record, records of other batches are tried; see `stand_ins`.
+        Rows of other processes may be read, too, so that the stand-ins do not depend on how rows
+        are distributed. `FedEngine` decides whether the batch is delivered.
         """
         settings = self._settings
         row_of = {int(sample): row for row, sample in enumerate(self.samples)}
         read: dict[int, Chunk] = {}  # the records of samples in no row
 
         def values_of(sample: int) -> tuple[Mapping[str, Values], int] | None:
-            """Returns the columns with a sample's record and its place; None for a bad record."""
+            """Returns columns with a sample's record, and its row in the columns; None if bad."""
             row = row_of.get(sample)
             if row is not None:
                 return None if row in self.errors else (columns, row)

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 
 class ReadError(Exception):
-    """The reading of a record raised ``__cause__``; the next read continues after the record.
+    """Raised if reading a record failed with ``__cause__``; the next read skips the record.
 
     Args:
-        after: As `RecordBatch.after`, for the position after the record.
+        after: The reader's description of the position after the record; see `RecordBatch`.
     """
 
     def __init__(self, after: Any):
@@ -46,7 +46,7 @@ class RecordPosition:
     """A position in a stream of batches of records, with everything that a state restores.
 
     Attributes:
-        step: Number of batches before it.
+        step: The number of batches before the position.
         after: `RecordBatch.after` of the last batch; None at the start.
         checkpoints: DALI's checkpoint of each pipeline; None if the step or ``restored`` is enough
             to build the pipelines at the position.
@@ -67,7 +67,7 @@ class RecordBatch:
         records: The record in each row.
         after: The reader's own description of the position after the batch.
         name: Returns the name of a row's record for errors, such as its index and key.
-        valid: False for padding; None if all rows are valid.
+        valid: False for rows of padding, bool [rows]; None if all rows are valid.
     """
 
     records: Sequence[Any]
@@ -90,6 +90,8 @@ class RecordBatch:
 @dataclasses.dataclass(frozen=True)
 class Numbers:
     """The index in the stream of each row of this process, for ``draw``.
+
+    Row r of step s has the index ``first[r] + s * per_step``.
 
     Attributes:
         first: The indices of the rows of step 0, int64 [rows].
@@ -114,5 +116,5 @@ class RecordReader(Protocol):
         ...
 
     def seek(self, position: RecordPosition) -> None:
-        """Moves to the batch after a position."""
+        """Moves to a position; the next batch is the batch after the position."""
         ...

@@ -23,9 +23,10 @@ from .record_reader import Numbers, ReadError, RecordBatch, RecordPosition, Reco
 from .schema import Schema, described, values_of
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, nearest
 
-_LOOK_AHEAD = 8  # the number of batches to search for a record that can be decoded
-_SEED = 0  # for `BadSamples`, since `RecordSupply` forgets all samples when it moves
+_LOOK_AHEAD = 8  # the number of later batches to search for a good record
+_SEED = 0  # any seed, for `BadSamples`: `RecordSupply` forgets all samples when it moves
 
+# Returns the graph and the schema of the records, given the first record.
 Bind = Callable[[Any], tuple[FedGraph, Schema]]
 
 
@@ -36,11 +37,11 @@ class _Prepared:
     Attributes:
         batch: The batch as it was read.
         records: The record in each row, stand-ins included.
-        samples: The sample in each row.
-        numbers: The number in the stream of each sample; None if it is not known.
+        samples: The number of the sample in each row.
+        numbers: The index in the stream of each sample, int64 [rows]; None if it is unknown.
         errors: The error of each row whose own record can't be used.
-        columns: The inputs of the graph.
-        sizes: The sizes of images, by input.
+        columns: The values of inputs of the graph, by input.
+        sizes: The (height, width) of each image, by input; None if the header does not tell.
     """
 
     batch: RecordBatch
@@ -54,20 +55,20 @@ class _Prepared:
 
 @dataclasses.dataclass
 class _Read:
-    """A batch that was read, and is stored until it is forgotten."""
+    """A batch that was read, and is stored until `RecordSupply.forget` drops it."""
 
     batch: RecordBatch
     rows: list[RecordRows] | None = None  # the rows of each pipeline; None until prepared
 
 
 class RecordRows:
-    """The part of a batch that one pipeline makes; see `RowBatch`.
+    """The rows of a batch that one pipeline processes; see `RowBatch`.
 
     Args:
-        supply: The supply.
-        prepared: The batch.
-        first: The first row of the part.
-        last: The row after the last row of the part.
+        supply: The supply of the batch.
+        prepared: The whole batch.
+        first: The first row of the pipeline.
+        last: The row after the last row of the pipeline.
     """
 
     def __init__(self, supply: RecordSupply, prepared: _Prepared, first: int, last: int):
@@ -81,7 +82,7 @@ class RecordRows:
     def errors(self) -> Mapping[int, Exception]:
         """Returns the error of each row whose record can't be used."""
         errors, first, last = self._prepared.errors, self._first, self._last
-        if not errors:  # as nearly always: next() asks several times
+        if not errors:  # nearly always; next() gets this property several times
             return {}
         return {row - first: error for row, error in errors.items() if first <= row < last}
 
@@ -111,7 +112,7 @@ class RecordRows:
         return f"{batch.name(row)} ({described(batch.records[row])})"
 
     def _rows_of(self, values: Any) -> Any:
-        """Returns the values of these rows, without a copy if the batch has no other rows."""
+        """Returns the values of the pipeline's rows, given the values of all rows of the batch."""
         if self._last - self._first == len(values):
             return values
         return values[self._first : self._last]
@@ -129,23 +130,23 @@ class RecordRows:
 
 
 class RecordSupply:
-    """The records of a stream, for each run of the pipelines of an iterator; see `RowSupply`.
+    """Supplies the records of a stream for each run of the pipelines; see `RowSupply`.
 
     Batches that were read are kept until the engine forgets them, so that new pipelines read them
-    again. A sample is a row of a step: ``step * rows of this process + row``.
+    again. The sample in row ``r`` of step ``s`` has the number ``s * rows of this process + r``.
 
     Args:
         reader: Reads the batches; it must be at the start of the stream.
-        pipelines: Number of pipelines.
-        rows: Rows of each pipeline's batch.
+        pipelines: The number of pipelines.
+        rows: The number of rows of each pipeline's batch.
         numbers: The index in the stream of each row; None if it is unknown.
         seed: The seed of ``draw``.
         bind: Binds the graph's function to records, given the first record.
 
     Attributes:
         next_run: The run that DALI asks for next.
-        seed: As above.
-        graph: The graph, once a record was seen.
+        seed: The seed of ``draw``; `StreamEngine` changes it.
+        graph: The graph; None until a record was read.
         ended: Whether the reader had no further batch, since the last `seek`.
     """
 
@@ -172,7 +173,7 @@ class RecordSupply:
         self._first = 0  # the run of the queue's first batch
         # The position of that run; None if the reader is elsewhere.
         self._position: RecordPosition | None = RecordPosition()
-        # Kept until its batch is due: all pipelines must get the error, but it is raised once.
+        # Kept until its batch is due. The reader raises it once, but all pipelines must get it.
         self._error: ReadError | None = None
         self.ended = False
         self._bad_samples = BadSamples()
@@ -221,7 +222,7 @@ class RecordSupply:
         return run == self._first and self._begins_at(position)
 
     def forget(self, run: int) -> None:
-        """Drops the batch of a run and those before it."""
+        """Drops the batches of a run and of all earlier runs."""
         while self._first <= run and self._batches and self._position is not None:
             after = self._batches.popleft().batch.after
             self._first += 1
@@ -242,6 +243,7 @@ class RecordSupply:
             StopIteration: If there is no record.
             ReadError: If the reading of the first record raised.
             TypeError: If the graph's function can't be called with these records.
+            ValueError: If the first batch is empty, or ``draw`` lacks the records' indices.
         """
         if self.graph is None:
             first = self._read(0).batch
@@ -262,7 +264,7 @@ class RecordSupply:
         return self.graph
 
     def read_batches(self, position: RecordPosition, count: int) -> int:
-        """Reads some batches from a position on; returns the step after the last batch read.
+        """Reads up to ``count`` batches from a position on; returns the step after the last batch.
 
         Raises:
             ReadError: If reading raised before the first batch.
@@ -282,8 +284,8 @@ class RecordSupply:
         """Returns a batch by its index in the queue; reads it if necessary.
 
         Raises:
-            StopIteration: If the stream ends before it.
-            ReadError: If the reading of a record before it raised.
+            StopIteration: If the stream ends before the batch.
+            ReadError: If the reading of an earlier record raised.
         """
         while len(self._batches) <= place:
             if self._error is not None:
@@ -326,7 +328,7 @@ class RecordSupply:
         return read.rows[part]
 
     def whole_rows(self) -> list[RecordRows]:
-        """Returns the rows of each pipeline for the first batch, padded to a full batch."""
+        """Returns the rows of each pipeline for the next batch, padded to a full batch."""
         return self._prepare(0, self._read(0).batch.padded(self._rows_all))
 
     def alone(self, samples: Indices) -> RecordRows:
@@ -340,12 +342,13 @@ class RecordSupply:
         return RecordRows(self, prepared, 0, len(records))
 
     def _prepare(self, place: int, batch: RecordBatch) -> list[RecordRows]:
-        """Finds the bad records of a batch, and replaces them by good records.
+        """Returns the rows of a batch for each pipeline, with stand-ins for bad records.
 
         `FedEngine` decides whether the batch is delivered.
 
-        Returns:
-            The rows of the batch for each pipeline.
+        Args:
+            place: The index of the batch in the queue.
+            batch: The batch, possibly padded.
 
         Raises:
             NoStandIn: If no record can replace the bad records.
@@ -394,7 +397,10 @@ class RecordSupply:
     def _columns_of(
         self, records: Sequence[Any]
     ) -> tuple[dict[str, Any], dict[str, list[Size | None]], dict[int, Exception]]:
-        """Returns the inputs that the graph uses, the sizes of images, and the errors by row."""
+        """Returns the inputs that the graph uses, the sizes of images, and the errors by row.
+
+        If a record has an error, there are no inputs and no sizes.
+        """
         names = sorted(self.graph.used) if self.graph is not None else []
         try:
             columns_and_sizes = {name: self.column(name, records) for name in names}
@@ -428,8 +434,8 @@ class RecordSupply:
             first: The index of the first record in the batch, for errors.
 
         Returns:
-            The values, one for each record; and the (height, width) of each image, None if its
-            header does not tell. The second list is empty if the input is not images.
+            The value of each record; and the (height, width) of each image, or None if its header
+            does not tell. The second list is empty if the graph does not use the input as images.
 
         Raises:
             ValueError, TypeError: If a record lacks the value, or the value isn't an image.
@@ -456,15 +462,15 @@ class RecordSupply:
     # Samples
 
     def _base(self) -> int:
-        """Returns the number of the first sample in the queue of batches."""
+        """Returns the number of the first sample of the first batch in the queue."""
         return (self._position.step if self._position is not None else 0) * self._rows_all
 
     def _place_of(self, sample: int) -> tuple[int, int]:
-        """Returns the index in the queue of a sample's batch, and the sample's row in it."""
+        """Returns the index in the queue of a sample's batch, and the row of the sample."""
         return divmod(sample - self._base(), self._rows_all)
 
     def _numbers_of(self, samples: Indices) -> NDArray[np.int64] | None:
-        """Returns the number in the stream of each sample."""
+        """Returns the index in the stream of each sample, int64 [samples]; None if unknown."""
         if self._numbers is None:
             return None
         steps, rows = np.divmod(samples, self._rows_all)
@@ -475,6 +481,11 @@ class RecordSupply:
         """Yields the samples that may stand in for a row, of its batch and of later batches.
 
         Earlier batches are left out, since a resumed run has not read them.
+
+        Args:
+            place: The index of the batch in the queue.
+            row: The row.
+            count: The number of rows of the batch that are candidates; 0 for later batches only.
         """
         base = self._base()
         yield from (base + place * self._rows_all + row for row in nearest(row, count))
@@ -486,7 +497,13 @@ class RecordSupply:
     def _good_record(
         self, sample: int, place: int, errors: Mapping[int, Exception]
     ) -> tuple[Any] | None:
-        """Returns the record of a sample, as a tuple of length 1; None if the record is bad."""
+        """Returns the record of a sample, as a tuple of length 1; None if the record is bad.
+
+        Args:
+            sample: The number of the sample.
+            place: The index in the queue of the batch that needs a stand-in.
+            errors: The errors of the rows of this batch.
+        """
         batch_place, row = self._place_of(sample)
         record = self._read(batch_place).batch.records[row]
         if batch_place == place:
@@ -518,7 +535,10 @@ class RecordSupply:
         return key, lambda: digest_of(fields, columns, row)
 
     def remember(self, sample: int, reason: UnusableRecord, replace: bool) -> None:
-        """Remembers a failing sample, and its record if the record fails in any batch."""
+        """Remembers that DALI can't process a sample; see `RowSupply`.
+
+        If DALI failed to read or decode a file, the sample's record is remembered, too.
+        """
         self._has_bad = True
         if reason.failure.reads_file:
             place, row = self._place_of(sample)

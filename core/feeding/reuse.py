@@ -17,11 +17,11 @@ _ENOUGH = 64  # pairs of records with equal values in the same memory, after whi
 
 
 class ReuseCheck:
-    """Compares the memory of the arrays that a source returns with that of arrays still in use.
+    """Detects sources whose arrays are in the memory of other records' arrays, still in use.
 
     Threads read ahead, and DALI takes arrays without a copy. If a source fills the same buffer for
     several records, all of them get the values of the last record. If two records have the same
-    memory, both are read again, since a shared constant is allowed.
+    memory, both are read again and compared, since records may share a constant array.
 
     Args:
         source: The source.
@@ -57,7 +57,7 @@ class ReuseCheck:
         with self._lock:
             if len(self._alive) > self._most:
                 self._alive = {k: v for k, v in self._alive.items() if v[0]() is not None}
-                self._most = 2 * len(self._alive) + 1024  # so that entries are visited twice
+                self._most = 2 * len(self._alive) + 1024  # so that an entry is visited about twice
 
     def _compare(self, name: str, first: int, second: int) -> None:
         """Raises ValueError if two records in the same memory have different values."""
@@ -75,7 +75,10 @@ class ReuseCheck:
 
 
 def _arrays(records: Indices, values: Values) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yields each writable array with its record; for a whole column, only the first record."""
+    """Yields each record with its array, if the array is writable.
+
+    A column that is one array is yielded once, with the first record.
+    """
     rows: Sequence[object] = [values] if isinstance(values, np.ndarray) else values
     for record, value in zip(records.tolist(), rows):
         if isinstance(value, np.ndarray) and value.size and value.flags.writeable:

@@ -23,7 +23,7 @@ _LONGEST_TEXT = 160  # characters of a record's text in an error
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """An input of the graph, which takes one array of each record.
+    """An input of the graph, which takes an array from each record.
 
     Attributes:
         path: The keys of the array in a (nested) record.
@@ -59,10 +59,10 @@ class Schema:
     passed: tuple[str, ...]
 
     def arguments(self, nodes: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Returns the positional and keyword arguments of the graph's function.
+        """Returns the positional and the keyword arguments of the graph's function.
 
         Args:
-            nodes: The DataNode of each column.
+            nodes: DALI's DataNode of each column.
         """
         tree: dict[str, Any] = {}
         for column, node in zip(self.columns, nodes, strict=True):
@@ -81,7 +81,7 @@ class Schema:
 
     @property
     def nested(self) -> bool:
-        """Returns whether the graph's function gets dicts; it need not use all of their values."""
+        """Returns whether the graph's function gets dicts, some values of which may be unused."""
         return any(len(column.path) > (self.argument_keys is not None) for column in self.columns)
 
     def column(
@@ -98,7 +98,7 @@ class Schema:
 
         Raises:
             ValueError: If a record has other keys, an array of another dtype or number of
-                dimensions, or a file that was cut off; the message names the record's place in
+                dimensions, or a file that was cut off; the message has the record's index in
                 the batch.
         """
         arrays = []
@@ -143,7 +143,7 @@ def values_of(records: Sequence[Any], key: str, label: str = "", first: int = 0)
         first: The index of the first record in the batch, for errors.
 
     Raises:
-        ValueError: If a record lacks the key; the message names its place in the batch.
+        ValueError: If a record lacks the key; the message has the record's index in the batch.
     """
     try:
         return [record[key] for record in records]
@@ -165,13 +165,13 @@ def values_of(records: Sequence[Any], key: str, label: str = "", first: int = 0)
 def learn(
     record: Any, pipeline_fn: Callable[..., Any], arguments: Mapping[str, Any], spec: Any = None
 ) -> Schema:
-    """Derives the schema of a stream from its first record.
+    """Returns the schema of a stream, derived from its first record.
 
     Args:
         record: The first record.
         pipeline_fn: The graph's function: its parameters are the record's keys, or its only
             parameter without an argument is the record.
-        arguments: The arguments that the caller passed to it.
+        arguments: The arguments that the caller passed to the function.
         spec: The structure of a record, with objects that have ``shape`` and ``dtype``, if the
             first record does not show it.
 
@@ -225,7 +225,7 @@ def learn(
 
 
 def _has_parts(record: Any) -> bool:
-    """Returns whether a record is a dataclass, or a tuple that is not a list of numbers."""
+    """Returns whether a record is a dataclass, or a tuple with values other than numbers."""
     if dataclasses.is_dataclass(record):
         return True
     return isinstance(record, tuple) and any(
@@ -253,12 +253,13 @@ def _column(path: tuple[str, ...], value: Any, described: bool, may_lack: bool) 
 
 
 def batched_field(values: Sequence[Any], name: str) -> Any:
-    """Batches the values of a record source's field: NumPy arrays and numbers are stacked.
+    """Returns the values of a record source's field as one array [batch, ...].
 
-    Other values, such as text, are unchanged in an object array of shape [batch].
+    NumPy arrays and scalars are stacked. If there are other values, such as text, the result is an
+    object array [batch] of the values.
 
     Raises:
-        ValueError: If arrays have several shapes.
+        ValueError: If the arrays have different shapes.
     """
     if isinstance(values, np.ndarray) and values.dtype != object:
         return values
@@ -279,12 +280,17 @@ def _objects(values: Sequence[Any]) -> NDArray[np.object_]:
 
 
 def stacked(values: Sequence[Any], name: str) -> Any:
-    """Batches values that bypass a graph: to arrays [batch, ...], or dicts or tuples of arrays.
+    """Returns a batch of values that bypass a graph: an array [batch, ...].
 
-    Bytes, texts and None become an object array of shape [batch], which keeps trailing NULs.
+    Dicts, tuples and lists of values become dicts, tuples and lists of arrays. Bytes, texts and
+    None become an object array of shape [batch], which keeps trailing NULs.
+
+    Args:
+        values: A value from each record.
+        name: The record's key of the values, for errors.
 
     Raises:
-        ValueError: If the shapes differ.
+        ValueError: If the values differ in structure or shape, or integers have no common dtype.
     """
     first = values[0]
     nested = [isinstance(value, (Mapping, tuple, list)) for value in values]
@@ -332,7 +338,7 @@ def stacked(values: Sequence[Any], name: str) -> Any:
 
 
 def described(record: Any) -> str:
-    """Formats a record for an error message: texts, numbers and the first bytes of files."""
+    """Returns the texts, numbers and first bytes of files of a record, for an error message."""
     parts = []
     for path, value in _leaves(record, ()):
         label = "/".join(path)

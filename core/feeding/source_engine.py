@@ -64,8 +64,8 @@ def _mixed(plan: SamplePlan, position: SamplePosition) -> str:
 class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     """Runs pipelines that are fed with the records of a record source; see `FedEngine`.
 
-    The records of a batch depend only on its position: a `SamplePlan` determines them and the
-    padding (see `dalijax.core.order`). To move, the engine drops the batches that DALI has
+    The records of a batch depend only on its position: a `SamplePlan` determines the records and
+    the padding (see `dalijax.core.order`). To move, the engine drops the batches that DALI has
     prepared, and feeds the records of the new position.
 
     Args:
@@ -73,8 +73,8 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         graph: The graph's function over the source's fields.
         call: Arguments of ``nvidia.dali.pipeline_def``; with a sharding, ``batch_size`` is that of
             the global batch, else that of this process.
-        config: The iterator's arguments; its ``hosts`` are the index and the number of the
-            processes, if each makes a slice of the global batch.
+        config: The iterator's arguments; if each process makes a slice of the global batch, its
+            ``hosts`` are the index of this process and the number of processes.
     """
 
     _marked = (
@@ -142,7 +142,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self._graph = graph
         self._num_failed = 0  # the number of batches that failed or have masked records
         self._bad_samples = BadSamples()
-        # A first state is the same before and after the pipelines are built.
+        # Without operators, the first state is the same before and after the pipelines are built.
         self._graph_in_state = False
         self._resumed = False  # whether a state or a seek set the position
         self.compare_processes(graph.__name__, self._outline())
@@ -189,7 +189,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
 
     @property
     def step(self) -> int:
-        """The number of delivered batches of the epoch, in batches of the current size."""
+        """The number of batches before the position in its epoch, in batches of this size."""
         return self._samples.step(self.position)
 
     @property
@@ -207,13 +207,13 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         return self._samples.next_epoch(end).epoch
 
     def skip(self, batches: int) -> int:
-        """Skips batches, at most to the end of the epoch; returns their number."""
+        """Skips batches, at most to the end of the epoch; returns the number of skipped batches."""
         count = min(batches, self._samples.remaining(self.position))
         self.go_to(self._samples.skip(self.position, count))
         return count
 
     def at_end(self) -> bool:
-        """Returns whether every batch of the epoch was delivered."""
+        """Returns whether the position is at the end of the epoch."""
         return self._samples.remaining(self.position) == 0
 
     def next_epoch(self) -> None:
@@ -225,7 +225,11 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self.go_to(dataclasses.replace(self.position, sample=self.position.start))
 
     def locate(self, batch: int) -> tuple[int, int]:
-        """Returns epoch and step of a batch counted over all epochs; see `EpochEngine`."""
+        """Returns the epoch and the step of a batch, given its number over all epochs.
+
+        Raises:
+            ValueError: If batches before it may have been skipped, because ``on_error`` is "skip".
+        """
         if batch and self._config.on_error == "skip":
             raise ValueError(
                 f"seek_step({batch}) with on_error='skip': a step counts delivered batches, and "
@@ -235,12 +239,14 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         return self._samples.locate(batch)
 
     def seek(self, epoch: int, step: int, first: int = 0) -> None:
-        """Moves to a batch, counted in batches of this size from the start of the stream.
+        """Moves to a batch of an epoch.
+
+        Assumes that all earlier batches, from the start of the stream, have the current size.
 
         Args:
-            epoch: The epoch.
+            epoch: The number of the epoch.
             step: The index of the batch in the epoch.
-            first: The epoch with which the stream begins.
+            first: The number of the epoch with which the stream begins.
 
         Raises:
             ValueError: If there is no such batch.
@@ -255,7 +261,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self.go_to(position)
 
     def begin_with(self, epoch: int) -> None:
-        """Makes an epoch the first one, and moves to its start."""
+        """Makes an epoch the first epoch of the stream, and moves to its start."""
         self._beginning = self._samples.seek(epoch, first=epoch)
         self.go_to(self._beginning)
 
@@ -279,7 +285,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     # States
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position as a JSON value.
+        """Returns the state, with the position and the stream, as a JSON value.
 
         Raises:
             StateError: If the graph draws numbers by ``fn.random``, or a function keeps state.
@@ -309,11 +315,11 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self._graph_in_state = bool(stream.operators)
 
     def checkpoints(self) -> list[bytes]:
-        """Returns the state as bytes, in a list of length 1: it covers all pipelines."""
+        """Returns the state as JSON bytes, in a list of length 1, since it covers all pipelines."""
         return [json.dumps(self.get_state()).encode()]
 
     def set_checkpoints(self, pieces: Sequence[bytes], allow: Sequence[str]) -> None:
-        """Moves to the position of `checkpoints`; see `Engine`."""
+        """Moves to the position of a result of `checkpoints`; see `Engine`."""
         if len(pieces) != 1:
             raise StateError(
                 f"{len(pieces)} checkpoints, but an iterator over a source has a single one: pass "
@@ -341,7 +347,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
 
     @contextlib.contextmanager
     def replicas(self) -> Iterator[tuple[list[Pipeline], str]]:
-        """Returns a context with further pipelines of the same graph; see `Engine`."""
+        """Returns a context of further pipelines of the graph, and their source; see `Engine`."""
         supply = self._open_supply()
         supply.seek(self._samples.run_from(self.position))
         lead = 1  # the number of runs that a pipeline may be ahead of the others
@@ -361,11 +367,14 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             supply.close()
 
     def _sample(self) -> Batch:
-        """Returns the first batch of the next epoch that does not fail; DALI prepares it anyway."""
+        """Returns the next epoch's first good batch, which DALI prepares anyway."""
         return self._first_good(self._samples.next_epoch(self.position)).unwrap()
 
     def _first_good(self, position: SamplePosition) -> Outcome[SamplePosition]:
-        """Returns the first outcome from a position that is not a failed batch."""
+        """Returns the outcome of the first good batch from a position on.
+
+        If too many batches fail, returns the outcome of the last failed batch.
+        """
         outcome = self._outcome_at(self._samples.run_from(position))
         for _ in range(MOST_SKIPPED - 1):
             if not can_skip(outcome.error):
@@ -380,7 +389,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         return int(self._seed)
 
     def count(self, stats: InputStats, outcome: Outcome[SamplePosition]) -> None:
-        """Counts a batch that is delivered."""
+        """Adds a delivered batch to the counters."""
         position = self._samples.skip(outcome.after, -1)
         parts = [self._samples.rows(position, part.first, part.last) for part in self._parts]
         rows = sum(len(part.valid) for part in parts)
@@ -433,7 +442,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             self._check_resumable()
 
     def _check_resumable(self) -> None:
-        """Raises a StateError if batches depend on previous batches."""
+        """Raises a StateError if batches depend on earlier batches, so that none can be resumed."""
         if self._supply is not None:  # the pipelines were defined
             check_functions(self._factory)
         if self._random():
@@ -449,7 +458,8 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             supply.close()
 
     def __del__(self) -> None:
-        # Rows refer to the supply: its threads would run until Python's cyclic gc frees it.
+        # The supply and its rows refer to each other, so that its threads would otherwise run until
+        # Python's cyclic gc frees it.
         supply = getattr(self, "_supply", None)
         if supply is not None:
             supply.close()

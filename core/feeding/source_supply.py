@@ -35,7 +35,7 @@ class RowRange:
 
     Attributes:
         first: The first row.
-        last: The row after the last one.
+        last: The row after the last row.
     """
 
     first: int
@@ -46,11 +46,11 @@ class PendingRows:
     """The rows of one run of all pipelines, which threads read.
 
     Args:
-        supply: The supply.
-        samples: The sample of the stream in each row, shape [rows].
-        parts: The rows of each pipeline.
+        supply: The supply, whose threads read the rows.
+        samples: The number of the sample in each row, int64 [rows].
+        parts: The range of rows of each pipeline.
         chunk_size: The number of records that a task reads.
-        places: The index of each row in the global batch, shape [rows]; by default 0, 1, 2, ...
+        places: The index of each row in the global batch, int64 [rows]; by default 0, 1, 2, ...
         batch: Returns the samples of the global batch; by default ``samples``.
         when_read: Called in a thread when the records were read, or can't be read.
     """
@@ -76,7 +76,7 @@ class PendingRows:
         self._read: ReadRows | None = None
 
     def start(self) -> None:
-        """Starts reading, in a thread."""
+        """Submits the tasks that read the rows; if that fails, `read` raises the error."""
         try:
             self._supply.check_announcer()
             self._submit_chunks()
@@ -85,7 +85,7 @@ class PendingRows:
             self._when_read()
 
     def _submit_chunks(self) -> None:
-        """Reads the records in several tasks; the last of them to end creates the `ReadRows`."""
+        """Submits the tasks that read the records. The last task to end creates the `ReadRows`."""
         supply = self._supply
         records, epochs = supply.settings.order(self._samples)
         # In the order of record numbers, so that a task reads few files or parts of a mixture.
@@ -131,10 +131,10 @@ class PendingRows:
 
     @property
     def read(self) -> ReadRows:
-        """Waits for the records, and returns them.
+        """Waits until the records were read, and returns the `ReadRows`.
 
         Raises:
-            Exception: The error of the source.
+            Exception: The error of the source, or `WorkersEnded`.
         """
         if self._read is None:
             with calls.suspended():  # a read may take any time
@@ -149,7 +149,7 @@ class Rows:
         pending: The rows of the run.
         part: The number of the pipeline.
         rows: The pipeline's rows, as a slice of the run's rows.
-        valid: Whether the sample of each row belongs to the consumer's epoch, shape [rows].
+        valid: Whether each row belongs to the consumer's epoch and is not padding, bool [rows].
 
     Attributes:
         valid: As above.
@@ -161,7 +161,7 @@ class Rows:
 
     @property
     def samples(self) -> Indices:
-        """Returns the sample in each row; for a bad record, that of its stand-in."""
+        """Returns the sample in each row; for a bad record, the sample of its stand-in."""
         return self._pending.read.samples[self._rows]
 
     @property
@@ -194,7 +194,7 @@ class Rows:
 
 
 def _start(runs: Sequence[PendingRows]) -> None:
-    """Starts to read several runs in one task, since separate tasks could change their order."""
+    """Starts to read runs, in one task: separate tasks could change the order of the runs."""
     for pending in runs:
         pending.start()
 
@@ -206,14 +206,14 @@ def _nothing() -> None:
 def _chunk_size(source: Source, counts: Sequence[int], is_awaited: bool) -> int:
     """Returns the number of records that a task reads.
 
-    One task reads a run, so that one thread is enough while it keeps up: threads wait for the GIL.
-    A run that is awaited is split. So are all runs of a source with more threads than the default,
-    whose reads wait.
+    One task reads a whole run, so that a single thread is busy while it keeps up, since several
+    threads contend for the GIL. An awaited run is split into tasks. All runs are split if the
+    source has more threads than the default, because its reads wait, e.g. for a network.
 
     Args:
         source: The source.
         counts: The number of records for each pipeline.
-        is_awaited: Whether no run has been read ahead.
+        is_awaited: Whether the pipelines wait for the run, because no run was read ahead.
     """
     threads, count = source.read_threads, sum(counts)
     if threads > Source.read_threads:
@@ -229,7 +229,7 @@ def _rows_at(
 
 
 def _joined_samples(rows: Sequence[SampleRows]) -> Indices:
-    """Returns the samples of all pipelines."""
+    """Returns the numbers of the samples of all pipelines, concatenated."""
     return np.concatenate([part.samples for part in rows])
 
 
@@ -250,13 +250,13 @@ class SourceSupply:
 
     Args:
         source: The record source.
-        plan: The batches of its stream.
-        parts: The rows of each pipeline.
+        plan: The plan of the batches of the source's stream.
+        parts: The rows of the global batch that each pipeline makes.
         names: The fields that the graph takes, and those that bypass it.
         seed: The seed.
         shuffle: Whether the order is shuffled, in a different way in each epoch.
-        depth: Number of runs to read before DALI requests them.
-        image_inputs: The fields that the graph's decoders decode, once it is built.
+        depth: The number of runs to read before DALI requests them.
+        image_inputs: The fields that the graph decodes as images; empty before it is built.
         bad_samples: The samples and records that DALI could not process before.
         passed: The fields that bypass the graph.
 
@@ -314,7 +314,7 @@ class SourceSupply:
         self._rows: dict[int, tuple[PendingRows, list[Rows]]] = {}
 
     def submit(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Calls a function in a thread.
+        """Calls a function in a reading thread, without waiting for the call.
 
         Raises:
             WorkersEnded: If the threads were ended.
@@ -322,15 +322,16 @@ class SourceSupply:
         self._workers.submit(function, *arguments)
 
     def wait_for(self, result: Result[T]) -> T:
-        """Waits for the result of a thread, and returns it.
+        """Waits for the result of a reading thread, and returns it.
 
         Raises:
             WorkersEnded: If the threads were ended.
+            BaseException: The error of the thread.
         """
         return result.get(self._workers)
 
     def check_announcer(self) -> None:
-        """Raises the error that has ended the announcements, without which reads are slow."""
+        """Raises the error that has ended the announcements, if any; reads would be slow."""
         if self._announcer is not None and self._announcer.error is not None:
             raise self._announcer.error
 
@@ -395,7 +396,7 @@ class SourceSupply:
             self.submit(_start, started)
 
     def _when_read(self, run: int) -> Callable[[], None]:
-        """Returns a function that tells the announcer that a run was read."""
+        """Returns a function that tells the announcer, if any, that a run was read."""
         if self._announcer is None:
             return _nothing
         return functools.partial(self._announcer.was_read, self._announcer.generation, run)
@@ -417,9 +418,9 @@ class SourceSupply:
         return pending, list(map(Rows, itertools.repeat(pending), itertools.count(), parts, valid))
 
     def forget(self, run: int) -> None:
-        """Drops the rows of a run and of those before it, and reads further ahead.
+        """Drops the rows of a run and of all earlier runs, and reads further ahead.
 
-        The engine calls it after it has made a batch, since reading threads contend for the GIL.
+        The engine calls it after making a batch, because the reading threads contend for the GIL.
         """
         dropped = [self._rows.pop(old) for old in list(self._rows) if old <= run]
         # In a thread, since freeing hundreds of buffers takes nearly 1 ms.
@@ -430,13 +431,16 @@ class SourceSupply:
         self._read_from(self.next_run)
 
     def alone(self, samples: Indices) -> Rows:
-        """Returns rows of some samples, for a pipeline of their own."""
+        """Returns rows of some samples, for a separate pipeline."""
         pending, rows = self._pending(samples, [np.ones(len(samples), bool)], len(samples))
         self.submit(pending.start)
         return rows[0]
 
     def remember(self, sample: int, reason: UnusableRecord, replace: bool) -> None:
-        """Remembers a failing sample, and its record if the record fails in every epoch."""
+        """Remembers that DALI can't process a sample; see `RowSupply`.
+
+        If DALI failed to read or decode a file, the sample's record is remembered, too.
+        """
         settings = self.settings
         if reason.failure.reads_file:
             rows = self.alone(np.array([sample], np.int64))
@@ -455,7 +459,7 @@ class SourceSupply:
                 yield sample
 
     def probes(self, run: int) -> Iterator[int]:
-        """Yields samples across the epoch."""
+        """Yields samples across the epoch in which a run ends; see `RowSupply`."""
         last = self.position(run).sample + self._plan.batch_size - 1
         yield from dict.fromkeys(
             across_epoch(last // self._plan.num_samples, self._plan.num_samples)

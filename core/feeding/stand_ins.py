@@ -25,7 +25,7 @@ class UnusableRecord(ValueError):
     """The error of a record that DALI could not process; stored for the record's row.
 
     Attributes:
-        failure: The failure.
+        failure: The operator and the message of DALI's error.
         text: The complete error of DALI, for the message; "" without an error.
     """
 
@@ -54,9 +54,9 @@ def choose(
     """Chooses the first good candidate for each bad row.
 
     Args:
-        bad: The rows.
+        bad: The bad rows.
         candidates: Returns the candidates for a row, the best first.
-        load: Returns the record of a candidate; None if it is bad, too.
+        load: Returns the record of a candidate; None if the candidate is bad, too.
 
     Returns:
         The candidate and its record, by row. None if a row has no good candidate.
@@ -84,8 +84,8 @@ class BadSamples:
     """Remembers the samples and records that DALI could not process.
 
     A sample of the stream may fail because of the numbers that are drawn for it. A record that
-    can't be decoded fails in every epoch. It is remembered with a digest of its values, so that it
-    is decoded again if it has changed.
+    can't be decoded fails in every epoch. Such a record is remembered with a digest of its values,
+    so that it is decoded again if it has changed.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class BadSamples:
         return bool(self._samples)
 
     def add_sample(self, seed: int, sample: int, error: UnusableRecord) -> None:
-        """Remembers a sample of the stream with a seed."""
+        """Remembers the error of a sample of the stream that a seed determines."""
         _add(self._samples, (seed, sample), error)
 
     def add_record(self, record: Hashable, digest: bytes, error: UnusableRecord) -> None:
@@ -105,11 +105,11 @@ class BadSamples:
         _add(self._records, record, (digest, error))
 
     def sample_error(self, seed: int, sample: int) -> UnusableRecord | None:
-        """Returns the error of a sample, if it failed before."""
+        """Returns the error of a sample that failed before, or None."""
         return self._samples.get((seed, sample))
 
     def record_error(self, record: Hashable, digest: Callable[[], bytes]) -> UnusableRecord | None:
-        """Returns the error of a record that failed before, and has not changed since.
+        """Returns the error of a record that failed before and has not changed, or None.
 
         Args:
             record: The record's key.
@@ -134,7 +134,7 @@ def _add(table: dict[Any, Any], key: Any, value: Any) -> None:
 
 
 def digest_of(fields: Mapping[str, Field], columns: Mapping[str, Any], place: int) -> bytes:
-    """Returns a digest of a record's values; of paths, also of the files' sizes and times."""
+    """Returns a digest of a record's values; of a path, also of the size and time of the file."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(columns):
         field = fields[name]
@@ -159,8 +159,8 @@ def stand_ins(batch: Sequence[int], row: int, num_samples: int) -> Iterator[int]
 
     Args:
         batch: The sample of each row of the global batch.
-        row: The row.
-        num_samples: Number of samples of an epoch.
+        row: The row in the global batch.
+        num_samples: The number of samples of an epoch.
     """
     yield from (batch[row_nearby] for row_nearby in nearest(row, len(batch)))
     end = batch[-1] + 1

@@ -37,11 +37,11 @@ ON_ERROR = ("raise", "skip", "mask")
 def check_record_graph(
     pipeline_fn: Callable[..., Any], config: IteratorConfig, on_error: str
 ) -> None:
-    """Checks a graph's function and its arguments.
+    """Checks the function of a graph, and ``on_error``.
 
     Raises:
         TypeError: If the function can't be fed with records.
-        ValueError: If on_error is unsuitable.
+        ValueError: If ``on_error`` is unknown, or needs other arguments of the iterator.
     """
     if is_pipeline_def(pipeline_fn):
         raise TypeError(
@@ -66,7 +66,7 @@ def check_record_graph(
 
 
 def _unknown_graph(*sources: Any) -> Any:
-    """Takes the place of the graph until the first record is read."""
+    """Raises ValueError; takes the place of the graph until the first record is read."""
     raise ValueError("the inputs of the graph are unknown, because no record was read")
 
 
@@ -169,7 +169,7 @@ class StreamEngine(FedEngine[RecordPosition]):
             self._must_agree = True
 
     def _agree(self) -> None:
-        """Compares the numbers of batches, and then the graphs, which require a record."""
+        """Compares the numbers of batches and the graphs of all processes, as far as necessary."""
         # A ReadError is raised when its batch is due, and the next call compares.
         with contextlib.suppress(ReadError):
             if self._part is not None and self._part.must_agree(self.step):
@@ -203,7 +203,7 @@ class StreamEngine(FedEngine[RecordPosition]):
             return self.deliver(self.stats).unwrap()
 
     def watch(self) -> InputStats:
-        """Returns the counters of delivered batches, which start at the first call."""
+        """Returns the counters of delivered batches; counting starts at the first call."""
         self.stats = self.stats or InputStats()
         return self.stats
 
@@ -216,7 +216,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         return next(int(seed) for seed in seeds if seed is not None)
 
     def count(self, stats: InputStats, outcome: Outcome[RecordPosition]) -> None:
-        """Counts a batch that is delivered."""
+        """Adds a delivered batch to the counters."""
         batch = self._peeked
         if batch is None:  # a ReadError
             return
@@ -297,7 +297,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         return Outcome(position, ended=True)
 
     def _unread(self, position: RecordPosition, error: ReadError) -> Outcome[RecordPosition]:
-        """Returns the outcome if reading a record raised; the next batch begins after it."""
+        """Returns the outcome if reading a record raised; the next batch skips the record."""
         self._records.pass_over(error)
         cause = error.__cause__ or error
         if isinstance(cause, StopIteration):  # callers would take it for the end
@@ -313,21 +313,21 @@ class StreamEngine(FedEngine[RecordPosition]):
         """Returns the pipelines at the position; builds them if necessary.
 
         Raises:
-            StopIteration: If there is no batch: the first one determines the records' dtypes.
+            StopIteration: If there is no batch; the first batch determines the records' dtypes.
             ReadError: If the reading of the first record raised.
-            StateError: If the position is of other pipelines.
+            StateError: If the position belongs to a state of other pipelines.
         """
         with self.lock:
             return super().prepare()
 
     def schedule(self) -> None:
-        """Builds the pipelines, unless they are built, and schedules runs without waiting."""
+        """Builds the pipelines if necessary, and schedules runs without waiting for batches."""
         unread = contextlib.suppress(StopIteration, ReadError)  # which next() raises
         with self.lock, self.interruptible(), unread:
             super().schedule()
 
     def restart(self) -> None:
-        """Continues after the reader had no batch, if it may have a batch now."""
+        """Lets the pipelines run again after the reader's end, since it may have a batch now."""
         if self._runner is not None and self._records.ended:
             self._runner.restart()  # DALI numbers the runs from 0 again
             self._runs_taken = self._records.next_run = 0
@@ -373,7 +373,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         return runner
 
     def _checkpoints_at(self, position: RecordPosition) -> tuple[bytes, ...]:
-        """Returns the checkpoints of the pipelines at a position."""
+        """Returns DALI's checkpoint of each pipeline at a position."""
         first = self._first[self._seed]
         if position.checkpoints:
             return position.checkpoints
@@ -384,7 +384,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         return self._after_steps(position.step)
 
     def _after_steps(self, steps: int) -> tuple[bytes, ...]:
-        """Returns the checkpoints after some steps, extrapolated from runs over the next batch.
+        """Returns the checkpoints after some steps, extrapolated from two runs of the next batch.
 
         Raises:
             StateError: If no record can be decoded, or the operators' states do not move evenly.
@@ -406,7 +406,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         )
 
     def _after_failure(self, position: RecordPosition) -> tuple[bytes, ...] | None:
-        """Returns the checkpoints after a batch that fails in every run.
+        """Returns the checkpoints after a batch that failed; None if positions have none.
 
         The random state advances although the batch failed. Otherwise, random numbers that make a
         batch fail would be drawn again for each following batch.
@@ -452,9 +452,10 @@ class StreamEngine(FedEngine[RecordPosition]):
     # States
 
     def random_state(self, position: RecordPosition) -> str:
-        """Returns the random state at a position as text; "" if no operator has a state.
+        """Returns the random state at a position as text.
 
-        It is also "" before the pipelines were built.
+        The text is "" if no operator has a random state. At a position without checkpoints, it is
+        the text of the state that was restored last, or "".
 
         Raises:
             StateError: If the graph can't be resumed.
@@ -469,12 +470,15 @@ class StreamEngine(FedEngine[RecordPosition]):
         return random_state.compress([*pieces], first)
 
     def operators(self, position: RecordPosition) -> tuple[str, ...]:
-        """Returns a line per operator, for states; the same before and after the first build."""
+        """Returns a line of text for each operator of the graph, for a state at a position.
+
+        At the start there are no lines, so that states before and after the first build are equal.
+        """
         saved, present = position.restored.operators, self._operators()
         return (present or saved) if saved or position.step else ()
 
     def stateful(self) -> list[str]:
-        """Returns names of the operators with a state, once the pipelines were built."""
+        """Returns the names of the operators with a random state; empty before the first build."""
         return self._random()
 
     def was_built(self, position: RecordPosition) -> bool:
@@ -490,7 +494,7 @@ class StreamEngine(FedEngine[RecordPosition]):
             restored: The parts of the state for `restore`.
 
         Raises:
-            StateError: If the state belongs to other data or, as far as is known, other pipelines.
+            StateError: If the state belongs to other data, or to pipelines with other operators.
         """
         operators = restored.operators and self._operators()  # unknown before the first build
         saved = {**{name: state[name] for name in current}, "seed": str(state["seed"])}
@@ -513,8 +517,8 @@ class StreamEngine(FedEngine[RecordPosition]):
 
         Args:
             position: The position.
-            move: Moves the reader there, for readers that may fail only then. If it raises, the
-                position stays, and the next use of the reader moves it back.
+            move: Moves the reader to the position, for readers that may fail at that. If it raises,
+                the engine keeps its position, and moves the reader back at the next use.
         """
         with self.lock:
             self.drop()

@@ -1,4 +1,4 @@
-"""Reading a stream of records in several processes, each of which reads a part of each batch."""
+"""`PartReader`: reads a stream in several processes, each with its part of every batch."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class StreamPart:
 class PartReader:
     """Reads equally many batches in every process, by dropping or padding; see `RecordReader`.
 
-    If the number of batches isn't known before they are read, the processes repeatedly exchange how
-    many they have read. A process delivers a batch once every process has it or can pad.
+    If the number of batches isn't known before the end, the processes repeatedly exchange how many
+    batches they have read. A process delivers a batch once every process has the batch or can pad.
 
     Args:
         reader: Reads the batches of this process.
@@ -57,7 +57,7 @@ class PartReader:
         self._certain = 0  # the number of batches that every process surely delivers
 
     def moved(self) -> None:
-        """Makes the processes exchange their numbers of batches again."""
+        """Makes the processes exchange their numbers of batches again, after a move."""
         self._certain, self.total = 0, None
 
     def must_agree(self, step: int) -> bool:
@@ -69,7 +69,7 @@ class PartReader:
         return self.total is not None and step >= self.total
 
     def _batches(self, read: Callable[[], int]) -> Batches:
-        """Returns how many batches this process has, as far as known; may read some."""
+        """Returns how many batches this process has, and whether that is final; may read some."""
         if self._part.batches is not None:
             return Batches(self._part.batches, True)
         count = read()
@@ -80,11 +80,12 @@ class PartReader:
 
         Args:
             step: The number of the next batch to deliver.
-            read: Reads some batches ahead, and returns the number of batches before their end; for
-                streams whose number of batches isn't known without reading.
+            read: Reads some batches ahead, and returns the step after the last batch read. It is
+                called if the number of batches isn't known without reading.
 
         Raises:
-            ProcessError: If a process has no batch but others have some, or as `Agreement`.
+            ProcessError: If a process has no batch but others have some, or if the processes
+                differ or don't answer; see `Agreement`.
             ReadError: If reading raised before the next batch.
         """
         part, local = self._part, self._batches(read)
@@ -109,7 +110,11 @@ class PartReader:
             self.total = self._certain if self._certain in ends else None
 
     def next_records(self) -> RecordBatch:
-        """Returns the next batch of this process, or a batch of padding after the last one."""
+        """Returns the next batch of this process, or a batch of padding after its last batch.
+
+        Raises:
+            StopIteration: At the end of the stream; see `RecordReader` for other errors.
+        """
         if self.is_behind_end(self.step):
             raise StopIteration
         if self._end is None:
@@ -124,7 +129,7 @@ class PartReader:
         return batch
 
     def _after_end(self) -> RecordBatch:
-        """Returns a batch of padding; other processes determine how many are delivered.
+        """Returns a batch of padding; other processes determine how many batches are delivered.
 
         Raises:
             StopIteration: If this process does not pad.
@@ -144,7 +149,7 @@ class PartReader:
             )
 
     def seek(self, position: RecordPosition) -> None:
-        """Moves to the batch after a position."""
+        """Moves to a position; the next batch is the batch after the position."""
         self._reader.seek(position)
         self.start_at(position.step)
 

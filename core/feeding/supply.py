@@ -19,8 +19,8 @@ class RowBatch(Protocol):
     """The rows of one run of one pipeline.
 
     Attributes:
-        valid: False for padding.
-        samples: The sample of the stream in each row; for a bad record, that of its stand-in.
+        valid: False for rows of padding, bool [rows].
+        samples: The sample of the stream in each row; for a bad record, the sample of its stand-in.
         errors: The error of each row whose record can't be used.
     """
 
@@ -88,15 +88,15 @@ class RowSupply(Protocol[P]):
         ...
 
     def forget(self, run: int) -> None:
-        """Drops the rows of a run and of those before it."""
+        """Drops the rows of a run and of all earlier runs."""
         ...
 
     def remember(self, sample: int, reason: UnusableRecord, replace: bool) -> None:
         """Remembers that DALI can't process a sample.
 
         Args:
-            sample: The sample.
-            reason: The reason.
+            sample: The number of the sample.
+            reason: The error of DALI.
             replace: Whether another sample replaces it from now on.
         """
         ...
