@@ -18,7 +18,7 @@ from .source import Values
 class Arrays(BaseSource):
     """Rows of arrays of equal length; rows of a ``np.memmap`` are read on demand.
 
-    Numbers of one-dimensional arrays are converted to 32 bits; text bypasses the graph.
+    64-bit numbers of one-dimensional arrays are converted to 32 bits; text bypasses the graph.
 
     Args:
         arrays: Arrays [records, ...] by field name.
@@ -29,7 +29,7 @@ class Arrays(BaseSource):
 
     Raises:
         ValueError: If there is no array, or the arrays are empty or have different lengths.
-        TypeError: If the dtype of an array is not supported by DALI.
+        TypeError: If ``arrays`` is not a dict, or DALI does not support the dtype of an array.
     """
 
     _gives_new_arrays = True  # read() copies, so that ReuseCheck is not needed
@@ -69,7 +69,7 @@ class Arrays(BaseSource):
         return f"Arrays({', '.join(self._arrays)}: {len(self):,} rows)"
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
-        """See `dalijax.sources.Source`."""
+        """Returns fields of some records; see `dalijax.sources.Source`."""
         return {name: self._rows(name, indices) for name in names}
 
     def _rows(self, name: str, indices: Indices) -> Values:
@@ -87,7 +87,7 @@ class Arrays(BaseSource):
             raise ValueError(f"{name!r} of {self.name(int(bad[0]))} {error}") from None
 
     def name(self, index: int) -> str:
-        """Returns the index of a row."""
+        """Returns the name of a row for errors, such as "row 3"."""
         return f"row {index}"
 
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from ..formats.field import Field
 from ..order.shuffle import Indices
 
-# Names of Arrow's types, so that pyarrow need not be imported. The types of bytes have the format
-# of their offsets in the `struct` module.
+# Names of Arrow's types, so that pyarrow need not be imported. Types of bytes are mapped to the
+# format of their offsets in the `struct` module.
 _BYTES = {"binary": "i", "large_binary": "q"}
 _NUMBERS = {
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
@@ -35,7 +35,7 @@ def is_plain_dataset(records: Any) -> bool:
 
 
 def with_encoded_images(dataset: Any, keys: Sequence[Any]) -> Any:
-    """Returns a data set that does not decode images and sounds whose encoded parts are wanted.
+    """Returns a data set that leaves images and sounds encoded if their encoding is wanted.
 
     Args:
         dataset: A plain data set of HuggingFace.
@@ -73,7 +73,7 @@ class ArrowColumn:
         return field.dtype is not None and field.ndim == 0 and self._kind in _NUMBERS
 
     def read(self, rows: Indices) -> tuple[list[Any], list[int]]:
-        """Reads bytes as views, uint8 [length], or numbers as scalars.
+        """Returns the values in some rows: bytes as uint8 views [length], or numbers as scalars.
 
         Returns:
             The value of each row, and the positions in ``rows`` of missing values, which are None.
@@ -99,11 +99,12 @@ class ArrowColumn:
         return self._chunks[chunk][row - int(self._starts[chunk])].as_py()
 
     def _opened(self, chunk: int) -> tuple[NDArray[Any], Any, NDArray[np.bool_] | None]:
-        """Returns the values of a chunk, without copies of bytes, and keeps them.
+        """Returns the values of a chunk, without copies of bytes, and keeps the values.
 
         Returns:
-            The concatenated bytes, uint8, or the numbers; the offsets of bytes, with a final
-            offset, else None; and whether each value is missing, or None if no value is.
+            The concatenated bytes, uint8 [bytes], or the numbers; for bytes, the offset of each
+            value and the end of the last value, otherwise None; and whether each value is missing,
+            bool, or None if no value is missing.
         """
         array = self._chunks[chunk]
         is_null: NDArray[np.bool_] | None = None
@@ -165,13 +166,16 @@ class DatasetColumns:
         return DatasetColumns, self._arguments
 
     def rows(self, indices: Indices) -> Indices:
-        """Returns the row of each record in the table, which differ if the data set is shuffled."""
+        """Returns the row of each record in the table.
+
+        Rows differ from the indices of the records if the data set was shuffled or filtered.
+        """
         if self._mapping is None:
             return indices
         return np.array(self._mapping.read(indices)[0], np.int64)
 
     def read(self, name: str, rows: Indices) -> tuple[list[Any], list[int]]:
-        """Reads a field of some rows; see `ArrowColumn.read`."""
+        """Returns the values of a field in some rows; see `ArrowColumn.read`."""
         return self._columns[name].read(rows)
 
     def value(self, name: str, row: int) -> Any:

@@ -21,11 +21,11 @@ class BaseSource(Source):
 
     Args:
         fields: Names and kinds of the fields.
-        identity: The identity, if given by the user.
+        identity: The identity that the user gave; None: a digest of the records.
     """
 
     _identity_reads = True  # whether computing the identity reads records
-    # Fields that contain names of records or files, which are not a part of the identity.
+    # Fields with names of records or files. Names are not a part of the identity.
     _described: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, fields: Mapping[str, Field], identity: str | None):
@@ -38,7 +38,7 @@ class BaseSource(Source):
         self._sizes = SizeTables()
 
     def identity(self) -> str:
-        """See `dalijax.sources.Source`."""
+        """Returns a text that identifies the records; see `dalijax.sources.Source`."""
         if self._identity is None:
             self._identity = identity_of(
                 self, *self._content(), without=self._described, reads=self._identity_reads
@@ -46,11 +46,11 @@ class BaseSource(Source):
         return self._identity
 
     def _content(self) -> tuple[Any, ...]:
-        """Returns parts of the identity in addition to 64 records, e.g. names, sizes and labels."""
+        """Returns the parts of the identity in addition to 64 records, e.g. names and sizes."""
         return ()
 
     def sizes(self, indices: Indices, name: str, data: Values) -> NDArray[np.int32]:
-        """See `dalijax.sources.Source`; the header of most images is read once per process."""
+        """Returns heights and widths of images; reads most headers once per process."""
         look_up = super().sizes
         return self._sizes.sizes(
             len(self),
@@ -61,7 +61,7 @@ class BaseSource(Source):
 
 
 class SizeTables:
-    """Image sizes of a source, read once per process for most records."""
+    """Caches the image sizes of a source; most sizes are read once per process."""
 
     def __init__(self) -> None:
         self._tables: dict[str, RecordTable] = {}  # by field
@@ -73,13 +73,13 @@ class SizeTables:
         name: str,
         look_up: Callable[[Indices], NDArray[np.int32]],
     ) -> NDArray[np.int32]:
-        """Returns heights and widths, int32 [rows, 2].
+        """Returns heights and widths of the images of a field, int32 [rows, 2].
 
         Args:
-            count: Number of records of the source.
-            indices: Record of each row.
+            count: The number of records of the source.
+            indices: The record of each row, int64 [rows].
             name: The field.
-            look_up: Reads the sizes of some rows.
+            look_up: Returns the sizes of the images in some rows, which it reads.
         """
         table = self._tables.get(name)
         if table is None:
@@ -92,4 +92,4 @@ class SizeTables:
         return sizes
 
     def __reduce__(self) -> Any:
-        return SizeTables, ()  # sizes are not pickled, another process reads them itself
+        return SizeTables, ()  # sizes are not pickled, since another process reads them itself

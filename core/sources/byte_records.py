@@ -23,17 +23,17 @@ from ..remote.storage import Storage
 from .base import BaseSource
 from .source import Values
 
-# Returns a value from its bytes, uint8 [bytes], which may be at any address.
+# Returns a value, given its bytes as a uint8 array, whose address may be unaligned.
 Decode = Callable[[NDArray[np.uint8]], Any]
 
 
 def as_text(data: NDArray[np.uint8]) -> str:
-    """Decodes the bytes of a text in UTF-8."""
+    """Returns a text, given its bytes in UTF-8."""
     return data.tobytes().decode()
 
 
 def as_json(data: NDArray[np.uint8]) -> Any:
-    """Parses JSON."""
+    """Returns the Python value of JSON, given its bytes."""
     return json.loads(data.tobytes())
 
 
@@ -63,7 +63,7 @@ HasContent = Callable[[Index, Sequence[str], Callable[[Sequence[str]], Index], i
 
 
 class ByteRecords(BaseSource):
-    """A source with an index that contains the value or the byte range of each field of a record.
+    """A source with an index, which contains the value or byte range of each record's fields.
 
     `dalijax.core.formats.index_checks` describes the index. A subclass whose index has other names
     than its fields, or other rows than its records, overrides `_column` and `_rows`.
@@ -72,10 +72,10 @@ class ByteRecords(BaseSource):
         index: The index.
         paths: The files, possibly moved since they were indexed.
         fields: Names and kinds of the fields.
-        decoders: Decoding functions of fields. Byte ranges of other fields are returned as bytes.
-        identity: The identity, if given by the user.
+        decoders: Functions that decode fields. Byte ranges of other fields become uint8 arrays.
+        identity: The identity that the user gave; None: a digest of the records.
         defaults: Values of fields for records without the field.
-        index_again: Builds the index of some files; picklable.
+        index_again: Scans some files again, and returns their index; must be picklable.
         storage: Access to remote files.
         read_ahead: Number of bytes of remote files that are requested before they are needed.
         has_content: Returns whether a numbered file still has the content of the index, given the
@@ -125,7 +125,7 @@ class ByteRecords(BaseSource):
         return f"{type(self).__name__}({location}: {len(self):,} records)"
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
-        """See `dalijax.sources.Source`."""
+        """Returns fields of some records; see `dalijax.sources.Source`."""
         arrays = self._index.arrays
         ranges = self._in_files(names)
         columns: dict[str, Values] = {
@@ -165,7 +165,7 @@ class ByteRecords(BaseSource):
         """Requests the bytes of records that will be read soon; see `ByteFiles.announce`.
 
         Returns:
-            Leases, with the turn of each of their ranges.
+            Pairs of a `Lease` and the turn of each of its ranges.
         """
         files, offsets, sizes = self._byte_ranges(indices, names)
         turns = np.tile(turns, len(files) // max(1, len(indices)))
@@ -188,7 +188,7 @@ class ByteRecords(BaseSource):
         return (
             np.tile(np.searchsorted(self._first, rows, side="right") - 1, len(names)),
             np.concatenate([none, *(arrays[f"{name}.offset"][k] for name, k in columns)]),
-            # Sizes have 32 or 64 bits.
+            # Sizes have 32 or 64 bits; the empty array makes all of them int64.
             np.concatenate([none, *(arrays[f"{name}.size"][k] for name, k in columns)]),
         )
 
@@ -205,7 +205,7 @@ class ByteRecords(BaseSource):
         return [name for name in names if f"{self._column(name)}.size" in self._index.arrays]
 
     def _decoded(self, name: str, pieces: list[Any], indices: Indices) -> list[Any]:
-        """Decodes the bytes of a field of some records; see ``decoders``.
+        """Returns the values of a field of some records, decoded from bytes; see ``decoders``.
 
         Raises:
             ValueError: If a value can't be decoded.

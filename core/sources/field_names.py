@@ -1,4 +1,4 @@
-"""Validation of arguments that name the fields of a source."""
+"""Validates arguments that name the fields of a source."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def check_fields(fields: Any, parts: str, example: str) -> None:
 
     Args:
         fields: The mapping.
-        parts: What the fields are mapped to, such as "features", for errors.
-        example: A valid value, for errors.
+        parts: The word for the parts of the records in errors, such as "features".
+        example: The text of a valid mapping, for errors.
 
     Raises:
-        TypeError: If the name of a field is not a string.
-        ValueError: If it is not a mapping, or is empty.
+        TypeError: If the name of a field is not a non-empty string.
+        ValueError: If ``fields`` is not a mapping, or is empty.
     """
     if not isinstance(fields, Mapping) or not fields:
         raise ValueError(
@@ -33,7 +33,7 @@ def check_fields(fields: Any, parts: str, example: str) -> None:
 
 
 def are_swapped(fields: Mapping[str, Any], is_part: Callable[[Any], bool]) -> bool:
-    """Returns whether the names of fields are parts of the records, and their values are not.
+    """Returns whether the keys of ``fields=`` are parts of the records, and the values are not.
 
     Fields with the name of their part don't count.
 
@@ -52,7 +52,7 @@ def suggest_swapped(fields: Mapping[str, Any], parts: str) -> str:
 
     Args:
         fields: The swapped mapping.
-        parts: What the fields must be mapped to, such as "features".
+        parts: The word for the parts of the records, such as "features".
     """
     swapped = {part: name for name, part in fields.items()}
     others = [part for name, part in fields.items() if name != part]
@@ -63,11 +63,11 @@ def suggest_swapped(fields: Mapping[str, Any], parts: str) -> str:
 
 
 def check_options(options: Mapping[str, Any], names: Any) -> None:
-    """Validates arguments with values for some of the fields, such as ``kinds=``.
+    """Checks arguments that map some of the fields to values, such as ``kinds=``.
 
     Args:
-        options: The value of each argument.
-        names: Names of all fields.
+        options: The value of each argument, by the argument's name.
+        names: The names of all fields.
 
     Raises:
         TypeError: If a value is not a mapping, or an item of ``kinds`` is not a `Field`.

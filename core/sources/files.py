@@ -64,7 +64,7 @@ class Files(BaseSource):
     A record of a flat directory, or of a list without labels, has only ``data``.
 
     Local files are read by DALI's threads (`dalijax.fn.read_file`): `read` returns their paths.
-    For URLs, `read` returns the contents, which are read-only. The bucket is listed when the source
+    For URLs, `read` returns the contents as read-only arrays. The bucket is listed when the source
     is opened; its files are then read ahead and cached, and changed files raise an error. None of
     this applies to more than 200,000 files, nor to HTTP servers.
 
@@ -75,8 +75,8 @@ class Files(BaseSource):
         paths: A path or URL, or a list of them, instead of a directory. Patterns such as ``*.jpg``
             and ``{000..127}.jpg`` are expanded.
         labels: Labels of the paths, int32.
-        extensions: Extensions of the directory's files that are records, case-insensitive; empty:
-            all files.
+        extensions: Extensions of the directory's files that are records, case-insensitive. If
+            empty, all files are records.
         identity: A string that replaces the digest of names, sizes and contents in states.
         storage_options: Credentials and settings of remote files; see docs/sources.md.
         read_ahead: Number of bytes of files of a bucket that are requested before they are needed.
@@ -86,14 +86,14 @@ class Files(BaseSource):
             disk.
 
     Attributes:
-        fields: ``data`` (uint8 [bytes]), and ``label`` (int32) if there are labels.
+        fields: ``data``, a uint8 array, and ``label``, an int32 scalar, if there are labels.
         classes: Names of the class directories; empty if there are none.
 
     Raises:
         FileNotFoundError, NotADirectoryError: If the directory, or a file of the list, does not
             exist; in lists of more than 1,000 files, 1,000 evenly spread files are checked.
         ValueError: If there are no files, files next to class directories, or a different number of
-            labels than paths; for a link to a directory that contains it.
+            labels than paths; or if a link points to a directory that contains the link.
     """
 
     _gives_new_arrays = True  # read() returns new arrays, so that ReuseCheck is not needed
@@ -160,7 +160,7 @@ class Files(BaseSource):
                 )
             if not is_folder and is_remote(root):
                 raise FileNotFoundError(f"{printable(root)} is not a directory. Check the URL")
-            # The directory of a bucket is "".
+            # The path of a whole bucket is "".
             self._root = os.path.join(os.fsencode(path), b"") if path else b""
             self._list(_suffixes(extensions))
         self._is_remote = self._storage is not None or self._folders is not None
@@ -180,7 +180,7 @@ class Files(BaseSource):
         super().__init__(fields, identity)
 
     def _with_versions(self, storage: Storage) -> ByteFiles | None:
-        """Returns the files with their listed sizes and versions, to read them ahead.
+        """Returns the files with their listed sizes and versions, for reading ahead.
 
         Returns None if there are more than 200,000 files, or listings do not contain all files.
         """
@@ -198,7 +198,7 @@ class Files(BaseSource):
         """Lists the directory, and sets the names, the labels and the classes.
 
         Args:
-            suffixes: Suffixes of the wanted files; empty: all files.
+            suffixes: The suffixes of the wanted files; empty if all files are wanted.
         """
         files, folders = self._listed(b"", suffixes)
         root = printable(self._root)
@@ -251,7 +251,7 @@ class Files(BaseSource):
         return f"Files({location}{len(self):,} records)"
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
-        """See `dalijax.sources.Source`."""
+        """Returns fields of some records; see `dalijax.sources.Source`."""
         columns: dict[str, Values] = {}
         for name in names:
             if name == "label" and self._labels is not None:
@@ -271,11 +271,11 @@ class Files(BaseSource):
         return columns
 
     def _ranges(self, files: ByteFiles, indices: Indices) -> tuple[Indices, Indices, Indices]:
-        """Returns the number, the offset and the size in bytes of the file of each record."""
+        """Returns the file number, the offset 0 and the file size in bytes of each record."""
         return indices, np.zeros_like(indices), files.limits[indices]
 
     def _range_bytes(self, indices: Indices, names: Sequence[str]) -> int:
-        """Returns the number of bytes of some records that `_announce` requests."""
+        """Returns the number of bytes that `_announce` requests for some records."""
         if self._objects is None or "data" not in names:
             return 0
         return self._objects.num_bytes(*self._ranges(self._objects, indices))
@@ -298,7 +298,7 @@ class Files(BaseSource):
         return path if self._folders is None else self._folders.unstrip_protocol(path)
 
     def _content(self) -> tuple[Any, ...]:
-        """Returns the names, the labels and sizes of local files, for the identity."""
+        """Returns the names and labels of files, and the sizes of local files, for the identity."""
         sizes = (
             []
             if self._is_remote
@@ -319,7 +319,7 @@ class Files(BaseSource):
         Args:
             folder: The class directory.
             part: The subdirectory, with a final slash; b"" for the class directory itself.
-            suffixes: Suffixes of the wanted files; empty: all files.
+            suffixes: The suffixes of the wanted files; empty if all files are wanted.
             above: Real paths of the parent directories, to detect cycles.
         """
         names, deeper = self._listed(os.path.join(folder, part), suffixes)
@@ -396,7 +396,7 @@ class Files(BaseSource):
 
 
 def _arrays(contents: Sequence[Any]) -> list[NDArray[np.uint8]]:
-    """Returns contents of files as read-only arrays, uint8 [bytes], without copies."""
+    """Returns the contents of files as read-only uint8 arrays, without copies."""
     return [np.frombuffer(c, np.uint8) if len(c) else np.zeros(0, np.uint8) for c in contents]
 
 
@@ -430,7 +430,7 @@ def _as_labels(labels: Any, count: int) -> NDArray[np.int32]:
     """Converts labels to int32 [count].
 
     Raises:
-        ValueError: If their number is another, or a label is not an integer of 32 bits.
+        ValueError: If there are not ``count`` labels, or a label is not an integer of 32 bits.
     """
     array = np.asarray(labels)
     if array.shape != (count,):
@@ -452,6 +452,6 @@ def _file_kinds(suffixes: tuple[bytes, ...]) -> str:
 
 
 def _few(names: Sequence[bytes]) -> str:
-    """Lists the first three names, and the number of the others, for messages."""
+    """Returns a text with the first three names, and the number of the others, for messages."""
     suffix = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     return ", ".join(repr(os.fsdecode(name)) for name in names[:3]) + suffix

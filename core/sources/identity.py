@@ -17,19 +17,19 @@ from ..state.envelope import digest
 from .source import Source, announce, range_bytes, read_ahead_of
 
 _MOST_RECORDS = 64
-_MOST_BYTES = 1 << 16  # of each file
+_MOST_BYTES = 1 << 16  # of each file, which enter the digest
 
 
 def identity_of(
     source: Source, *parts: Any, without: Collection[str] = (), reads: bool = True
 ) -> str:
-    """Computes a digest of the number and kinds of a source's records, and of 64 records.
+    """Returns a digest of a source's number of records, kinds of fields, and 64 records.
 
     Args:
         source: The source.
-        *parts: Whatever else the records depend on, e.g. names and sizes of files; bytes, arrays,
-            or JSON values.
-        without: Fields that are excluded from the digest, such as names with a path.
+        *parts: Further values that determine the records, e.g. names and sizes of files, as bytes,
+            arrays or JSON values.
+        without: The fields that are excluded from the digest, such as names with a path.
         reads: Whether to read the 64 records; False if ``parts`` include a digest of them.
 
     Returns:
@@ -55,7 +55,7 @@ def stated_identity(source: Source) -> str:
     """Returns the identity of a source, for a state.
 
     Raises:
-        StateError: If the source can't determine it, or it is not a string.
+        StateError: If the source raises an error, or its identity is not a non-empty string.
     """
     name = type(source).__name__
     try:
@@ -108,5 +108,5 @@ def _piece(value: Any) -> bytes:
 
 
 def _type_name(value: Any) -> str:
-    """Returns the type of a value that JSON lacks, since its repr might contain an address."""
+    """Returns the name of a value's type, since its repr might contain an address."""
     return type(value).__name__

@@ -50,7 +50,7 @@ def _rational(weight: Any) -> Fraction:
     """Converts a weight, a real number of any type, to an exact fraction.
 
     Raises:
-        ValueError: If it is not a finite, positive number.
+        ValueError: If the weight is not a finite, positive number.
     """
     number = None
     with contextlib.suppress(TypeError, ValueError, OverflowError):
@@ -115,10 +115,13 @@ class Proportions:
         self._ranks = np.concatenate([np.arange(count) for count in counts])
 
     def __call__(self, samples: Any) -> tuple[Indices, Indices]:
-        """Returns the component of each sample, and the sample's number in this component.
+        """Returns the component of each sample, and the sample's index in the component's stream.
 
         Args:
-            samples: Positions in the stream, int64 [samples].
+            samples: Indices of samples in the endless stream, int64 [samples].
+
+        Returns:
+            Two arrays, int64 [samples].
         """
         windows, slots = np.divmod(np.asarray(samples, np.int64), self._size)
         first, last = (int(windows.min()), int(windows.max())) if len(windows) else (0, 0)
@@ -204,7 +207,7 @@ class Mixture(Source):
         return f"Mixture([{parts}], length={self._length:,})"
 
     def order(self, seed: int, shuffle: bool) -> Order:
-        """Returns the order of the stream of the mixture.
+        """Returns the order of the mixture's stream, as a function; see `order_of`.
 
         Sample n of a source with N records is position n % N in epoch n // N of this source.
 
@@ -232,7 +235,7 @@ class Mixture(Source):
         return order
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
-        """See `dalijax.sources.Source`."""
+        """Returns fields of some records; see `dalijax.sources.Source`."""
         parts = [(rows, s.read(local, names)) for s, rows, local in self._split(indices)]
         if len(parts) == 1:
             return dict(parts[0][1])
@@ -270,7 +273,7 @@ class Mixture(Source):
         ]
 
     def sizes(self, indices: Indices, name: str, data: Values) -> NDArray[np.int32]:
-        """See `dalijax.sources.Source`."""
+        """Returns heights and widths of images; see `dalijax.sources.Source`."""
 
         def look_up(unknown: Indices) -> NDArray[np.int32]:
             table = np.empty((len(unknown), 2), np.int32)

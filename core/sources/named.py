@@ -73,7 +73,7 @@ class Named(Source):
         return f"Named({self._source!r}, {self._field!r}, index={self._index!r})"
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
-        """See `dalijax.sources.Source`."""
+        """Returns fields of some records; see `dalijax.sources.Source`."""
         source_names = self._inner(names)
         columns = dict(self._source.read(indices, source_names)) if source_names else {}
         if self._field is not None and self._field in names:
@@ -83,11 +83,11 @@ class Named(Source):
         return columns
 
     def sizes(self, indices: Indices, name: str, data: Values) -> NDArray[np.int32]:
-        """See `dalijax.sources.Source`."""
+        """Returns heights and widths of images; see `dalijax.sources.Source`."""
         return self._source.sizes(indices, name, data)
 
     def name(self, index: int) -> str:
-        """See `dalijax.sources.Source`."""
+        """Returns the name of a record; see `dalijax.sources.Source`."""
         return self._source.name(index)
 
     def _range_bytes(self, indices: Indices, names: Sequence[str]) -> int:
@@ -111,5 +111,5 @@ class Named(Source):
         return names_of(self._source, indices)
 
     def identity(self) -> str:
-        """See `dalijax.sources.Source`."""
+        """Returns a text that identifies the records; see `dalijax.sources.Source`."""
         return self._source.identity()

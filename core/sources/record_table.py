@@ -1,4 +1,4 @@
-"""A memory-bounded table of integers about records."""
+"""`RecordTable`: a cache of integers about records, with bounded memory."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class RecordTable:
     another. Only touched pages use memory, at most ``4 * (columns + 1)`` bytes per slot.
 
     Args:
-        count: Number of records. Records with larger indices may follow; they share slots.
-        columns: Number of values per record.
-        most_slots: Maximum number of slots.
+        count: The number of records. Records with larger indices are allowed, and share slots.
+        columns: The number of values of each record.
+        most_slots: The maximum number of slots.
     """
 
     def __init__(self, count: int, columns: int, most_slots: int = _MOST_SLOTS):
@@ -41,9 +41,9 @@ class RecordTable:
         return self._turns.nbytes + self._values.nbytes
 
     def get(self, records: Indices) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
-        """Returns whether each record is cached, bool [records], and int32 [records, columns].
+        """Returns whether each record is cached, bool, and the values, int32 [records, columns].
 
-        Values of records that are not cached have no meaning.
+        The values of records that are not cached have no meaning.
         """
         turns, slots = np.divmod(records, self._slots)
         with self._lock:

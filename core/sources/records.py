@@ -1,4 +1,4 @@
-"""`Records`: sequences of records as a source: Grain, TFDS, HuggingFace, lists."""
+"""`Records`: a source over a list, or a data source of Grain, TFDS or HuggingFace."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _ARRAY_RECORD_THREADS = 4  # its reads release the GIL
 
 
 def is_array_record(records: Any) -> bool:
-    """Returns whether an object is a data source of ArrayRecord, of the library or of Grain.
+    """Returns whether an object is a data source of the ArrayRecord library, or Grain's.
 
     Its ``__getitems__`` starts a thread for each file. Calls for single records take less CPU time:
-    two thirds with few files and 100 kB, a sixth with 256 files and 8 kB.
+    two thirds with few files and records of 100 kB, a sixth with 256 files and records of 8 kB.
     """
     library = sys.modules.get("array_record.python.array_record_data_source")
     base: Any = getattr(library, "ArrayRecordDataSource", None)
@@ -38,8 +38,9 @@ class Records(BaseSource):
     """Records of an object with ``__len__`` and ``__getitem__``.
 
     The first record determines the fields: its keys, or ``data`` if it is not a dict. Bytes become
-    uint8 [length], and numbers scalars of 32 bits. Text, dicts and other values without a DALI type
-    bypass the graph. If the object has ``__getitems__``, it is called with many indices at once.
+    uint8 arrays [length], and 64-bit scalars become 32-bit scalars. Text, dicts and other values
+    without a DALI type bypass the graph. If the object has the method ``__getitems__``, the method
+    is called with many indices at once.
 
     Bytes and numbers of a HuggingFace data set without a format or transform are read from its
     Arrow table, and bytes are not copied. If ``fields`` names a part of an image or sound, such as
@@ -126,7 +127,7 @@ class Records(BaseSource):
         return f"Records({type(self._records).__name__} of {self._count:,} records)"
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
-        """See `dalijax.sources.Source`."""
+        """Returns fields of some records; see `dalijax.sources.Source`."""
         numbers = indices.tolist()
         columns: dict[str, Values] = {}
         records: Sequence[Any] | None = None
@@ -147,7 +148,7 @@ class Records(BaseSource):
     def _read_column(
         self, columns: DatasetColumns, name: str, numbers: Sequence[int], rows: Indices
     ) -> Values:
-        """Reads a field of some records from the Arrow table.
+        """Returns the values of a field of some records, read from the Arrow table.
 
         Args:
             columns: The columns of the table.
@@ -171,7 +172,7 @@ class Records(BaseSource):
             return [self._converted(name, *pair) for pair in zip(numbers, values)]
 
     def _read_rows(self, numbers: list[int]) -> Sequence[Any]:
-        """Returns records with all their keys."""
+        """Returns whole records, given their indices."""
         read_batch = getattr(self._records, "__getitems__", None)
         if read_batch is None or self._reads_one_by_one:
             return [self._records[number] for number in numbers]
@@ -187,7 +188,7 @@ class Records(BaseSource):
         """Converts a value to the kind of its field.
 
         Raises:
-            ValueError: If the value is of another kind.
+            ValueError: If the value can't be converted, because it is of another kind.
         """
         try:
             return as_kind(value, self.fields[name])
@@ -198,7 +199,7 @@ class Records(BaseSource):
             ) from error
 
     def name(self, index: int) -> str:
-        """Returns the index of a record."""
+        """Returns the name of a record for errors, such as "record 3"."""
         return f"record {index}"
 
     def _value(self, record: Any, path: tuple[Any, ...], number: int) -> Any:
@@ -247,10 +248,10 @@ def _path(record: Any, key: Any) -> tuple[Any, ...]:
 
 
 def _check_keys(record: Any, fields: Mapping[str, Any]) -> None:
-    """Checks the values of ``fields=``.
+    """Checks the user's ``fields=``, a mapping from names of fields to keys of records.
 
     Raises:
-        TypeError: If a value can't be a key of a record.
+        TypeError: If a key is not hashable, so that it can't be a key of a record.
         ValueError: If names and keys are swapped.
     """
     for name, key in fields.items():
@@ -270,7 +271,7 @@ def _check_keys(record: Any, fields: Mapping[str, Any]) -> None:
 
 
 def _name_of(key: Any) -> str:
-    """Suggests the name of a field for a key that is not a valid name."""
+    """Returns a suggested name of a field for a key of the records; "" if there is none."""
     text = os.fsdecode(key) if isinstance(key, bytes) else str(key)
     name = text.rpartition("/")[2]
     return f"field_{name}" if name.isdecimal() else name if name.isidentifier() else ""

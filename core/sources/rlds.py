@@ -57,7 +57,7 @@ class _Part:
 
     Attributes:
         feature: The feature, e.g. "steps/action".
-        offsets: The steps of the field relative to the record's step, e.g. (-1,).
+        offsets: The steps of the field, relative to the record's step, e.g. (-1,).
         is_window: Whether the field is an array of the values at all offsets.
         is_mask: Whether the field is the mask of a window.
     """
@@ -88,11 +88,11 @@ class RLDS(ByteRecords):
     - ``"__step__"``: the number of the step in its episode, int32 from 0.
     - ``"__episode__"``: the number of the episode in all files, int32 from 0.
 
-    Images are uint8 [bytes]. Numbers have the dtypes and shapes of TFDS's ``features.json``, which
-    is next to the files or in the parent folder. 64-bit floats become float32, because records
-    contain 32 bits, and 64-bit integers become int32 if all of them fit. Without this file, a
-    single number per step is a scalar, and several numbers are an array. Numbers that the graph
-    does not take bypass it, like texts.
+    Images are encoded, as uint8 arrays of their bytes. Numbers have the dtypes and shapes of TFDS's
+    ``features.json``, which is next to the files or in the parent folder. 64-bit floats become
+    float32, because the files contain 32 bits, and 64-bit integers become int32 if all of them fit.
+    Without ``features.json``, a single number per step is a scalar, and several numbers are an
+    array. Numbers that the graph does not take bypass it, like texts.
 
     Args:
         paths: A path or several, or URLs. Patterns such as ``*.tfrecord*`` are expanded.
@@ -183,7 +183,7 @@ class RLDS(ByteRecords):
             Numbers are memory-mapped, unless steps were selected; texts are an array of objects.
 
         Raises:
-            ValueError: If it is a feature of images, or the files lack it.
+            ValueError: If the feature contains images, or the files lack it.
             OSError: If the files have changed.
         """
         index = self._index
@@ -215,8 +215,8 @@ class RLDS(ByteRecords):
             steps: A boolean for each record, or increasing numbers of records.
 
         Raises:
-            TypeError: If they are neither booleans nor integers.
-            ValueError: If no record is left, or they are not increasing numbers of records.
+            TypeError: If ``steps`` are neither booleans nor integers.
+            ValueError: If no record is left, or ``steps`` are not increasing numbers of records.
         """
         chosen = selected_records(steps, len(self))
         other = copy.copy(self)
@@ -230,7 +230,7 @@ class RLDS(ByteRecords):
         return other
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
-        """See `dalijax.sources.Source`."""
+        """Returns fields of some records; see `dalijax.sources.Source`."""
         arrays, columns = self._index.arrays, dict[str, Values]()
         kinds = self._index.about["kinds"]
         for name in names:
@@ -261,7 +261,7 @@ class RLDS(ByteRecords):
         return self._all_parts[name].feature
 
     def _rows(self, name: str, indices: Indices) -> Indices:
-        """Returns the rows of the index, [records], or [records, offsets] for a window."""
+        """Returns the rows of the index: [records], or [records, offsets] for a window."""
         part = self._all_parts[name]
         kind = self._index.about["kinds"][part.feature]
         if not is_of_steps(part.feature) and kind != IMAGE:
@@ -275,9 +275,9 @@ class RLDS(ByteRecords):
         """Returns the steps of a part for some records, and the bounds of their episodes.
 
         Returns:
-            Steps, which may be outside the episode, and the first and the last step of the episode:
-            int64 [records] each; for a window, [records, offsets], and [records, 1] for the bounds.
-            All are numbers among the steps of all files.
+            The steps, which may be outside the episode, and the first and the last step of the
+            episode, as numbers among the steps of all files. Three arrays int64 [records]; for a
+            window, the steps are [records, offsets], and the bounds are [records, 1].
         """
         steps = self._steps(indices)
         episodes = self._episodes(steps)
@@ -353,11 +353,12 @@ def _from_shared(
 
 
 def _parts(fields: Any) -> dict[str, _Part]:
-    """Parses the user's ``fields=``; returns the part of an episode of each field.
+    """Returns the part of an episode that each field contains, from the user's ``fields=``.
 
     Raises:
         TypeError: If a name or a value has a wrong type.
-        ValueError: If there is no field, a window is empty, or a feature without steps has offsets.
+        ValueError: If there is no field, a window is empty, a feature without steps has offsets, or
+            names and features are swapped.
     """
     check_fields(fields, "features", _EXAMPLE)
     parts: dict[str, _Part] = {}
@@ -387,11 +388,11 @@ def _parts(fields: Any) -> dict[str, _Part]:
 
 
 def _offsets(name: str, offsets: Any) -> tuple[tuple[int, ...], bool]:
-    """Parses the steps of a field; returns the offsets, and whether they are a window.
+    """Returns the steps of a field as a tuple of offsets, and whether the field is a window.
 
     Args:
         name: The field.
-        offsets: An integer, or a sequence of integers for a window.
+        offsets: The user's steps: an integer, or a sequence of integers for a window.
     """
     is_single = isinstance(offsets, (int, np.integer))
     is_list = isinstance(offsets, (range, list, tuple, np.ndarray))

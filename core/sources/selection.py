@@ -30,7 +30,7 @@ class Selection(Source):
     Raises:
         TypeError: If ``source`` is not a source, or is a mixture, or ``records`` are neither
             booleans nor integers.
-        ValueError: If no record is left, or they are not increasing numbers of records.
+        ValueError: If no record is left, or ``records`` are not increasing numbers of records.
     """
 
     @knows_its_names
@@ -58,19 +58,19 @@ class Selection(Source):
         return f"Selection({self._source!r}, {len(self):,} records)"
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
-        """See `dalijax.sources.Source`."""
+        """Returns fields of some records; see `dalijax.sources.Source`."""
         return dict(self._source.read(self._records[indices], names))
 
     def sizes(self, indices: Indices, name: str, data: Values) -> NDArray[np.int32]:
-        """See `dalijax.sources.Source`."""
+        """Returns heights and widths of images; see `dalijax.sources.Source`."""
         return self._source.sizes(self._records[indices], name, data)
 
     def name(self, index: int) -> str:
-        """See `dalijax.sources.Source`."""
+        """Returns the name of a record; see `dalijax.sources.Source`."""
         return self._source.name(int(self._records[index]))
 
     def identity(self) -> str:
-        """See `dalijax.sources.Source`."""
+        """Returns a text that identifies the records; see `dalijax.sources.Source`."""
         return f"{stated_identity(self._source)}, records {digest(self._records.tobytes())}"
 
     def _range_bytes(self, indices: Indices, names: Sequence[str]) -> int:
@@ -95,11 +95,11 @@ def selected_records(records: Any, count: int) -> Indices:
 
     Args:
         records: A boolean for each record, or increasing numbers of records.
-        count: Number of records to select from.
+        count: The number of records to select from.
 
     Raises:
-        TypeError: If they are neither booleans nor integers.
-        ValueError: If no record is left, or they are not increasing numbers of records.
+        TypeError: If ``records`` are neither booleans nor integers.
+        ValueError: If no record is left, or ``records`` are not increasing numbers of records.
     """
     chosen = np.asarray(records)
     if chosen.ndim != 1 or (chosen.dtype.kind not in "biu" and chosen.size):

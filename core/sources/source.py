@@ -40,9 +40,9 @@ class Source(Protocol):
     Attributes:
         fields: Names and kinds of the fields of a record.
         read_threads: Number of reading threads of an iterator, for all its pipelines. One or two
-            threads read whole batches, and share only the first; more threads share each batch,
-            which helps only if reads wait, e.g. for a network. Otherwise they contend for the GIL
-            and become slower.
+            threads read whole batches, and share only the first batch. More threads share each
+            batch, which helps only if reads wait, e.g. for a network. Otherwise the threads contend
+            for the GIL and become slower.
     """
 
     fields: Mapping[str, Field]
@@ -53,17 +53,20 @@ class Source(Protocol):
         ...
 
     def read(self, indices: Indices, names: Sequence[str]) -> Mapping[str, Values]:
-        """Reads fields of some records, in the given order.
+        """Returns fields of some records, in the order of ``indices``.
 
         The returned memory must not be written to again, because DALI may read it later without a
         copy. A source that reuses memory for other records is rejected.
 
         Args:
-            indices: Indices of records, possibly repeated.
+            indices: Indices of records, possibly repeated, int64 [records].
             names: Names of the fields to read.
 
+        Returns:
+            For each field, a list with a value of each record, or one array [records, ...].
+
         Raises:
-            OSError, ValueError: If a record can't be read; the message names it.
+            OSError, ValueError: If a record can't be read; the message names the record.
         """
         ...
 
@@ -85,7 +88,7 @@ class Source(Protocol):
         return f"record {index} of {type(self).__name__}"
 
     def identity(self) -> str:
-        """Returns a digest that is equal for equal records, wherever they are stored."""
+        """Returns a text, such as a digest, that depends on the records and not on their place."""
         ...
 
 
@@ -101,8 +104,8 @@ def check_source(source: Source) -> None:
     """Checks that a source has records and implements the protocol.
 
     Raises:
-        TypeError: If it lacks a part of the protocol.
-        ValueError: If it has no records.
+        TypeError: If the source lacks a part of the protocol.
+        ValueError: If the source has no records.
     """
     name, fields = type(source).__name__, getattr(source, "fields", None)
     if not isinstance(fields, Mapping):
@@ -124,17 +127,17 @@ def check_source(source: Source) -> None:
 
 
 def image_sizes(data: Values, are_paths: bool) -> NDArray[np.int32]:
-    """Reads the sizes of encoded images, or of image files; see `Source.sizes`."""
+    """Returns heights and widths of encoded images, or of image files; see `Source.sizes`."""
     size_of = path_size if are_paths else image_size
     sizes = [size_of(value) or (-1, -1) for value in data]
     return np.array(sizes, np.int32).reshape(-1, 2)
 
 
 def epoch_order(count: int, seed: int, shuffle: bool) -> Order:
-    """Creates the order of a source's successive epochs.
+    """Returns the order of a source's successive epochs, as a function; see `Order`.
 
     Args:
-        count: Number of records.
+        count: The number of records.
         seed: The seed.
         shuffle: Whether each epoch has its own order; otherwise all are sequential.
     """
@@ -162,7 +165,7 @@ def order_of(source: Any, seed: int, shuffle: bool) -> Order:
 
 
 def read_ahead_of(source: Any) -> int:
-    """Returns the number of bytes that a source requests ahead of their use; 0 if it does not."""
+    """Returns how many bytes a source requests ahead of their use; 0 if it does not read ahead."""
     return int(getattr(source, "_read_ahead", 0))
 
 
@@ -178,14 +181,14 @@ def announce(
     turns: Indices,
     freed: collections.deque[int],
 ) -> list[tuple[Lease, Indices]]:
-    """Requests the bytes of records that will be read soon, if they are remote.
+    """Requests the bytes of records that will be read soon, if the source reads ahead.
 
     Args:
         source: The source.
         indices: Indices of records.
         names: Names of the fields.
-        turns: When each record is needed; records with smaller numbers are needed earlier.
-        freed: Collects the number of bytes of each request whose memory is freed.
+        turns: A number for each record; records with smaller numbers are needed earlier.
+        freed: Receives the number of bytes of each request whose memory is freed.
 
     Returns:
         Pairs of a `Lease`, which keeps the bytes in memory while it exists, and the turn of each of

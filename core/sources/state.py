@@ -57,7 +57,7 @@ class Stream:
 
 
 def encode(position: SamplePosition, stream: Stream) -> dict[str, Any]:
-    """Encodes a position and its stream as a state."""
+    """Returns a state that contains a position and its stream."""
     return FORM.encode(
         epoch=position.epoch,
         start=position.start,
@@ -71,13 +71,13 @@ def encode(position: SamplePosition, stream: Stream) -> dict[str, Any]:
 
 
 def read(saved: Mapping[str, Any] | str | bytes) -> tuple[SamplePosition, Stream]:
-    """Decodes a state to a position and its stream.
+    """Returns the position and the stream that a state contains.
 
     Args:
         saved: The state, or its JSON as text or bytes.
 
     Raises:
-        StateError: If the state is of another kind of iterator, or damaged.
+        StateError: If the state belongs to another kind of iterator, or is damaged.
     """
     state = FORM.decode(saved)
     position = SamplePosition(state["epoch"], state["start"], state["sample"])

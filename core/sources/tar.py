@@ -49,17 +49,18 @@ class Tar(ByteRecords):
     The last part of an extension determines the kind of a field, as in WebDataset: ``cls``,
     ``cls2``, ``class``, ``count``, ``index``, ``inx`` and ``id`` are int32 scalars, which the
     index contains; ``txt``, ``text``, ``transcript``, ``json`` and ``jsn`` bypass the graph; all
-    others are uint8 [bytes]. So ``label.cls`` is a number, and ``x.npy`` is bytes.
+    others are bytes, as uint8 arrays. So ``label.cls`` is a number, and ``x.npy`` is bytes.
 
     Args:
-        paths: A path or several, or URLs. ``*.tar`` and ``{000..127}.tar``
-            are expanded.
+        paths: A path or several, or URLs. Patterns such as ``*.tar`` and ``{000..127}.tar`` are
+            expanded.
         fields: Maps the name of each field to an extension, in lower case; ``"jpg;png"`` is either
             of them. As in WebDataset, ``__key__`` is the sample's name and ``__url__`` its tar.
-        missing: "raise": a sample that lacks a member raises an error. "skip": it is skipped.
-        index_paths: Index files of DALI's ``wds2idx`` for remote tars. Only numbers and some
-            headers of the tars are then read. They replace a shared index. Local tars do not need
-            them.
+        missing: "raise": a sample that lacks a member raises an error. "skip": such samples are
+            skipped.
+        index_paths: Index files of DALI's ``wds2idx`` for remote tars, which replace a shared
+            index. Only numbers and some headers of the tars are then read. Local tars do not need
+            index files.
         cache_dir: Directory of stored indexes; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
         identity: A string that replaces the digest of names, sizes and 64 samples in states.
         storage_options: Credentials and settings of remote files; see docs/sources.md.
@@ -149,7 +150,7 @@ class Tar(ByteRecords):
         )
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
-        """See `dalijax.sources.Source`."""
+        """Returns fields of some records; see `dalijax.sources.Source`."""
         columns = super().read(indices, [name for name in names if name not in self._described])
         for name in names:
             if name in self._described:
@@ -228,12 +229,12 @@ _DESCRIPTIONS: Mapping[str, Callable[[Tar, Indices], list[str]]] = {
 
 
 def _alternatives(text: str) -> list[str]:
-    """Returns the extensions, in lower case, of a text such as "jpg;png"."""
+    """Returns the extensions, in lower case, that a text such as "jpg;png" contains."""
     return [part.strip().removeprefix(".") for part in text.lower().split(";")]
 
 
 def _extensions(fields: Mapping[str, str]) -> dict[str, str]:
-    """Parses the user's ``fields=``; returns the field of each extension, in lower case.
+    """Returns the field of each extension, in lower case, from the user's ``fields=``.
 
     Raises:
         TypeError: If an extension or the name of a field is not a string.
@@ -272,7 +273,7 @@ def _extensions(fields: Mapping[str, str]) -> dict[str, str]:
 def _check_complete(
     tars: Sequence[str], fields: Mapping[str, str], about: Mapping[str, Any], missing: str
 ) -> None:
-    """Raises ValueError with the fix if samples lack a field, unless they are to be skipped.
+    """Raises ValueError with the fix if samples lack a field, unless they may be skipped.
 
     Args:
         tars: The tars.
@@ -300,7 +301,7 @@ def _check_complete(
 
 
 def _cure(fields: Mapping[str, str], about: Mapping[str, Any]) -> str:
-    """Explains how to repair tars with incomplete samples."""
+    """Returns a text that explains how to repair tars with incomplete samples."""
     if about["scattered"]:
         return (
             f"The members of {', '.join(about['scattered'])} are not adjacent. Pack the "
@@ -326,7 +327,7 @@ def _cure(fields: Mapping[str, str], about: Mapping[str, Any]) -> str:
 
 
 def _are_swapped(fields: Mapping[str, str], about: Mapping[str, Any]) -> bool:
-    """Returns whether no sample is complete, and names and extensions are swapped."""
+    """Returns whether no sample is complete because names and extensions are swapped."""
     existing = {*about["extensions"], *_DESCRIPTIONS}
     return not about["first"][-1] and are_swapped(
         fields, lambda text: not existing.isdisjoint(_alternatives(text))

@@ -34,16 +34,16 @@ _EXAMPLE = "{'data': 'image/encoded', 'label': 'image/class/label'}"
 class TFRecord(ByteRecords):
     """Records of tf.train.Example (or the context of SequenceExamples) with random access.
 
-    The files are read once, and an index of the payloads and labels is stored; ``python -m
+    The files are read once, and an index of byte ranges and numbers is stored; ``python -m
     dalijax.sources index`` stores it next to the files, for all users. Reading records does not
     parse them, and TensorFlow is not needed. The first record that has a feature determines its
-    kind: bytes become uint8 [bytes], a single number a scalar of 32 bits, several numbers an array.
+    kind: bytes become uint8 arrays, a single number a 32-bit scalar, several numbers an array.
     A missing list of numbers is empty, as with ``tf.io.VarLenFeature``. For other features, pass
     ``defaults=``, like the ``default_value`` of ``tf.io.FixedLenFeature``.
 
     Args:
-        paths: A path or several, or URLs. Patterns such as ``*.tfrecord``
-            and ``{000..127}.tfrecord`` are expanded.
+        paths: A path or several, or URLs. Patterns such as ``*.tfrecord`` and
+            ``{000..127}.tfrecord`` are expanded.
         fields: Maps the name of each field to a feature.
         kinds: Kinds of fields that differ from the first record: ``Field(None)`` is text in UTF-8,
             which bypasses the graph; ``ndim=1`` is a list of numbers of any length.
@@ -149,11 +149,11 @@ class TFRecord(ByteRecords):
 
 
 def _check_features(fields: Any) -> None:
-    """Checks the user's ``fields=``.
+    """Checks the user's ``fields=``, a mapping from names of fields to features.
 
     Raises:
         TypeError: If a feature or the name of a field is not a string.
-        ValueError: If it is not a mapping, or is empty.
+        ValueError: If ``fields`` is not a mapping, or is empty.
     """
     check_fields(fields, "features", _EXAMPLE)
     for name, feature in fields.items():
@@ -164,7 +164,7 @@ def _check_features(fields: Any) -> None:
 
 
 def _indexed(files: Sequence[str], wanted: Wanted) -> Index:
-    """Builds the index of files, by scanning them; remote files are read in parallel."""
+    """Returns the index of files, built by a scan; remote files are read in parallel."""
     if any(map(is_remote, files)):
         sizes, table = tfrecord_columns(files, wanted.storage, {*wanted.fields.values()})
         index = select_records(table, files, sizes, wanted)

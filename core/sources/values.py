@@ -15,7 +15,7 @@ def leaf(value: Any) -> np.ndarray:
     """Converts a value of a record to an array; bytes and text (as UTF-8) become uint8 [length].
 
     Raises:
-        TypeError: If DALI has no type for it.
+        TypeError: If DALI has no type for the value.
     """
     if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 0:
         value = value.item()  # how bytes with trailing NULs pass through NumPy
@@ -40,7 +40,7 @@ def leaf(value: Any) -> np.ndarray:
 
 
 def kind_of(value: Any) -> Field:
-    """Infers the kind of a field from a value; scalars of 64 bits get 32 bits, as in JAX."""
+    """Returns the kind of a field, inferred from a value; 64-bit scalars get 32 bits, as in JAX."""
     if isinstance(value, (str, Mapping)) or value is None:
         return Field(None)
     try:
