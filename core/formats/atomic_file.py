@@ -1,4 +1,4 @@
-"""Atomic writing of files."""
+"""Writes files atomically: readers see either the old content or all of the new content."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 _PREFIX = ".dalijax-part-"
-_ABANDONED = 86_400.0  # seconds, on file systems without locks
+_ABANDONED = 86_400.0  # seconds since the last write; only used on file systems without locks
 _ATTEMPTS = 100
 
 
@@ -21,13 +21,17 @@ _ATTEMPTS = 100
 def atomic_file(path: str | os.PathLike[str], replace: bool = True) -> Iterator[BinaryIO]:
     """Opens a new file that replaces ``path`` if the block ends without an exception.
 
-    The new file has an unguessable name in the same directory, and the permissions of the umask.
-    Processes that have an existing file open or mapped keep seeing its old content. A symbolic link
-    at ``path`` is replaced, not followed. Leftovers of killed writers in the directory are removed.
+    While it is written, the new file has an unguessable name in the directory of ``path``. Its
+    permissions follow the umask. Processes that have an existing file open or mapped keep seeing
+    its old content. A symbolic link at ``path`` is replaced, not followed. Unfinished files that
+    killed processes left in the directory are removed.
 
     Args:
         path: The file to write.
         replace: Whether to replace an existing file.
+
+    Yields:
+        The new file, open for reading and writing bytes.
 
     Raises:
         FileExistsError: If the file exists and ``replace`` is False.
@@ -37,7 +41,7 @@ def atomic_file(path: str | os.PathLike[str], replace: bool = True) -> Iterator[
     _remove_leftovers(folder)
     descriptor, part = _new_part(folder)
     try:
-        # Locked until it is renamed, so that other processes do not remove it as a leftover.
+        # The file stays locked until it is renamed, so that no other process removes it.
         with os.fdopen(descriptor, "w+b") as file:
             yield file
             file.flush()
@@ -51,7 +55,10 @@ def atomic_file(path: str | os.PathLike[str], replace: bool = True) -> Iterator[
 
 
 def write_output(path: str | os.PathLike[str], content: bytes) -> None:
-    """Writes a file named by the user; pipes and devices (/dev/stdout) are written in place.
+    """Writes a file that the user has named, and follows symbolic links.
+
+    A regular file is replaced atomically. Pipes and devices such as /dev/stdout are written
+    directly.
 
     Raises:
         OSError: If the file can't be written.
@@ -60,13 +67,16 @@ def write_output(path: str | os.PathLike[str], content: bytes) -> None:
         with open(path, "wb") as stream:
             stream.write(content)
         return
-    # A symbolic link of the user is followed.
+    # `atomic_file` would replace a symbolic link of the user.
     with atomic_file(os.path.realpath(path)) as file:
         file.write(content)
 
 
 def _new_part(folder: str) -> tuple[int, str]:
-    """Creates and locks a file; returns its descriptor and path."""
+    """Creates an unfinished file in a directory and locks it; returns its descriptor and path.
+
+    The file is not locked if the file system has no locks.
+    """
     for _ in range(_ATTEMPTS):
         part = os.path.join(folder, _PREFIX + secrets.token_hex(8))
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -87,9 +97,9 @@ def _new_part(folder: str) -> tuple[int, str]:
 
 
 def _linked(part: str, target: str) -> bool:
-    """Renames a file, unless the target exists.
+    """Renames ``part`` to ``target`` unless ``target`` exists; returns whether it was renamed.
 
-    Returns False, and does not rename the file, if the file system has no hard links.
+    The file is not renamed if the file system has no hard links.
 
     Raises:
         FileExistsError: If the target exists.
@@ -116,7 +126,11 @@ def _remove_leftovers(folder: str) -> None:
 
 
 def _remove_abandoned(part: str) -> None:
-    """Removes a file unless a living process is writing it."""
+    """Removes an unfinished file unless another process is writing it.
+
+    Files are locked while they are written. On file systems without locks, a file is removed if it
+    was not changed for a day.
+    """
     descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         try:

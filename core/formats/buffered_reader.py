@@ -7,20 +7,20 @@ import collections
 from ..workers import Result
 from .byte_files import ByteFile, LocalFile, ObjectFile, RemoteFile
 
-SMALL_WINDOW = 2048  # least number of bytes of a read of a few headers
+SMALL_WINDOW = 2048  # bytes; the window of readers that read only a few headers
 _SMALLEST = 64  # the first window after skipped bytes has 1/64 of the size of other windows
 
 
 class BufferedReader:
     """Reads a file in windows, so that most reads are served from memory.
 
-    Further windows of a remote file are requested before they are needed, if the reads follow one
-    another. If reads skip more than a window, because the values between the headers are large,
-    windows are small at first.
+    If reads follow one another, the next windows of a remote file are requested before they are
+    needed. If a read skips more than a window, the values between the headers are large, so the
+    next windows are small at first.
 
     Args:
         file: The file.
-        least: Size of a window in bytes; None: ``file.window``.
+        least: Size of a window in bytes; None: ``file.window``. Larger reads are not split.
         ahead: Largest number of windows of a remote file that are requested ahead.
 
     Attributes:
@@ -33,14 +33,14 @@ class BufferedReader:
         self._data = b""
         self._start = 0
         self._before = 0, b""  # the offset and the bytes of the window before ``_data``
-        self._size = self._window  # of the next window
+        self._size = self._window  # bytes of the next window
         self._most_ahead, self._ahead = ahead, 1
         # The requested windows after ``_data``.
         self._pending = collections.deque[Result[list[memoryview]]]()
         self._requested = 0  # the end offset of the requested windows
 
     def __call__(self, at: int, count: int) -> bytes:
-        """Reads bytes from an offset; fewer at the end of the file."""
+        """Returns ``count`` bytes from the offset ``at``; fewer at the end of the file."""
         begin = at - self._start
         if begin >= 0 and begin + count <= len(self._data):
             return self._data[begin : begin + count]
@@ -67,12 +67,12 @@ class BufferedReader:
     def window(self, at: int, count: int) -> tuple[bytes, int]:
         """Returns the buffered bytes around a range, and the offset of the first of these bytes.
 
-        Reads the range if it is not in the buffer. Callers then parse many values without a call
-        for each.
+        Reads the range if it is not in the buffer. Callers parse many values from the result,
+        without a call for each value.
 
         Args:
             at: Offset of the range in the file.
-            count: Size of the range in bytes; may exceed the file.
+            count: Size of the range in bytes. The range may exceed the file.
         """
         begin = at - self._start
         if begin < 0 or begin + count > len(self._data):
@@ -82,7 +82,7 @@ class BufferedReader:
         return self._data, self._start
 
     def _read_ahead(self, file: RemoteFile | ObjectFile, at: int, count: int) -> bytes:
-        """Reads bytes from an offset, and requests the windows after them."""
+        """Returns ``count`` bytes from the offset ``at``, and requests the windows after them."""
         end = self._start + len(self._data)
         if not self._data or at > self._requested + self._window:
             self._size = self._window // (_SMALLEST if self._data else 1)
@@ -103,7 +103,11 @@ class BufferedReader:
         return b"".join(pieces)
 
     def _request(self, file: RemoteFile | ObjectFile) -> None:
-        """Requests further windows. Each call doubles their size, and then their number."""
+        """Requests windows until ``_ahead`` windows are pending.
+
+        Each call doubles the size of later windows, up to the size of a window. Further calls
+        double the number of pending windows.
+        """
         while len(self._pending) < self._ahead and self._requested < file.size:
             self._pending.append(file.request(self._requested, self._size))
             self._requested = min(self._requested + self._size, file.size)

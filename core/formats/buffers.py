@@ -1,7 +1,7 @@
-"""Reuses the memory of buffers for bytes that are read, once no array refers to it.
+"""Allocates buffers for bytes of files, and reuses their memory when no array refers to it.
 
-Otherwise, the C library would return a freed buffer of some MB to the kernel, which would have to
-map and clear the pages of the next buffer.
+The C library would return a freed buffer of some MB to the kernel, which would have to map and
+clear the pages of the next buffer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 _Memory = NDArray[np.uint8]
 
 _SMALLEST = 1 << 17  # bytes; the C library itself keeps smaller buffers
-_MOST = 1 << 28  # bytes of unused memory in a process
+_MOST = 1 << 28  # bytes; the largest amount of unused memory that a process keeps
 # No lock, because a fork could copy it locked, and because any thread may free an array.
 _unused: collections.deque[_Memory] = collections.deque()  # the last was used most recently
 
@@ -40,19 +40,19 @@ class _Loan:
         try:
             while sum(memory.size for memory in list(unused)) > most:
                 unused.popleft()
-        except IndexError:  # another thread has dropped the last one
+        except IndexError:  # another thread has removed the last item
             pass
 
 
 def new_buffer(size: int) -> NDArray[np.uint8]:
-    """Returns uninitialized memory, uint8 [size], that no other array uses."""
+    """Returns an uninitialized array of ``size`` bytes, uint8, whose memory no other array uses."""
     if size < _SMALLEST:
         return np.empty(size, np.uint8)
     return np.asarray(_Loan(_memory(size), size))
 
 
 def _memory(size: int) -> _Memory:
-    """Returns unused memory, or new memory, of at least ``size`` bytes."""
+    """Returns at least ``size`` bytes of memory: unused memory of a similar size, or new memory."""
     for _ in range(len(_unused)):
         try:
             memory = _unused.pop()

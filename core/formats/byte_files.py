@@ -1,4 +1,4 @@
-"""Byte ranges of files, local or supported by fsspec."""
+"""Reads byte ranges of local files, and of remote files by obstore or fsspec."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from .read_ranges import checksums, read_ranges
 
 _LOCAL_WINDOW = 2048  # holds the header and content of a small tar member, and the next header
 _REMOTE_WINDOW = 1 << 22
-_ALIGNMENT = 8  # bytes, of each range of a local file in memory
-_SHARE = 16  # a call uses at most 1/16 of the files that `ByteFiles` keeps open
-WAITING_THREADS = 16  # reading threads of a source that waits for a network
+_ALIGNMENT = 8  # bytes; ranges of local files begin at multiples of it in memory
+_SHARE = 16  # a call reads from at most 1/16 of the files at once that `ByteFiles` keeps open
+WAITING_THREADS = 16  # number of threads that wait for responses of servers
 
 
 def is_remote(path: str) -> bool:
@@ -46,13 +46,13 @@ def is_remote(path: str) -> bool:
 
 
 # Identifies the content of a file: [size, mtime, ctime, inode] of a local file, with times in
-# nanoseconds; [size, [name, value], ...] of a remote file, e.g. [9, ["ETag", '"abc"']]. It has only
-# the size if a server reports no version.
+# nanoseconds; [size, [name, value], ...] of a remote file, e.g. [9, ["ETag", '"abc"']]. The stamp
+# has only the size if the server reports no version.
 Stamp = list[Any]
 
 
 def local_stamp(status: os.stat_result) -> Stamp:
-    """Returns the `Stamp` of a local file."""
+    """Returns the `Stamp` of a local file, given its status."""
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
@@ -84,11 +84,11 @@ class LocalFile(OpenFile):
         return self._stamp
 
     def is_of(self, stamp: Stamp) -> bool:
-        """Returns whether the file has the size and mtime of a stamp, whatever its inode."""
+        """Returns whether the file has the size and mtime of a stamp; ignores ctime and inode."""
         return self._stamp[:2] == stamp[:2]
 
     def read(self, at: int, count: int) -> bytes:
-        """Reads bytes from an offset; fewer at the end of the file."""
+        """Returns ``count`` bytes from the offset ``at``; fewer at the end of the file."""
         return os.pread(self.fd, count, at)
 
 
@@ -112,28 +112,35 @@ class RemoteFile:
         return self.file.stamp()
 
     def is_of(self, stamp: Stamp) -> bool:
-        """Returns whether the file has the versions of a stamp; True if it has no versions."""
+        """Returns whether the file has the size and the version of a stamp.
+
+        Returns True if the server reports no version.
+        """
         own = plain(self.stamp())
         return len(own) == 1 or own == plain(stamp)
 
     def read(self, at: int, count: int) -> bytes:
-        """Reads bytes from an offset; fewer at the end of the file."""
+        """Returns ``count`` bytes from the offset ``at``; fewer at the end of the file."""
         return bytes(self.request(at, count).get()[0]) if count and at < self.size else b""
 
     def request(self, at: int, count: int) -> Result[list[memoryview]]:
-        """Requests bytes from an offset; returns a future list of one memoryview."""
+        """Requests ``count`` bytes from the offset ``at``, without waiting for the bytes.
+
+        Returns:
+            The future result, a list with one memoryview of the bytes.
+        """
         end = min(at + count, self.size)
         return request_threads().call(read_fsspec, [self.file], [at], [end])
 
 
 class ObjectFile:
-    """A version of a remote file that obstore reads.
+    """One version of a remote file, which obstore reads.
 
     Args:
         url: The URL.
         storage: Access to remote files.
-        place: The place of the object.
-        version: The version; reads of another version raise an error.
+        place: The URL as obstore's bucket or host, and path.
+        version: The version. Reads raise an error if the server has another version.
     """
 
     window = _REMOTE_WINDOW
@@ -157,11 +164,15 @@ class ObjectFile:
         return not Version.from_stamp(stamp).difference(self._version)
 
     def read(self, at: int, count: int) -> bytes:
-        """Reads bytes from an offset; fewer at the end of the file."""
+        """Returns ``count`` bytes from the offset ``at``; fewer at the end of the file."""
         return bytes(self.request(at, count).get()[0]) if count and at < self.size else b""
 
     def request(self, at: int, count: int) -> Result[list[memoryview]]:
-        """Requests bytes from an offset; returns a future list of one memoryview."""
+        """Requests ``count`` bytes from the offset ``at``, without waiting for the bytes.
+
+        Returns:
+            The future result, a list with one memoryview of the bytes.
+        """
         end = min(at + count, self.size)
         return self._storage.request(self._place, self.path, at, end, self._version)
 
@@ -170,7 +181,9 @@ ByteFile = LocalFile | RemoteFile | ObjectFile
 
 
 def open_files(paths: Sequence[str], storage: Storage) -> list[ByteFile]:
-    """Opens local files and URLs; requests of remote files are sent concurrently.
+    """Opens local files and URLs; returns the open files in the order of ``paths``.
+
+    Requests to servers are sent concurrently.
 
     Raises:
         OSError: If a file can't be opened.
@@ -197,10 +210,11 @@ def open_files(paths: Sequence[str], storage: Storage) -> list[ByteFile]:
 
 
 def stamps_of(paths: Sequence[str], storage: Storage) -> list[Stamp]:
-    """Returns stamps that change with the contents of files, if they have versions.
+    """Returns the stamp of each file, which changes with the file's content.
 
-    The stamp of a local file includes the time of the last status change, because programs that
-    preserve a file's mtime (``rsync``, ``cp -p``, ``touch -r``) can't set it.
+    If a server reports no version of a file, its stamp changes only with its size. The stamp of a
+    local file includes the ctime, because programs that preserve the mtime (``rsync``, ``cp -p``,
+    ``touch -r``) can't set the ctime.
 
     Raises:
         OSError: If a file can't be found.
@@ -211,15 +225,20 @@ def stamps_of(paths: Sequence[str], storage: Storage) -> list[Stamp]:
 
 
 def most_open() -> int:
-    """Returns the number of files to keep open: half the process's limit, at most 4,096."""
+    """Returns how many files may be kept open: half of the process's limit, at most 4,096."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 4096 if limit == resource.RLIM_INFINITY else min(4096, limit // 2)
 
 
 def within(offsets: Indices, sizes: Indices, limits: Indices) -> NDArray[np.bool_]:
-    """Returns whether each range lies within a file of ``limits`` bytes, bool [ranges].
+    """Returns whether each range lies within its file, as bool [ranges].
 
-    Does not overflow for huge numbers. All arguments are int64 [ranges], in bytes.
+    Does not overflow for huge numbers. All arguments are int64 [ranges].
+
+    Args:
+        offsets: Offset of each range in bytes.
+        sizes: Size of each range in bytes.
+        limits: Size of the file of each range in bytes.
     """
     inside: NDArray[np.bool_] = (offsets >= 0) & (sizes >= 0) & (sizes <= limits)
     inside &= offsets <= limits - sizes
@@ -227,12 +246,15 @@ def within(offsets: Indices, sizes: Indices, limits: Indices) -> NDArray[np.bool
 
 
 def _with_few_files(rows: Indices, files: Indices, most: int) -> list[Indices]:
-    """Splits rows into parts of at most ``most`` files each.
+    """Splits ranges into consecutive parts, each of which reads only a few files.
 
     Args:
-        rows: The rows; rows of the same file should be adjacent.
-        files: The file of each row.
+        rows: Indices of the ranges; ranges of the same file should be adjacent.
+        files: The file of each range in ``rows``.
         most: Largest number of files of a part.
+
+    Returns:
+        The indices of the ranges of each part.
     """
     if not len(rows):
         return []
@@ -241,19 +263,20 @@ def _with_few_files(rows: Indices, files: Indices, most: int) -> list[Indices]:
 
 
 class ByteFiles:
-    """Numbered files whose ranges are read by several threads.
+    """Files whose byte ranges several threads may read at the same time.
 
-    A file is opened at its first read in a process, and closed when this object is freed or too
-    many files are open. A thread that is still reading a file keeps it open.
+    Methods take the index of a file in ``paths`` as its number. A file is opened at its first read
+    in a process, and closed when this object is freed or too many files are open. A thread that is
+    still reading a file keeps it open.
 
     Args:
         paths: Paths or URLs.
         sizes: File sizes in bytes.
-        stamps: The stamp of each file, if known. A file that changed since then is rejected.
-        has_content: Returns whether a numbered file has the indexed content. It is called if only
-            the ctime or the inode of a file differ from its stamp: its owner may have changed, or
-            a program may have replaced the file and preserved its mtime. None: the file is
-            accepted.
+        stamps: The stamp of each file, if known. A file that has changed since then is rejected.
+        has_content: Returns whether a file, given its number, has the indexed content. It is called
+            if only the ctime or the inode of a file differs from its stamp: its owner may have
+            changed, or a program may have replaced the file and preserved its mtime. None: such a
+            file is accepted.
         storage: Access to remote files.
 
     Attributes:
@@ -329,10 +352,10 @@ class ByteFiles:
         return PerProcess(functools.partial(DiskCache, self._storage.cache, names))
 
     def file(self, number: int) -> ByteFile:
-        """Returns one of the files, open.
+        """Returns a file, given its number, and opens it if it is not open.
 
         Raises:
-            OSError: If it can't be opened, or has changed.
+            OSError: If the file can't be opened, or has changed.
         """
         file = self._opened(number)
         if file is not None:
@@ -341,7 +364,8 @@ class ByteFiles:
         if place is not None:  # each read checks the version, so that no request is needed here
             return ObjectFile(path, self._storage, place, Version.from_stamp(stamp))
         (file,) = open_files([path], self._storage)
-        error = RemoteError if self._are_remote[number] else OSError  # not an error of a record
+        # A RemoteError is not attributed to a record.
+        error = RemoteError if self._are_remote[number] else OSError
         if file.size != self.sizes[number]:
             raise error(
                 f"{file.shown} has {file.size:,} bytes, but had {self.sizes[number]:,} when the "
@@ -354,7 +378,7 @@ class ByteFiles:
         return file
 
     def _opened(self, number: int) -> ByteFile | None:
-        """Returns a file if it is open, else None.
+        """Returns a file if it is open already, else None.
 
         Args:
             number: The number of the file, or ``~number`` for the local cache's copy of a remote
@@ -363,7 +387,7 @@ class ByteFiles:
         return self._open.get(number) or self._open_urls.get().get(number)
 
     def _keep_open(self, number: int, file: ByteFile) -> None:
-        """Keeps a file open, and closes others if too many are open."""
+        """Keeps a file open; first closes other local files if too many are open."""
         if isinstance(file, RemoteFile):
             self._open_urls.get()[number] = file
             return
@@ -373,7 +397,7 @@ class ByteFiles:
         self._open[number] = file
 
     def _opened_urls(self, numbers: Sequence[int]) -> list[FsspecFile]:
-        """Opens those of the numbered files that fsspec reads, and returns them."""
+        """Opens files, given their numbers; returns the files that fsspec reads."""
         closed = [number for number in dict.fromkeys(numbers) if self._opened(number) is None]
         if len(closed) > 1:
             call_each(self.file, closed, WAITING_THREADS, "dalijax-open")
@@ -381,9 +405,9 @@ class ByteFiles:
         return [file.file for file in files if isinstance(file, RemoteFile)]
 
     def num_bytes(self, files: Indices, offsets: Indices, sizes: Indices) -> int:
-        """Returns the number of bytes that `announce` requests, plus those in the local cache.
+        """Returns how many bytes `announce` requests, plus the bytes that are in the local cache.
 
-        Requests are counted as if no range was in memory.
+        Counts requests as if no range were in memory. `announce` describes the arguments.
         """
         rows, stored = self._announced(files, offsets, sizes)
         return int(sizes[stored].sum()) + self._ranges.num_bytes(
@@ -393,10 +417,11 @@ class ByteFiles:
     def _announced(
         self, files: Indices, offsets: Indices, sizes: Indices
     ) -> tuple[NDArray[np.bool_], Indices]:
-        """Returns whether to request each range, and the rows of ranges in the local cache.
+        """Returns which ranges to request, and which ranges are in the local cache.
 
         Returns:
-            Bool [ranges], and int64 rows. Ranges of local files are in neither.
+            Whether to request each range, bool [ranges]; and the indices of the ranges in the local
+            cache of remote files, int64 [cached ranges].
         """
         stored = self._stored(files, offsets, sizes)
         are_requested = self._are_remote[files] & within(offsets, sizes, self.limits[files])
@@ -404,7 +429,7 @@ class ByteFiles:
         return are_requested, stored
 
     def _stored(self, files: Indices, offsets: Indices, sizes: Indices) -> Indices:
-        """Returns the rows of the remote ranges that are in the local cache."""
+        """Returns the indices of the ranges of remote files that are in the local cache, int64."""
         if self._cache is None:
             return np.empty(0, np.int64)
         return self._cache.get().find(files, offsets, sizes)
@@ -424,11 +449,11 @@ class ByteFiles:
             offsets: Offset of each range in bytes.
             sizes: Size of each range in bytes.
             turns: When each range is needed; ranges with smaller numbers are needed earlier.
-            freed: Collects the number of bytes of each request that is freed.
+            freed: Receives the number of bytes of each request that is freed.
 
         Returns:
-            A lease, which keeps the ranges while it exists, and the turn of each of its ranges; an
-            empty list if no range has to be requested.
+            A list with a lease, which keeps the requested ranges in memory while it exists, and the
+            turns of these ranges. The list is empty if no range has to be requested.
         """
         rows, _ = self._announced(files, offsets, sizes)
         if not rows.any():
@@ -439,7 +464,13 @@ class ByteFiles:
         return [(lease, turns[rows])]
 
     def _is_same(self, number: int, file: ByteFile, stamp: Stamp) -> bool:
-        """Returns whether a file with the size and mtime of its stamp has the indexed content."""
+        """Returns whether a file has the indexed content.
+
+        Args:
+            number: The number of the file.
+            file: The open file, whose size and mtime are those of its stamp.
+            stamp: The stamp of the file when it was indexed.
+        """
         now = file.stamp()
         if self._has_content is not None and has_version(now) and now != plain(stamp):
             if not self._has_content(number):
@@ -450,11 +481,11 @@ class ByteFiles:
     def read(
         self, files: Indices, offsets: Indices, sizes: Indices, name_of: Callable[[int], str]
     ) -> list[NDArray[np.uint8]]:
-        """Reads ranges.
+        """Returns the bytes of ranges.
 
         Ranges of local files are read into one new buffer, aligned to 8 bytes. DALI may read the
-        buffer long afterwards, so calls don't share one. Ranges of remote files are read-only parts
-        of received bytes, at any address: to align them would be another copy.
+        buffer long afterwards, so each call has its own buffer. Ranges of remote files are
+        read-only views of received bytes at any address, because alignment would need a copy.
 
         Args:
             files: Index of the file of each range.
@@ -463,7 +494,7 @@ class ByteFiles:
             name_of: Returns the name of a range's record for errors, given the index of the range.
 
         Returns:
-            The bytes of each range, uint8 [bytes].
+            The bytes of each range, as a uint8 array.
 
         Raises:
             OSError: If a range is incomplete or outside its file.
@@ -529,11 +560,11 @@ class ByteFiles:
         starts: Indices,
         buffer: NDArray[np.uint8],
     ) -> Indices:
-        """Reads ranges of local files into a buffer.
+        """Reads ranges of local files into a buffer; returns how many bytes of each were read.
 
         Args:
-            rows: The ranges to read. All other arrays have a row for each range of a call of
-                `read`.
+            rows: Indices of the ranges to read. All other arrays have an element for each range of
+                a call of `read`.
             files: The file of each range.
             offsets: The offset of each range in its file.
             sizes: The size of each range in bytes.
@@ -541,7 +572,8 @@ class ByteFiles:
             buffer: The buffer, uint8 [bytes].
 
         Returns:
-            The number of bytes read of each range, or a negative errno; see `read_ranges`.
+            For each range in ``rows``, the number of bytes read, or a negative errno; see
+            `read_ranges`.
         """
         numbers = files[rows].tolist()
         opened = {number: self.file(number) for number in dict.fromkeys(numbers)}  # keeps them open
@@ -559,10 +591,10 @@ class ByteFiles:
         starts: Indices,
         buffer: NDArray[np.uint8],
     ) -> Indices:
-        """Reads ranges from the local cache into a buffer; see `_read_local`.
+        """Reads ranges of remote files from the local cache into a buffer; see `_read_local`.
 
         Returns:
-            The rows of the ranges that are damaged or missing.
+            The indices of the ranges that are damaged in the cache, or missing.
         """
         damaged = []
         for part in _with_few_files(rows, files[rows], max(1, most_open() // _SHARE)):
@@ -575,11 +607,11 @@ class ByteFiles:
             are_right = cache.are_right(files[part], offsets[part], sizes[part], counts, sums)
             damaged.append(part[~are_right])
             for number in set(files[part[~are_right]].tolist()):
-                self._open.pop(~number, None)  # it may have been replaced
+                self._open.pop(~number, None)  # another process may have replaced the copy
         return np.concatenate(damaged)
 
     def _copy(self, cache: DiskCache, number: int) -> LocalFile | None:
-        """Opens the local cache's copy of a remote file; returns None if it can't be opened."""
+        """Returns the local cache's copy of a remote file, open; None if it can't be opened."""
         file = self._opened(~number)
         if file is None:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Indexes of files, which are stored until a file changes."""
+"""Loads the stored indexes of files, which are built again if a file changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .stamps import check_unchanged, settled_stamps
 
 _log = logging.getLogger("dalijax")
 
-_MOST_RECORDS = 64  # in the digest of the content
+_MOST_RECORDS = 64  # records whose bytes are in the digest of the content
 
 
 def cached_index(
@@ -34,18 +34,19 @@ def cached_index(
     storage: Storage,
     shared: Callable[[Sequence[Stamp]], Index | None] | None = None,
 ) -> Index:
-    """Loads the stored index of files, or builds and stores it.
+    """Returns the stored index of files, or builds and stores it.
 
-    An index belongs to files with the same paths, sizes, times and inodes (or ETags). Files that
-    were copied, moved or changed are indexed again, since no other check is both cheap and certain.
+    A stored index is used for files with the same paths, sizes, times and inodes (or ETags). Files
+    that were copied, moved or changed are indexed again, since no other check is both cheap and
+    certain.
 
     Args:
         cache_dir: Directory of stored indexes; None: the default.
         kind: The kind of index, with a version number.
         paths: The files, as `path_list` returns them.
         fields: Everything else that the index depends on; its repr is part of the key.
-        build: Builds the index.
-        is_valid: Checks the content of a loaded index.
+        build: Reads the files and returns the index.
+        is_valid: Returns whether the content of a loaded index is valid.
         storage: Access to remote files.
         shared: Returns the index without a scan of the files, e.g. from shared indexes, given the
             stamps of the files; returns None if there is no shared index. ``shared=None``: the
@@ -88,13 +89,13 @@ def cached_index(
 def _stamped(
     paths: Sequence[str], stamps: Sequence[Stamp], index: Index, storage: Storage
 ) -> Index:
-    """Returns an index whose ``about`` also has the stamps of its files and a digest of records."""
+    """Returns a copy of an index, with the files' stamps and a digest of records in ``about``."""
     samples = _samples_digest(paths, index, storage)
     return Index({**index.about, "stamps": stamps, "samples": samples}, index.arrays)
 
 
 def _samples_digest(paths: Sequence[str], index: Index, storage: Storage) -> str:
-    """Returns a digest of the bytes of 64 records, to detect later changes of the content."""
+    """Returns a digest of the bytes of at most 64 records, to detect later changes of the files."""
     arrays, first = index.arrays, index.about["first"]
     digest = hashlib.blake2b(digest_size=16)
     records = spread(first[-1], _MOST_RECORDS)

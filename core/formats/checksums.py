@@ -1,7 +1,8 @@
-"""Checksums of bytes, computed by NumPy; the helper in C computes the same.
+"""Computes checksums of bytes by NumPy. The helper in C computes equal checksums.
 
-A checksum detects damage, such as flipped bits, zeros, and bytes of another place. It does not
-detect forgery. Its values are part of the format of caches: see `dalijax.core.remote.disk_cache`.
+A checksum detects damage, such as flipped bits, zeros, and bytes from another place. It does not
+detect forgery. Caches on disk contain checksums, so that their definition is part of the format of
+`dalijax.core.remote.disk_cache`.
 
 As in XXH3, a block of 512 words of 64 bits has two sums: of the words, and of the products of the
 two halves of each word after an XOR with a key.
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..random.hashing import mix
 
-_WORDS = 512  # of 64 bits, in a block
+_WORDS = 512  # words of 64 bits in a block
 _BLOCK = 8 * _WORDS
 _FACTOR = 0x9E3779B97F4A7C15
 _HALF = np.uint64(32)
@@ -26,10 +27,10 @@ KEYS = mix(np.arange(_WORDS))
 
 
 def checksums_in_python(arrays: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint64]:
-    """Returns the checksum of each array, uint64 [arrays].
+    """Returns the checksum of each array, as uint64 [arrays].
 
     Args:
-        arrays: Bytes, uint8 [bytes] each.
+        arrays: One-dimensional arrays of uint8.
     """
     sums = np.empty(len(arrays), np.uint64)
     for row, array in enumerate(arrays):

@@ -1,4 +1,4 @@
-"""Windows that image decoders cut out, if the graph's definition has them as constants."""
+"""Finds the windows that the image decoders of a graph cut out, if the windows are constants."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-_CROPS = re.compile(r"image(?:decoder)?(crop|slice)$")  # without underscores, in lower case
+# Matches the kinds of decoders without underscores, in lower case.
+_CROPS = re.compile(r"image(?:decoder)?(crop|slice)$")
 _HEIGHT_AND_WIDTH = "HW"
 
-Edge = tuple[float, float]  # pixels, and a share of the image's extent, which are added
-_WHOLE = (0.0, 1.0)  # the end of an image
+# The sum of two offsets: in pixels, and as a share of the image's height or width.
+Edge = tuple[float, float]
+_WHOLE = (0.0, 1.0)  # the edge at the end of an image
 
 
 class Window(NamedTuple):
-    """The part of an image that an ``image_crop`` or ``image_slice`` decodes, if it is constant.
+    """The constant part of each image that an ``image_crop`` or ``image_slice`` decodes.
 
     Attributes:
         operator: The kind of the decoder, e.g. "decoders.image_crop".
-        edges: The start and the end along height, and along width.
+        edges: Two pairs of a start and an end: along the height, and along the width.
         turns: Whether the decoder rotates images by their EXIF orientation first.
     """
 
@@ -28,7 +30,7 @@ class Window(NamedTuple):
     turns: bool
 
     def fault(self, size: tuple[int, int], swaps: bool) -> str:
-        """Describes how the window exceeds an image; "" if it is inside the image.
+        """Returns a description of how the window exceeds an image; "" if it is inside the image.
 
         Args:
             size: Height and width of the image.
@@ -51,7 +53,7 @@ class Window(NamedTuple):
 
 
 def window_of(kind: str, arguments: Mapping[str, Any]) -> Window | None:
-    """Returns the window of an operator; None if it decodes no window, or not a constant window.
+    """Returns the window that an operator decodes; None if it decodes no constant window.
 
     Args:
         kind: The kind of the operator, e.g. "decoders.image_crop".
@@ -66,7 +68,10 @@ def window_of(kind: str, arguments: Mapping[str, Any]) -> Window | None:
 
 
 def _cropped(arguments: Mapping[str, Any]) -> tuple[tuple[Edge, Edge], ...] | None:
-    """Returns the edges of a crop as if it began at 0: only its size decides whether it fits."""
+    """Returns the edges of a crop; None if its size is not constant.
+
+    The edges begin at 0, because only the size decides whether a crop fits into an image.
+    """
     sizes = _numbers(arguments.get("crop"))[-2:] or [
         number for name in ("crop_h", "crop_w") for number in _numbers(arguments.get(name))
     ]
@@ -99,8 +104,9 @@ def _edge(arguments: Mapping[str, Any], name: str, number: int) -> Edge | None:
 
     Args:
         arguments: The arguments of the operator.
-        name: "start", "end" or "shape". An argument such as "rel_start" contains shares.
-        number: The number of the axis in the argument.
+        name: "start", "end" or "shape" for values in pixels. The arguments "rel_start", "rel_end"
+            and "rel_shape", which contain shares of the extent, are looked up next.
+        number: Index of the axis in the values of the argument.
     """
     if values := _numbers(arguments.get(name)):
         return values[number if len(values) > 1 else 0], 0.0
@@ -110,7 +116,10 @@ def _edge(arguments: Mapping[str, Any], name: str, number: int) -> Edge | None:
 
 
 def _numbers(value: Any) -> list[float]:
-    """Returns the numbers of an argument, which may be DALI's text, such as "[16.000000, ]"."""
+    """Returns the numbers in the value of an argument, as a list, which may be empty.
+
+    The value may be a number, a list, or DALI's text of a list, such as "[16.000000, ]".
+    """
     if isinstance(value, str):
         value = [part for part in re.split(r"[\[\], ]+", value) if part]
     elif not isinstance(value, list):

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 _THREADS = 8  # files that are read at once, since reading waits for the disk
 _REMOTE_THREADS = 32
-_AHEAD = 32  # windows of all remote files that are requested ahead
+_AHEAD = 32  # windows that are requested ahead, in total for all remote files
 
 
 def each_file(
@@ -26,17 +26,17 @@ def each_file(
     read: Callable[[BufferedReader, Any], T],
     collect: Callable[[int, T], object] | None = None,
 ) -> tuple[list[int], list[T]]:
-    """Calls a function with each file, in several threads.
+    """Reads files in several threads; returns their sizes, and the result of each file.
 
     Args:
         paths: The files.
         kind: The kind of files, for the progress bar.
         storage: Access to remote files.
-        read: Returns the result of a file, given a reader of the file, and a function that ``read``
-            calls with the number of bytes processed since the last call.
+        read: Returns the result of a file. It gets a reader of the file, and a function to call
+            with the number of bytes processed since the last call.
         collect: Is called with the number of a file and its result, in the thread that has read the
-            file. Results are then not returned, so that they need not stay in memory until all
-            files are read.
+            file. If it is given, no results are returned, so that they need not stay in memory
+            until all files are read.
 
     Returns:
         The sizes of the files in bytes; and the result of each file, or no results if ``collect``
@@ -65,6 +65,12 @@ def each_file(
 
 
 def in_threads(function: Callable[[int], T], count: int, are_remote: bool) -> list[T]:
-    """Calls a function with the number of each file, in threads, and returns the results."""
+    """Calls a function with 0 to ``count - 1``, in threads; returns the results in this order.
+
+    Args:
+        function: Is called with the number of a file.
+        count: The number of files.
+        are_remote: Whether some files are remote, so that more threads are used.
+    """
     threads = _REMOTE_THREADS if are_remote else _THREADS
     return call_each(function, range(count), threads, "dalijax-index")

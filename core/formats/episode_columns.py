@@ -1,6 +1,6 @@
 """Reads the episodes of a TFRecord file: the byte ranges of images, and all other values.
 
-A record is an episode, a tf.train.Example whose features are lists with the values of all steps.
+Each record is an episode: a tf.train.Example whose features are lists of the values of all steps.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ STEP_PREFIX = f"{STEPS}/"
 # Features with one value for each step, so that the length of a list is the number of steps.
 COUNTERS = (b"steps/is_first", b"steps/is_last", b"steps/is_terminal")
 _RAGGED = ("/ragged_flat_values", "/ragged_row_lengths_")
-_MOST_BYTES = 1 << 32  # of a record; sizes in the index have 32 bits
-HEAD = 4  # bytes of an image that tell its kind
+_MOST_BYTES = 1 << 32  # records must be smaller, because sizes in the index have 32 bits
+HEAD = 4  # bytes at the start of a value that tell images from texts
 # Bytes of a read of a local file. Small reads between the images would need less CPU, but each may
 # wait for a network file system, and threads contend for the GIL after each.
 _WINDOW = 1 << 20
 _REPORTED = 16  # episodes between two updates of the progress bar
 _JPEG, _PNG = b"\xff\xd8", b"\x89PNG"
 
-# Offset, size and features of an episode, in the order of the file.
+# Offset and size in bytes of an episode's record, and its features in the order of the file.
 Episode = tuple[int, int, Iterable[tuple[bytes, example.Feature]]]
 
 
@@ -43,8 +43,8 @@ class EpisodeFeatures:
     """The wanted features of episodes.
 
     Attributes:
-        names: The wanted features, e.g. "steps/action".
-        specs: The description in features.json of each feature that has one.
+        names: Names of the wanted features, e.g. "steps/action".
+        specs: The descriptions of features in features.json, by name; may lack features.
         storage: Access to remote files.
     """
 
@@ -54,12 +54,12 @@ class EpisodeFeatures:
 
     @property
     def needed(self) -> set[str]:
-        """The features to read: the wanted features, and `COUNTERS`."""
+        """The names of the features to read: the wanted features, and `COUNTERS`."""
         return {*self.names, *map(bytes.decode, COUNTERS)}
 
 
 def is_of_steps(feature: str) -> bool:
-    """Returns whether a feature has a value for each step, not for each episode."""
+    """Returns whether a feature has a value for each step, instead of one for each episode."""
     return feature.startswith(STEP_PREFIX)
 
 
@@ -74,12 +74,12 @@ class _Column:
     Args:
         name: The feature.
         spec: The description of the feature in features.json, if there is one.
-        texts: The index of each distinct text of the file; `load` adds new texts.
+        texts: Maps each distinct text of the file to an index; `load` adds new texts.
 
     Attributes:
         name: As above.
         kind: IMAGE, TEXT or NUMBER; "" if it is not known yet.
-        is_png: Whether the first image of the file is a PNG.
+        is_png: Whether the feature's first image in the file is a PNG.
     """
 
     def __init__(self, name: str, spec: Spec | None, texts: dict[bytes, int]):
@@ -94,13 +94,17 @@ class _Column:
 
     @property
     def width(self) -> int:
-        """The number of values of a step; 0 if it is not known yet."""
+        """The number of values of a step, or of an episode; 0 if it is not known yet."""
         if self.kind in (IMAGE, TEXT):
             return 1
         return 0 if self._shape is None else int(np.prod(self._shape, dtype=np.int64))
 
     def check(self, path: str) -> None:
-        """Raises ValueError if the feature has no fixed size or is encoded."""
+        """Raises ValueError if steps have different numbers of values, or tensors are encoded.
+
+        Args:
+            path: The file, for errors.
+        """
         if self.kind == RAGGED or any(part in self.name for part in _RAGGED):
             raise _ragged(self.name, path)
         if self._spec and self.kind == ENCODED:
@@ -110,18 +114,20 @@ class _Column:
             )
 
     def load(self, feature: example.Feature, take: BufferedReader) -> NDArray[Any]:
-        """Reads the values of an episode.
+        """Returns the values of the feature in an episode.
 
         Args:
             feature: The located feature of the episode.
             take: Reads the file.
 
         Returns:
-            Offsets and sizes of images, int64 [images, 2]; indices into ``texts``, int32 [texts];
-            or numbers, float32, int64 or the dtype of features.json, [numbers].
+            For images, offsets and sizes in bytes, int64 [images, 2]. For texts, indices into
+            ``texts``, int32 [texts]. For numbers, an array [numbers] of float32, int64 or the dtype
+            in features.json.
 
         Raises:
-            ValueError: If the values are of another kind than in earlier episodes.
+            ValueError: If the values are not supported, or are of another kind than in earlier
+                episodes or in features.json.
         """
         is_empty = not (feature.ranges or feature.loose)
         if feature.kind not in KINDS and (feature.kind or not is_empty):
@@ -149,7 +155,7 @@ class _Column:
         return np.array([self._text(take(at, size)) for at, size in feature.ranges], np.int32)
 
     def add(self, values: NDArray[Any], num_steps: int) -> None:
-        """Adds the values of an episode.
+        """Appends the values of an episode to the column.
 
         Args:
             values: The result of `load`.
@@ -187,7 +193,7 @@ class _Column:
         self._parts.append(values)
 
     def _text(self, data: bytes) -> int:
-        """Returns the index of a text in ``texts``, after adding a new text.
+        """Returns the index of a text in ``texts``; adds the text if it is new.
 
         Raises:
             ValueError: If the bytes are not text.
@@ -207,10 +213,14 @@ class _Column:
         return number
 
     def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Converts numbers to the dtype of features.json, unless it has 64 bits.
+        """Returns numbers in the dtype of features.json.
+
+        Returns the unchanged numbers if features.json does not describe the feature, or its dtype
+        has 64 bits.
 
         Raises:
-            ValueError: If a number does not fit into the dtype.
+            ValueError: If a number does not fit into the dtype, or features.json describes floats
+                as integers or integers as floats.
         """
         if self._spec is None:
             return values
@@ -227,7 +237,7 @@ class _Column:
         return values if dtype.itemsize == 8 else values.astype(dtype)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Returns the arrays of the index; the value of a text is an index into ``texts``."""
+        """Returns the feature's arrays of the index; texts are represented by indices."""
         if not self._parts:
             return {}
         values = np.concatenate(self._parts)
@@ -246,7 +256,7 @@ def _steps(count: int) -> str:
 
 
 def _ragged(name: str, label: str) -> ValueError:
-    """Returns the error about a feature with different numbers of values per step."""
+    """Returns the error about a feature whose steps have different numbers of values."""
     return ValueError(
         f"{name!r} of {label} is ragged: steps have different numbers of values. Pad it when you "
         "write the data"
@@ -254,7 +264,7 @@ def _ragged(name: str, label: str) -> ValueError:
 
 
 def _numbers(feature: example.Feature, take: BufferedReader) -> NDArray[Any]:
-    """Reads the numbers of a feature, float32 or int64 [numbers]."""
+    """Returns the numbers of a feature in an episode, as float32 or int64 [numbers]."""
     is_float = feature.kind == example.FLOATS
     if feature.loose:
         return np.array(example.numbers(take, feature), np.float32 if is_float else np.int64)
@@ -265,7 +275,13 @@ def _numbers(feature: example.Feature, take: BufferedReader) -> NDArray[Any]:
 
 
 def _length(feature: example.Feature, values: NDArray[Any] | None, take: BufferedReader) -> int:
-    """Returns the number of values of a feature, given the values if they were read."""
+    """Returns the number of values of a feature in an episode.
+
+    Args:
+        feature: The located feature.
+        values: The values, if they were read already.
+        take: Reads the file.
+    """
     if feature.count is not None:
         return feature.count
     if feature.kind == example.BYTES:
@@ -276,7 +292,7 @@ def _length(feature: example.Feature, values: NDArray[Any] | None, take: Buffere
 def _located(
     label: str, take: BufferedReader, at: int, size: int, names: Collection[bytes]
 ) -> Iterator[tuple[bytes, example.Feature]]:
-    """Yields the wanted features of an episode in the order of the file.
+    """Yields the name and the location of each wanted feature of an episode, in the file's order.
 
     Args:
         label: The name of the episode in errors.
@@ -305,16 +321,16 @@ def _text(name: bytes) -> str:
 
 @dataclasses.dataclass
 class EpisodeColumns:
-    """The episodes of a file.
+    """The values of the wanted features in the episodes of a file.
 
     Attributes:
         path: The file, for errors.
         lengths: The number of steps of each episode, int64 [episodes].
-        arrays: The arrays of the index; see `dalijax.core.formats.episode_index`. The value of a
-            text is an index into ``texts``.
+        arrays: The arrays of the features, by name; see `dalijax.core.formats.episode_index`.
+            Texts are represented by indices into ``texts``.
         texts: The distinct texts of the file.
         kinds: IMAGE, TEXT or NUMBER for each feature that has values.
-        png: The features of PNG images.
+        png: The features whose first image is a PNG.
         digest: A digest of the lengths, the arrays except offsets, and the texts.
     """
 
@@ -332,7 +348,7 @@ def read_episodes(
     features: EpisodeFeatures,
     advance: Callable[[int], object] = lambda count: None,
 ) -> EpisodeColumns:
-    """Reads the features of a file's episodes, without the images.
+    """Returns the wanted features of a file's episodes, but only the byte ranges of images.
 
     Args:
         take: Reads the file.
@@ -363,11 +379,11 @@ def read_episodes(
 def columns_of(
     episodes: Iterable[Episode], take: BufferedReader, features: EpisodeFeatures
 ) -> EpisodeColumns:
-    """Reads the values of the wanted features of a file's episodes.
+    """Returns the wanted features of a file's episodes, given the locations of the features.
 
     Args:
-        episodes: The episodes in the order of the file, with the places of the wanted features and
-            of `COUNTERS`, which tell the number of steps.
+        episodes: The episodes in the order of the file, with the locations of the wanted features
+            and of `COUNTERS`, which tell the number of steps.
         take: Reads the file.
         features: The wanted features.
 
@@ -463,7 +479,7 @@ def _num_steps(counts: Mapping[bytes, int], columns: Mapping[bytes, _Column]) ->
 def _digest(
     lengths: NDArray[np.int64], arrays: Mapping[str, NDArray[Any]], texts: Mapping[bytes, int]
 ) -> str:
-    """Returns the ``digest`` of `EpisodeColumns`."""
+    """Returns a digest of the lengths of episodes, the arrays except offsets, and the texts."""
     digest = hashlib.blake2b(lengths.tobytes(), digest_size=16)
     for name, array in sorted(arrays.items()):
         if not name.endswith(".offset"):

@@ -6,10 +6,10 @@ feature of images it contains ``FEATURE.offset`` and ``FEATURE.size``, for numbe
 ``text.ends[k + 1]`` of ``text.bytes``. Features of steps have a row for each step. Features of
 episodes have a row for each episode, except that their images have a row for each step.
 
-``about`` contains the entries that `dalijax.core.formats.index_checks` describes, ``first`` being
-numbers of steps. It also contains ``episodes`` (number of episodes before each file, and in total),
-``kinds`` (the kind of each feature), ``png`` (features of PNG images) and ``digests`` (a digest of
-each file's values).
+``about`` contains the entries that `dalijax.core.formats.index_checks` describes, but ``first``
+counts steps instead of records. It also contains ``episodes`` (number of episodes before each file,
+and in total), ``kinds`` (the kind of each feature), ``png`` (features of PNG images) and
+``digests`` (a digest of each file's values).
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ _WORDS = {"b": "booleans", "i": "integers", "u": "integers", "f": "floats"}  # b
 
 
 class _Joined:
-    """Joins the columns of files in the order of the files, which threads read in any order."""
+    """The columns of all files, joined in the order of the files.
+
+    Threads add the columns of files in any order.
+    """
 
     def __init__(self) -> None:
         self.first, self.episodes = [0], [0]
@@ -50,14 +53,16 @@ class _Joined:
         self.png: set[str] = set()
         self._lengths = SpooledArray()
         self._arrays: dict[str, SpooledArray] = {}
-        # Kind of the dtype and shape of a value, and the first file with it.
+        # For each array, the kind of its dtype, the shape of a value, and the first file with it.
         self._shapes: dict[str, tuple[tuple[Any, ...], str]] = {}
         self._texts: dict[bytes, int] = {}
         self._waiting: dict[int, EpisodeColumns] = {}
         self._lock = threading.Lock()
 
     def add(self, number: int, columns: EpisodeColumns) -> None:
-        """Adds the columns of a numbered file, as soon as all earlier files were added.
+        """Adds the columns of a file, given its number.
+
+        The columns are appended when those of all files with smaller numbers have been appended.
 
         Raises:
             ValueError: If a feature has another kind or shape than in earlier files.
@@ -118,7 +123,7 @@ class _Joined:
         return Index(about, self._joined_arrays())
 
     def _joined_arrays(self) -> dict[str, NDArray[Any]]:
-        """Returns the arrays of the index."""
+        """Returns the arrays of the index by name."""
         joined = {name: spooled.array() for name, spooled in self._arrays.items()}
         texts = list(self._texts)
         joined["text.bytes"] = np.frombuffer(b"".join(texts), np.uint8)
@@ -128,7 +133,7 @@ class _Joined:
 
 
 def index_episodes(paths: Sequence[str], features: EpisodeFeatures) -> Index:
-    """Builds the index of files, in parallel.
+    """Reads TFRecord files in several threads, and returns the index of their episodes.
 
     Raises:
         OSError: If a file can't be read.
@@ -148,7 +153,7 @@ def index_episodes(paths: Sequence[str], features: EpisodeFeatures) -> Index:
 def select_episodes(
     table: FileColumns, paths: Sequence[str], stamps: Sequence[Stamp], features: EpisodeFeatures
 ) -> Index | None:
-    """Returns the index of the wanted features, which is equal to that of `index_episodes`.
+    """Returns an index equal to that of `index_episodes`, without reading all of the files.
 
     Args:
         table: The columns of the files; see `episode_places`.
@@ -184,13 +189,15 @@ def has_content(
     build: Callable[[Sequence[str]], Index],
     number: int,
 ) -> bool:
-    """Returns whether a file still has the episodes that an index contains, by reading the file.
+    """Reads a file, and returns whether it still has the episodes that an index contains.
+
+    Returns False if the file can't be read.
 
     Args:
         features: The features of the index.
         index: The index.
         paths: The files of the index.
-        build: Not used. For other kinds of indexes, callers build the index of the file again.
+        build: Builds the index of files. Not used, because reading the file's episodes suffices.
         number: The number of the file.
     """
     rows = slice(*index.about["first"][number : number + 2])
@@ -208,7 +215,10 @@ def has_content(
 
 
 def is_valid(index: Index, features: EpisodeFeatures) -> bool:
-    """Returns whether a stored index has the wanted features, and ranges inside the files."""
+    """Returns whether a stored index has the wanted features, and ranges inside the files.
+
+    The ranges are only checked if there are few; see `index_checks.MOST_ROWS`.
+    """
     try:
         return _is_valid(index, features)
     except (ValueError, TypeError, LookupError, OverflowError):
@@ -245,7 +255,14 @@ def _is_valid(index: Index, features: EpisodeFeatures) -> bool:
 
 
 def _column_is_valid(index: Index, name: str, kind: str, num_texts: int) -> bool:
-    """Returns whether the arrays of a feature have valid dtypes, shapes, ranges and texts."""
+    """Returns whether the arrays of a feature have valid dtypes, shapes, ranges and texts.
+
+    Args:
+        index: The index.
+        name: The feature.
+        kind: The kind of the feature: IMAGE, TEXT or NUMBER.
+        num_texts: The number of texts in the index.
+    """
     first, arrays = index.about["first"], index.arrays
     rows = first[-1] if kind == IMAGE or is_of_steps(name) else index.about["episodes"][-1]
     are_few = rows <= index_checks.MOST_ROWS
@@ -268,11 +285,11 @@ def _column_is_valid(index: Index, name: str, kind: str, num_texts: int) -> bool
 
 
 def text_of(arrays: Mapping[str, NDArray[Any]], numbers: Indices) -> list[str]:
-    """Returns the texts with some indices, which may be repeated.
+    """Returns texts, given their indices, in the order of the indices.
 
     Args:
-        arrays: The arrays of an index.
-        numbers: The indices of the texts, int [texts].
+        arrays: The arrays of an index of episodes.
+        numbers: The indices of the texts, int [texts], which may be repeated.
     """
     ends, data = arrays["text.ends"], arrays["text.bytes"]
     unique, places = np.unique(numbers, return_inverse=True)  # steps of an episode share texts

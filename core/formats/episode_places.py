@@ -1,8 +1,8 @@
-"""The places of all features of episodes in TFRecord files, which shared indexes contain.
+"""Locates all features of the episodes in TFRecord files, for shared indexes.
 
-A place is an offset in the file and a size. `PlacedEpisodes` builds the index of the wanted
-features from the places: it reads only numbers and texts of these features, by the code that also
-indexes whole files. So both indexes are equal.
+The place of a feature is its offset in the file and its size. Given the places, `PlacedEpisodes`
+reads only the numbers and texts of the wanted features, by the code that also indexes whole files.
+So both indexes are equal.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from .tfrecord_index import KINDS
 
 
 class _ListPlaces:
-    """The places of the lists of a feature in a file.
+    """Collects the offsets and sizes of the lists of a feature in the records of a file.
 
     Implements `dalijax.core.formats.tfrecord_columns.Places`.
     """
 
     def __init__(self) -> None:
-        self.kind = 0  # in the first record that has a list
+        self.kind = 0  # kind of the feature in the first record that has a list
         self.is_odd = False
         self._states = array.array("B")
         self._rows, self._offsets, self._sizes, self._counts, self._items = (
@@ -58,7 +58,7 @@ class _ListPlaces:
         )
 
     def add(self, row: int, feature: example.Feature, take: BufferedReader) -> None:
-        """Adds the list of a record; see `Places`."""
+        """Adds the list of a record; see `Places.add`."""
         kind, ranges = feature.kind, np.array(feature.ranges, np.int64).reshape(-1, 2)
         if len(ranges):  # the kind of an empty list does not matter
             self.kind = self.kind or kind
@@ -85,10 +85,10 @@ class _ListPlaces:
             self._items.extend(ranges[:, 1].tolist())
 
     def column(self, count: int) -> Column:
-        """Returns the column of a file with a number of records; see `Places`."""
+        """Returns the column of the feature, with ``count`` rows; see `Places.column`."""
 
         def spread(values: Any, dtype: Any) -> Any:
-            """Returns the values of all records; 0 for records without the feature."""
+            """Returns ``values`` in an array of all records, 0 for records without the feature."""
             column = np.zeros(count, dtype)
             column[np.array(self._rows, np.int64)] = np.array(values, dtype)
             return column
@@ -104,7 +104,7 @@ class _ListPlaces:
 
 
 def _count(data: bytes, kind: int) -> tuple[int, bool]:
-    """Returns the number of packed numbers, and whether the last number is complete.
+    """Returns how many packed numbers some bytes contain, and whether the last number is complete.
 
     Args:
         data: The packed numbers.
@@ -117,7 +117,7 @@ def _count(data: bytes, kind: int) -> tuple[int, bool]:
 
 
 def episode_places(paths: Sequence[str], storage: Storage) -> FileColumns:
-    """Returns the columns of all features of TFRecord files, with a row for each episode.
+    """Reads TFRecord files; returns the columns of all features, with a row for each episode.
 
     Raises:
         OSError: If a file can't be read.
@@ -132,7 +132,7 @@ class _FetchedReader(BufferedReader):
     Args:
         file: The file.
         offsets: Offset of each range in the file.
-        ranges: The bytes of each range, uint8 [bytes].
+        ranges: The bytes of each range, as uint8 arrays.
     """
 
     def __init__(self, file: ByteFile, offsets: Indices, ranges: Sequence[NDArray[np.uint8]]):
@@ -167,19 +167,21 @@ class PlacedEpisodes:
         features: EpisodeFeatures,
     ):
         self._table, self._features = table, features
-        # Without the user's cache, since the index contains the values that are read here.
+        # Without the user's disk cache, since the index contains the values that are read here.
         storage = Storage(features.storage.options)
         self._files = ByteFiles(paths, [stamp[0] for stamp in stamps], stamps, storage=storage)
         names = features.needed
         self._columns = {k: column for k, column in table.columns.items() if k in names}
-        self._items: dict[str, tuple[Indices, Indices]] = {}  # first of each record; offsets
+        # For features of byte strings, the number of byte strings before each record, and in total;
+        # and the offset of each byte string.
+        self._items: dict[str, tuple[Indices, Indices]] = {}
         for name, column in self._columns.items():
             if column.items is not None and column.counts is not None:
                 first = np.concatenate([[0], np.cumsum(column.counts)])
                 self._items[name] = first, item_offsets(column)
 
     def read(self, number: int) -> EpisodeColumns:
-        """Reads the episodes of a numbered file; the result is equal to that of `read_episodes`.
+        """Returns the episodes of a file, given its number; equal to the result of `read_episodes`.
 
         Raises:
             OSError: If the file can't be read, or has changed.
@@ -209,7 +211,7 @@ class PlacedEpisodes:
         return columns_of(self._episodes(rows, file.size), take, self._features)
 
     def _heads(self, number: int, columns: Sequence[tuple[str, Indices]]) -> list[Any]:
-        """Returns the first 4 bytes, which tell images from texts, of a byte string per column.
+        """Returns the first bytes of a byte string of each column, which tell images from texts.
 
         Args:
             number: The number of the file.
@@ -226,12 +228,17 @@ class PlacedEpisodes:
         return self._ranges(number, np.array(places, np.int64), np.array(sizes, np.int64))
 
     def _ranges(self, number: int, offsets: Indices, sizes: Indices) -> list[NDArray[np.uint8]]:
-        """Reads ranges of a numbered file."""
+        """Returns the bytes of ranges of a file, given its number, as uint8 arrays."""
         files = np.full(len(offsets), number)
         return self._files.read(files, offsets, sizes, lambda row: "an episode")
 
     def _episodes(self, rows: Indices, file_size: int) -> Iterator[Episode]:
-        """Yields the episodes of a file, given their rows in the table."""
+        """Yields the episodes of a file.
+
+        Args:
+            rows: The rows of all episodes of the file in the table.
+            file_size: The size of the file in bytes.
+        """
         starts = self._table.starts[rows].tolist()
         ends = [start - HEADER for start in starts[1:]] + [file_size] * (len(starts) > 0)
         for row, start, end in zip(rows.tolist(), starts, ends, strict=True):

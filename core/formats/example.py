@@ -1,6 +1,6 @@
 """Locates the values of a tf.train.Example's features, without TensorFlow.
 
-The payloads, which are most of a record, are not read.
+Images and other long values, which are most of a record, are not read.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from numpy.typing import NDArray
 from . import protobuf
 from .buffered_reader import BufferedReader
 
-_ITEM, _ITEM_HEAD = 10, 11  # the key of field 1, bytes; most bytes of the key and the size
+# The key of field 1 with the wire type of bytes; largest number of bytes of a key and a size.
+_ITEM, _ITEM_HEAD = 10, 11
 BYTES, FLOATS, INTS = 1, 2, 3  # kinds of a Feature; equal to the field numbers in its message
 
 
 @dataclasses.dataclass
 class Feature:
-    """A feature of a record.
+    """The locations of the values of a record's feature in a file.
 
     Attributes:
         kind: BYTES, FLOATS or INTS; 0 if the feature has no value.
         ranges: Offset and size of each byte string; for packed numbers, of each packed list.
-        loose: Unpacked numbers: offsets of floats, or raw varint values.
-        count: Number of values, if an index contains it.
+        loose: For numbers that are not packed, the offset of each float, or the unsigned value of
+            each varint.
+        count: The number of values if an index contains it, else None.
     """
 
     kind: int
@@ -39,7 +41,7 @@ class Feature:
 def features(
     take: BufferedReader, at: int, end: int, names: Collection[bytes] | None
 ) -> dict[bytes, Feature]:
-    """Locates the features of an Example, or of the context of a SequenceExample.
+    """Returns the located features of an Example, or of a SequenceExample's context, by name.
 
     Args:
         take: Reads the file.
@@ -56,9 +58,9 @@ def features(
 def located_features(
     take: BufferedReader, at: int, end: int, names: Collection[bytes] | None
 ) -> Iterator[tuple[bytes, Feature]]:
-    """Yields the features of an Example in the order of the file; see `features`.
+    """Yields the name and the location of each feature, in the order of the file; see `features`.
 
-    If a name is repeated, the last of its features counts.
+    If a name is yielded repeatedly, its last feature counts.
     """
     for number, kind, start, stop in protobuf.located_fields(take, at, end):
         if number != 1 or kind != 2:
@@ -77,7 +79,13 @@ def located_features(
 
 
 def _feature(take: BufferedReader, at: int, end: int) -> Feature:
-    """Locates the values of a Feature message from its offset to its end offset."""
+    """Returns the kind and the locations of the values of a Feature message.
+
+    Args:
+        take: Reads the file.
+        at: Offset of the message.
+        end: End offset of the message.
+    """
     feature = Feature(0, [], [])
     for number, _, start, stop in protobuf.located_fields(take, at, end):
         feature.kind = number
@@ -94,18 +102,18 @@ def _feature(take: BufferedReader, at: int, end: int) -> Feature:
 
 
 def _add_items(ranges: list[tuple[int, int]], take: BufferedReader, at: int, end: int) -> int:
-    """Locates the items of a BytesList, which may be thousands of images.
+    """Locates the byte strings of a BytesList, which may be thousands of images.
 
     Does the same as `protobuf.located_fields`, several times as fast.
 
     Args:
-        ranges: Is extended by offset and size of each item.
+        ranges: Receives the offset and the size of each byte string.
         take: Reads the file.
         at: Offset of the message.
         end: End offset of the message.
 
     Returns:
-        The offset of the first field that is not an item, or the end.
+        The offset of the first field that is not a byte string, or ``end``.
     """
     data, start, last = b"", at, -1
     while at < end:
@@ -127,7 +135,7 @@ def _add_items(ranges: list[tuple[int, int]], take: BufferedReader, at: int, end
 
 
 def numbers(take: BufferedReader, feature: Feature) -> list[float]:
-    """Reads the numbers of a short list of floats, or of integers of 64 bits with a sign."""
+    """Returns the numbers of a short list of floats, or of signed integers of 64 bits."""
     values: list[float] = []
     if feature.kind == FLOATS:
         for at, size in feature.ranges:
@@ -144,12 +152,12 @@ def numbers(take: BufferedReader, feature: Feature) -> list[float]:
 
 
 def floats(data: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Parses packed floats; returns an aligned array, float32 [numbers]."""
+    """Returns packed floats as an aligned array, float32 [numbers]."""
     return np.require(data[: len(data) // 4 * 4].view("<f4"), requirements="A")
 
 
 def integers(data: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Parses packed varints of 64 bits in two's complement; returns int64 [numbers].
+    """Returns packed varints, integers of 64 bits in two's complement, as int64 [numbers].
 
     Raises:
         ValueError: If the last varint is incomplete, or a varint has more than ten bytes.

@@ -15,14 +15,13 @@ from .tfrecord_headers import mask_crc
 
 
 def example_message(features: Mapping[str, Sequence[bytes] | NDArray[Any]]) -> bytes:
-    """Serializes a tf.train.Example.
+    """Returns a serialized tf.train.Example.
+
+    Features are sorted by name, so that equal features give equal messages.
 
     Args:
-        features: Byte strings, or an array of floats, integers or booleans, for each name of a
-            feature. Arrays are flattened, and floats are stored with 32 bits.
-
-    Returns:
-        The message. Features are sorted by name, so that equal features give equal messages.
+        features: Maps the name of each feature to byte strings, or to an array of floats, integers
+            or booleans. Arrays are flattened, and floats are stored with 32 bits.
     """
     entries = [
         (1, message([(1, name.encode()), (2, _feature(features[name]))]))
@@ -32,7 +31,7 @@ def example_message(features: Mapping[str, Sequence[bytes] | NDArray[Any]]) -> b
 
 
 def _feature(values: Sequence[bytes] | NDArray[Any]) -> bytes:
-    """Serializes a tf.train.Feature."""
+    """Returns a serialized tf.train.Feature; see `example_message`."""
     if not isinstance(values, np.ndarray):
         return message([(example.BYTES, message((1, value) for value in values))])
     if values.dtype.kind == "f":
@@ -49,7 +48,9 @@ def _packed(values: NDArray[Any]) -> bytes:
 
 
 def record_parts(data: bytes) -> Iterator[bytes]:
-    """Yields the parts of a TFRecord record: length and its checksum, data, checksum of the data.
+    """Yields the parts of a TFRecord record, whose concatenation is the record.
+
+    They are the length and the checksum of the length, the data, and the checksum of the data.
 
     Raises:
         ImportError: If google-crc32c is not installed.

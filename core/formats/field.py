@@ -1,4 +1,4 @@
-"""`Field`: the kind of a field of records."""
+"""`Field`: the dtype, the number of dimensions and the use of a field of records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..dtypes import as_dtype
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """The kind of a field of records.
+    """The dtype, the number of dimensions and the use of a field of records.
 
     Attributes:
         dtype: Dtype of a record's array, in NumPy's, JAX's or DALI's form, or its name; None for

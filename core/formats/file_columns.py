@@ -1,8 +1,8 @@
 """`FileColumns`: the offsets and sizes of all values of the records of some files.
 
-They include values that a source does not read. A shared index stores a column in about 4 bytes for
-each record: the offset of each value is predicted from the sizes of the values before it, and zlib
-compresses the deviations.
+The columns include values that a source does not read. A shared index stores a column in about 4
+bytes for each record: the offset of each value is predicted from the sizes of the values before it,
+and zlib compresses the deviations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DTYPES = ("|i1", "<i2", "<i4", "<i8", "<f4")
 
 @dataclasses.dataclass
 class Column:
-    """The values of an extension of tars, or of a feature of TFRecords, in each record.
+    """The locations of an extension of tars, or of a feature of TFRecords, in all records.
 
     Attributes:
         kind: BYTES, FLOATS or INTS of `dalijax.core.formats.example`; 0 for tars, and for features
@@ -33,7 +33,7 @@ class Column:
         states: ABSENT, PRESENT, EMPTY or UNSET, uint8 [records].
         offsets: Offsets in the file, int64 [records]; 0 unless a value is PRESENT.
         sizes: Sizes in bytes, int64 [records]; 0 unless a value is PRESENT.
-        values: Numbers [records]; None if a value is not a single number.
+        values: The numbers, [records], if each value is a single number; otherwise None.
         has_list: Whether no value is a single number.
         counts: For features of episodes, the length of each list, int64 [records]; otherwise None.
             ``offsets`` and ``sizes`` then describe the packed numbers of a list, or the range from
@@ -52,9 +52,9 @@ class Column:
 
 
 def head_sizes(sizes: Indices) -> Indices:
-    """Returns the number of bytes that protobuf stores before byte strings of some sizes.
+    """Returns how many bytes protobuf stores before a byte string of each size.
 
-    They are the key of a field, one byte, and the size as a varint.
+    The bytes are the key of the field, which is one byte, and the size as a varint.
     """
     limits = np.array([1 << 7 * k for k in range(1, 9)])
     return 2 + np.searchsorted(limits, sizes, side="right")
@@ -107,7 +107,7 @@ class FileColumns:
 
 
 def rows_of(first: Indices, files: Indices) -> Indices:
-    """Returns the rows of the records of some files, in the order of ``files``.
+    """Returns the rows of the records of some files in a table, in the order of ``files``.
 
     Args:
         first: Number of records before each file, and in total.
@@ -119,7 +119,7 @@ def rows_of(first: Indices, files: Indices) -> Indices:
 
 
 def of_files(table: FileColumns, files: Indices) -> FileColumns:
-    """Returns the columns of the numbered files, in the order of ``files``."""
+    """Returns the columns of the files with the numbers in ``files``, in this order."""
     if np.array_equal(files, np.arange(len(table.first) - 1)):
         return table
     rows = rows_of(table.first, files)
@@ -135,7 +135,7 @@ def of_files(table: FileColumns, files: Indices) -> FileColumns:
 
 
 def _of_rows(column: Column, rows: Indices) -> Column:
-    """Returns some rows of a column."""
+    """Returns a copy of a column with only the given rows, in their order."""
     counts, items = column.counts, column.items
     if counts is not None and items is not None:
         items = items[rows_of(np.concatenate([[0], np.cumsum(counts)]), rows)]
@@ -151,9 +151,9 @@ def _of_rows(column: Column, rows: Indices) -> Column:
 
 
 def joined(tables: Sequence[FileColumns]) -> FileColumns:
-    """Concatenates the columns of several groups of files.
+    """Returns the columns of several groups of files, concatenated.
 
-    At most 256 columns are kept, namely those with the most values.
+    If there are more than 256 columns, only the 256 columns with the most values are kept.
     """
     if len(tables) == 1:
         return tables[0]
@@ -179,10 +179,10 @@ def joined(tables: Sequence[FileColumns]) -> FileColumns:
 
 
 def _joined(parts: Sequence[tuple[slice, Column]], rows: int) -> Column:
-    """Joins parts of a column.
+    """Returns a column that is joined from its parts.
 
     Args:
-        parts: Pairs of rows and the values of these rows; other rows are ABSENT.
+        parts: Pairs of a range of rows, and the column of these rows. Other rows are ABSENT.
         rows: Number of rows of the column.
     """
     dtypes = [column.values.dtype for _, column in parts if column.values is not None]
@@ -215,8 +215,8 @@ class Layout:
     """The usual distances between values in a kind of files.
 
     Attributes:
-        header: Number of bytes between the end of a value and the next value.
-        block: The sizes of values are rounded up to a multiple of this number of bytes.
+        header: Number of bytes between the padded end of a value and the next value.
+        block: Values are padded to a multiple of this number of bytes.
     """
 
     header: int
@@ -224,7 +224,7 @@ class Layout:
 
 
 def packed(table: FileColumns, layout: Layout) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Compresses columns.
+    """Returns compressed columns.
 
     Returns:
         A JSON object, and arrays of compressed bytes, from which `unpacked` restores the table.
@@ -268,7 +268,7 @@ def unpacked(
     layout: Layout,
     names: Collection[str] | None = None,
 ) -> FileColumns:
-    """Decompresses columns; see `packed`.
+    """Returns the columns that `packed` has compressed.
 
     Args:
         about: The JSON object.
@@ -320,7 +320,7 @@ def unpacked(
         column.offsets += starts
         column.offsets[column.states != PRESENT] = 0
         if column.items is not None:
-            item_offsets(column)  # checks them
+            item_offsets(column)  # raises ValueError if the sizes in `items` are damaged
     repeated = np.zeros(rows, np.bool_)
     if "repeated" in arrays:
         repeated = stream("repeated", rows).astype(np.bool_)
@@ -330,10 +330,10 @@ def unpacked(
 
 
 def _spread(values: NDArray[Any], present: NDArray[np.bool_], dtype: Any) -> NDArray[Any]:
-    """Returns the values of all records, 0 for records without a value.
+    """Returns an array of the values of all records, 0 for records without a value.
 
     Args:
-        values: The values of the other records.
+        values: The values of the records that have a value.
         present: Whether each record has a value, bool [records].
         dtype: The dtype of the result.
     """
@@ -345,19 +345,24 @@ def _spread(values: NDArray[Any], present: NDArray[np.bool_], dtype: Any) -> NDA
 
 
 def _padded(sizes: Indices, layout: Layout) -> Indices:
-    """Returns sizes, rounded up to a multiple of the layout's block."""
+    """Returns sizes in bytes, rounded up to a multiple of the layout's block."""
     return np.asarray(-(-sizes // layout.block) * layout.block, np.int64)
 
 
 def _before(ends: Indices, first: Indices) -> Indices:
-    """Returns the end of the record before each record; 0 for the first record of a file."""
+    """Returns the end of the record before each record, or 0 for the first record of a file.
+
+    Args:
+        ends: The end of each record.
+        first: Number of records before each file, and in total.
+    """
     before = np.concatenate([[0], ends[:-1]])[: len(ends)]
     before[first[:-1][np.diff(first) > 0]] = 0
     return before
 
 
 def _compressed(values: NDArray[Any]) -> tuple[str, NDArray[np.uint8]]:
-    """Compresses an array; returns its narrowest dtype, and the bytes of a zlib stream."""
+    """Compresses an array; returns the narrowest dtype for its values, and a zlib stream."""
     dtype = "<f4"
     if values.dtype.kind != "f":
         wide = values.astype(np.int64)
@@ -371,7 +376,7 @@ def _compressed(values: NDArray[Any]) -> tuple[str, NDArray[np.uint8]]:
 
 
 def _decompressed(content: NDArray[Any], dtype: str, count: int) -> NDArray[Any]:
-    """Decompresses an array of a number of values; see `_compressed`.
+    """Returns the array of ``count`` values that `_compressed` has compressed.
 
     Raises:
         ValueError: If the content is damaged.

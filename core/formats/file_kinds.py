@@ -1,4 +1,4 @@
-"""Detection of file types by their first bytes, for errors about files of the wrong type."""
+"""Detects types of files by their first bytes, for errors about files of the wrong type."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _KINDS = (
     (b"\x78\xda", "compressed by zlib", "it has no random access. Unpack it"),
 )
 _TEXT = b"\t\n\r" + bytes(range(32, 127)) + bytes(range(128, 256))  # UTF-8
-_BEGINS = (b"{", b"[", b"<", b"#")  # of short texts; a tar begins with the name of a member
+# First bytes of short texts. A truncated tar may be text, too: it begins with a member's name.
+_BEGINS = (b"{", b"[", b"<", b"#")
 
 
 def described(head: bytes) -> str:
@@ -41,5 +42,5 @@ def described(head: bytes) -> str:
 
 
 def is_tar(head: bytes) -> bool:
-    """Returns whether a file begins like a tar, possibly a damaged tar."""
+    """Returns whether a file's first bytes are those of a tar, which may be damaged."""
     return head[257:262] == b"ustar"

@@ -1,18 +1,18 @@
-"""Reads numbers of image headers; exceptions about images that DALI can't decode."""
+"""Reads numbers of image headers, and defines errors about images that DALI can't decode."""
 
 import struct
 
 
 class Unsupported(ValueError):
-    """An image type that DALI's decoders can't decode; the message names the type."""
+    """Error about an image that DALI's decoders can't decode; the message is the image's type."""
 
 
 class OutsideImage(ValueError):
-    """A decoder's window that exceeds its image."""
+    """Error about a decoder's window that isn't inside the image."""
 
 
 def unpack(form: str, data: memoryview, at: int) -> int:
-    """Reads a number of a header.
+    """Returns a number of a header.
 
     Args:
         form: Format of the number, as in `struct`.

@@ -81,7 +81,9 @@ def orientation_of(data: memoryview, codec: str) -> int:
 
 
 def kind_of(data: memoryview, codec: str) -> str:
-    """Returns the type of an image that nvImageCodec's parser rejected; "" if it is damaged.
+    """Returns the type of an image that nvImageCodec's parser rejected, for errors.
+
+    Returns "" if the image is damaged, or of a type that the parser accepts.
 
     Args:
         data: The encoded image.
@@ -94,11 +96,13 @@ def kind_of(data: memoryview, codec: str) -> str:
 
 
 def _exif_orientation(exif: memoryview) -> tuple[int, bool]:
-    """Reads EXIF data as OpenCV's EXIF reader does, a copy of which is in nvImageCodec.
+    """Returns the orientation in EXIF data, and whether the data is complete.
+
+    Reads the data as OpenCV's EXIF reader does, a copy of which is in nvImageCodec. The reader
+    stops at incomplete data, and some of its callers use the orientation before that place.
 
     Returns:
-        The orientation, 0 if there is none, and whether the data is complete. The reader stops at
-        incomplete data, and some callers use the orientation found until then.
+        The orientation, or 0 if there is none; and whether the data is complete.
     """
     order = "<" if bytes(exif[:2]) == b"II" else ">"
     orientation = 0
@@ -146,7 +150,9 @@ def _jpeg_segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
 
 
 def jpeg_orientation(data: memoryview) -> tuple[int, int]:
-    """Returns the EXIF orientation of a JPEG, see `orientation_of`, and the end of its header.
+    """Returns the EXIF orientation of a JPEG, and the end offset of its header.
+
+    Returns 0 as the orientation of a JPEG without EXIF data. Raises the errors of `orientation_of`.
 
     The header ends with the segment before the pixels. nvImageCodec's parser reads no further.
     """
@@ -241,7 +247,12 @@ def _webp_chunks(data: memoryview, padding: bool) -> Iterator[tuple[bytes, int, 
 
 
 def _webp_exif(data: memoryview, padding: bool) -> memoryview:
-    """Returns the EXIF data of a WebP; empty if its header declares none."""
+    """Returns the EXIF data of a WebP; empty if its header does not declare EXIF data.
+
+    Args:
+        data: The encoded image.
+        padding: See `_webp_chunks`.
+    """
     if bytes(data[12:16]) == b"VP8X" and data[20] & 8:
         for kind, at, length in _webp_chunks(data, padding):
             if kind == b"EXIF":
@@ -278,7 +289,10 @@ def _webp_kind(data: memoryview) -> str:
 
 
 def _tiff_tags(data: memoryview) -> tuple[dict[int, int], dict[int, int]]:
-    """Returns the first values of a TIFF's tags of unsigned integers, and the types of all tags."""
+    """Returns the first value of each tag of unsigned integers in a TIFF, and each tag's type.
+
+    Both are dicts by tag.
+    """
     order = "<" if data[0] == 0x49 else ">"
     big = data[2] + data[3] == 43
     count_form, form, offset_form = ("Q", "HHQ8s", "Q") if big else ("H", "HHI4s", "I")

@@ -2,7 +2,7 @@
 
 nvImageCodec, DALI's decoding library, parses the headers. An image that it rejects must not reach
 DALI: in a batch of 32 or more, DALI 2.4 raises its error while other threads still read their
-images, which may crash the process. So may a decoder's window that exceeds its image.
+images, which may crash the process. A decoder's window that exceeds its image may crash it, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .shared_headers import SharedHeaders
 
 _HEAD = 1 << 18  # bytes of a file that are read first
 _HEAD_FIRST = (b"\xff\xd8", b"BM", b"P")  # formats whose headers are at the start of a file
-_LARGEST = 1 << 31  # height or width
+_LARGEST = 1 << 31  # pixels; height and width must be smaller
 # Limit of libjpeg-turbo for RGB. The decoder that DALI tries next takes minutes and gigabytes.
 _MOST_PIXELS = (1 << 31) // 3
 _VERBOSITY = "PYNVIMGCODEC_VERBOSITY"
@@ -69,7 +69,7 @@ _RGB = ImageInput()  # decoded to RGB
 
 
 def image_size(data: Any) -> Size | None:
-    """Returns the height and width of an image as DALI decodes it; None if it can't decode it.
+    """Returns the height and width of an image as DALI decodes it; None if DALI can't decode it.
 
     Some EXIF orientations swap height and width.
 
@@ -80,23 +80,27 @@ def image_size(data: Any) -> Size | None:
 
 
 def path_size(path: Any) -> Size | None:
-    """Returns the `image_size` of the image in a file; None if it can't be read or decoded.
+    """Returns the height and width of the image in a file; see `image_size`.
+
+    Returns None if the file can't be read or DALI can't decode the image.
 
     Args:
-        path: The bytes of its path, with the buffer protocol.
+        path: The bytes of the path, up to the first zero, with the buffer protocol.
     """
     return look_at_file(path)[0]
 
 
 def look_at_input(value: Any, image_input: ImageInput) -> tuple[Size | None, str]:
-    """Inspects an image by `look_at` or `look_at_file`, and other files by `special_file`.
+    """Returns the size of an image, and the reason not to feed it to a graph, if there is one.
+
+    Inspects images by `look_at` or `look_at_file`, and other files by `special_file`.
 
     Args:
         value: The encoded image or the path, with the buffer protocol.
         image_input: The graph's use of the input that ``value`` is fed to.
 
     Returns:
-        The height and width of an image, else None; and the reason not to feed the value, or "".
+        The height and width of the image, or None if they are unknown; and the reason, or "".
     """
     if not image_input.is_image:
         return None, special_file(value)
@@ -104,10 +108,12 @@ def look_at_input(value: Any, image_input: ImageInput) -> tuple[Size | None, str
 
 
 def special_file(path: Any) -> str:
-    """Returns "" for a regular file; otherwise the reason not to open it, which might never return.
+    """Returns the reason not to open a FIFO, a socket or a device; "" for other paths.
+
+    Opening a FIFO may wait forever.
 
     Args:
-        path: The bytes of its path, up to the first zero, with the buffer protocol.
+        path: The bytes of the path, up to the first zero, with the buffer protocol.
     """
     try:
         mode = os.stat(bytes(path).partition(b"\0")[0]).st_mode
@@ -118,11 +124,14 @@ def special_file(path: Any) -> str:
 
 
 def look_at(data: Any, image_input: ImageInput = _RGB) -> tuple[Size | None, str]:
-    """Inspects an image; returns its size, and the reason if DALI can't decode it, else "".
+    """Returns the height and width of an image, and the reason if DALI can't decode the image.
 
     Args:
         data: The encoded image, with the buffer protocol.
-        image_input: The graph's use of the input that it is fed to.
+        image_input: The graph's use of the input that the image is fed to.
+
+    Returns:
+        The height and width, and ""; or None, and the reason.
     """
     view = memoryview(data).cast("B")
     if not view:
@@ -148,13 +157,13 @@ def look_at(data: Any, image_input: ImageInput = _RGB) -> tuple[Size | None, str
 
 
 def look_at_file(path: Any, image_input: ImageInput = _RGB) -> tuple[Size | None, str]:
-    """Inspects the image in a file; returns its size and the reason, as `look_at`.
+    """Returns the result of `look_at` for the image in a file.
 
     Returns (None, "") if the file can't be read, because DALI will report the error.
 
     Args:
-        path: The bytes of its path, up to the first zero, with the buffer protocol.
-        image_input: The graph's use of the input that it is fed to.
+        path: The bytes of the path, up to the first zero, with the buffer protocol.
+        image_input: The graph's use of the input that the path is fed to.
     """
     try:
         # Opening a FIFO waits for a writer otherwise.
@@ -177,7 +186,7 @@ def look_at_file(path: Any, image_input: ImageInput = _RGB) -> tuple[Size | None
 
 
 def _size(view: memoryview, codec: str, image_input: ImageInput) -> Size:
-    """Returns the height and width of an image; caches them by the header of a JPEG.
+    """Returns the height and width of an image. Caches the sizes of JPEGs by their headers.
 
     Raises:
         OutsideImage: If a window of the decoders isn't inside the image.
@@ -228,7 +237,7 @@ def _size(view: memoryview, codec: str, image_input: ImageInput) -> Size:
 
 @functools.cache
 def _code_stream() -> Callable[[Any], Any]:
-    """Returns nvImageCodec's parser, which prints nothing about images that it refuses."""
+    """Returns nvImageCodec's parser of images, which prints no messages about rejected images."""
     verbosity = os.environ.get(_VERBOSITY)
     os.environ.setdefault(_VERBOSITY, "0")  # only read when the module is imported
     try:

@@ -1,4 +1,4 @@
-"""Storage of record indexes on disk; they are memory-mapped."""
+"""Stores indexes of records on disk, and maps their arrays into memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger("dalijax")
 
 _MAGIC = b"dalijax index 2\n"
 _ALIGNMENT = 64
-_DIGEST = 32  # bytes at the end of a file
+_DIGEST = 32  # bytes of the digest at the end of a file
 _WHOLE = 1 << 28  # bytes; the digest of a larger file covers only evenly spread blocks
 _BLOCK, _BLOCKS = 1 << 16, 64
 _DTYPE = re.compile(r"[<|][iuf][1248]|\|b1")
@@ -64,7 +64,11 @@ class Index:
 
 
 def _load_again(path: str) -> Index:
-    """Loads the index of a pickled record source."""
+    """Returns the index of a pickled source, loaded from the index file.
+
+    Raises:
+        FileNotFoundError: If the file does not exist any more.
+    """
     try:
         return load(path)
     except FileNotFoundError as error:
@@ -75,11 +79,11 @@ def _load_again(path: str) -> Index:
 
 
 class DamagedIndexError(ValueError):
-    """A file that is not an index, or was changed after it was written."""
+    """Error about a file that is not an index, or was changed after it was written."""
 
 
 def save(path: str, index: Index, replace: bool = True) -> None:
-    """Writes an index to a file, atomically; creates the directory.
+    """Writes an index to a file, atomically; creates the directory if it does not exist.
 
     Raises:
         OSError: If the file can't be written.
@@ -92,7 +96,7 @@ def save(path: str, index: Index, replace: bool = True) -> None:
 
 
 def to_bytes(index: Index) -> bytes:
-    """Returns the content of the file that `save` writes."""
+    """Returns the bytes of the file that `save` writes for an index."""
     file = io.BytesIO()
     _write(file, index)
     content = file.getvalue()
@@ -100,7 +104,7 @@ def to_bytes(index: Index) -> bytes:
 
 
 def from_bytes(content: bytes, shown: str) -> Index:
-    """Parses the content of a file that `save` has written.
+    """Returns the index in the content of a file that `save` has written.
 
     Args:
         content: The content.
@@ -142,7 +146,7 @@ def write_head(file: BinaryIO, about: Mapping[str, Any], shapes: Mapping[str, An
 
 
 def seal(file: BinaryIO) -> None:
-    """Appends a digest of the content of a file, which `load` verifies."""
+    """Appends a digest of the content of a file to the file; `load` verifies the digest."""
     file.flush()
     size = file.seek(0, os.SEEK_END)
     file.write(_digest(functools.partial(os.pread, file.fileno()), size))
@@ -153,7 +157,7 @@ def _reader(content: bytes) -> Callable[[int, int], bytes]:
 
 
 def _digest(read: Callable[[int, int], bytes], size: int) -> bytes:
-    """Returns a digest of the first bytes of a file; above 256 MB, of 64 evenly spread blocks.
+    """Returns a digest of the start of a file; above 256 MiB, of 64 evenly spread blocks of it.
 
     Args:
         read: ``read(count, offset)`` returns bytes of the file.
@@ -168,7 +172,7 @@ def _digest(read: Callable[[int, int], bytes], size: int) -> bytes:
 
 
 def load(path: str, is_new: bool = False) -> Index:
-    """Maps the arrays of a stored index into memory.
+    """Returns a stored index, whose arrays are mapped into memory.
 
     Args:
         path: The path of the file.
@@ -176,8 +180,8 @@ def load(path: str, is_new: bool = False) -> Index:
 
     Raises:
         OSError: If the file can't be read.
-        DamagedIndexError: If the file is damaged, a link, or not a regular file. For files above
-            256 MB, 64 evenly spread blocks are checked.
+        DamagedIndexError: If the file is damaged, a link, or not a regular file. For a file above
+            256 MiB, the digest covers only 64 evenly spread blocks.
     """
     # Does not follow links, and does not block on a FIFO.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -213,7 +217,7 @@ def _check_magic(head: bytes, size: int, shown: str) -> None:
 def _checked_head(
     text: bytes, length: int, size: int, shown: str
 ) -> tuple[dict[str, Any], _Layout]:
-    """Parses a header; see `_parsed`.
+    """Returns the JSON object of an index and the layout of its arrays; see `_parsed`.
 
     Args:
         text: The header, which is shorter than ``length`` if the file is damaged.
@@ -231,7 +235,7 @@ def _checked_head(
 
 
 def _views(content: NDArray[np.uint8], layout: _Layout) -> dict[str, NDArray[Any]]:
-    """Returns the arrays in the content of a file, without copies."""
+    """Returns the arrays in the content of a file, by name, as views."""
     return {
         name: content[start:stop].view(dtype).reshape(shape)
         for name, (start, stop, dtype, shape) in layout.items()
@@ -239,7 +243,7 @@ def _views(content: NDArray[np.uint8], layout: _Layout) -> dict[str, NDArray[Any
 
 
 def _parsed(text: bytes, at: int, size: int) -> tuple[dict[str, Any], _Layout]:
-    """Parses a header; returns the JSON object of the index, and the layout of the arrays.
+    """Returns the JSON object of an index and the layout of its arrays, given the header.
 
     Args:
         text: The header.
@@ -270,13 +274,13 @@ def _parsed(text: bytes, at: int, size: int) -> tuple[dict[str, Any], _Layout]:
 def load_or_build(
     folder: str | None, key: str | None, build: Callable[[], Index], fits: Callable[[Index], bool]
 ) -> Index:
-    """Loads a stored index, or builds and stores it.
+    """Returns a stored index, or builds and stores it.
 
     Args:
         folder: The directory; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
         key: A digest of the files and of the index's settings, which names the stored file; None:
             the index is not stored.
-        build: Builds the index.
+        build: Reads the files and returns the index.
         fits: Returns whether a loaded index belongs to the files; if not, the index is rebuilt.
     """
     cache = folder or _default_folder()
@@ -299,7 +303,7 @@ def load_or_build(
     index = build()
     try:
         is_new = False
-        with contextlib.suppress(FileExistsError):  # another process may have it mapped
+        with contextlib.suppress(FileExistsError):  # another process has stored the index
             save(path, index, replace)
             is_new = True
         _remove_unused(cache)
@@ -320,9 +324,10 @@ def _default_folder() -> str:
 
 @functools.lru_cache(maxsize=64)  # one warning for each folder
 def _is_own(folder: str) -> bool:
-    """Returns whether only this user can write to the default directory, which may be in /tmp.
+    """Returns whether only trusted users can write to the default directory, which may be in /tmp.
 
-    Logs a warning if other users can.
+    Trusted users are this user, root and the owner of the parent directory. Logs a warning if other
+    users can write to the directory.
     """
     try:
         status, above = os.stat(folder), os.stat(os.path.dirname(folder)).st_uid
@@ -345,14 +350,14 @@ def _is_own(folder: str) -> bool:
 
 
 def _note_use(path: str) -> None:
-    """Updates the timestamp of an index about once a day, for `_remove_unused`."""
+    """Updates the mtime of an index file at most once a day, so that `_remove_unused` keeps it."""
     with contextlib.suppress(OSError):
         if time.time() - os.stat(path).st_mtime > _DAY:
             os.utime(path)
 
 
 def _remove_unused(folder: str) -> None:
-    """Removes indexes that were not loaded for a long time, such as those of replaced files."""
+    """Removes the index files of a directory that were not loaded for 90 days."""
     oldest = time.time() - _UNUSED_DAYS * _DAY
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -1,4 +1,4 @@
-"""Validation of indexes of records, since a file in the cache may be damaged or forged.
+"""Validates indexes of records, since a file in the cache may be damaged or forged.
 
 An index of records contains ``start`` (the offset of each record in its file), and for each field
 either ``NAME.value``, or ``NAME.offset`` and ``NAME.size``. Its ``about`` contains the ``names``
@@ -18,12 +18,16 @@ from numpy.typing import NDArray
 from .byte_files import within
 from .index import Index
 
-MOST_ROWS = 1 << 22  # rows whose ranges are all checked; `ByteFiles.read` checks ranges it reads
-_KINDS = {"offset": "i", "size": "i", "start": "i", "value": "iuf"}  # of dtypes
+# Ranges of larger indexes are not checked here. `ByteFiles.read` checks the ranges that it reads.
+MOST_ROWS = 1 << 22
+# Allowed kinds of dtypes, by the last part of the name of an array.
+_KINDS = {"offset": "i", "size": "i", "start": "i", "value": "iuf"}
 
 
 def is_valid(index: Index, columns: Collection[str], about: Mapping[str, type]) -> bool:
     """Returns whether an index has the expected content, and its ranges lie within the files.
+
+    The ranges are only checked if the index has at most `MOST_ROWS` records.
 
     Args:
         index: The index. ``index.about["stamps"]`` must be the stamps of the files.
@@ -65,7 +69,15 @@ def about_is_valid(index: Index, types: Mapping[str, type]) -> bool:
 
 
 def _arrays_are_valid(index: Index, columns: Collection[str]) -> bool:
-    """Returns whether the arrays have the expected names, kinds and lengths, and valid ranges."""
+    """Returns whether the arrays have the expected names, dtypes and lengths, and valid ranges.
+
+    Args:
+        index: The index.
+        columns: Names of the expected arrays.
+
+    Raises:
+        ValueError, TypeError, LookupError, OverflowError: If the arrays are damaged.
+    """
     arrays, first = index.arrays, index.about["first"]
     if set(columns) != set(arrays):
         return False

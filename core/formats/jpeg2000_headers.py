@@ -37,12 +37,16 @@ def check(data: memoryview) -> int:
 
 
 def kind_of(data: memoryview) -> str:
-    """Returns the type of an image that nvImageCodec's parser rejected."""
+    """Returns the type of a JPEG 2000 that nvImageCodec's parser rejected, for errors."""
     return f"JPEG 2000 with {len(_components(_codestream(data)))} channels and another color space"
 
 
 def _codestream(data: memoryview) -> memoryview:
-    """Returns the codestream of a JPEG 2000 file."""
+    """Returns the codestream of a JPEG 2000 image, without the boxes of a file.
+
+    Raises:
+        EOFError, struct.error: If a box is damaged or cut off.
+    """
     if data[0] == 0xFF:
         return data
     at = 0
@@ -99,7 +103,12 @@ def _check_main_header(stream: memoryview, channels: int) -> int:
 
 
 def _check_tiles(stream: memoryview, at: int) -> None:
-    """Raises EOFError if a tile is damaged or truncated; the first tile begins at an offset."""
+    """Raises EOFError if a tile is damaged or truncated.
+
+    Args:
+        stream: The codestream.
+        at: The offset of the first tile.
+    """
     while at < len(stream) and (marker := unpack(">H", stream, at)) != _END:
         length = unpack(">I", stream, at + 6) or len(stream) - at
         if marker != _TILE or length < 14:
@@ -133,7 +142,7 @@ def _is_quantization(segment: memoryview, channels: int) -> bool:
 
 
 def _component(segment: memoryview, channels: int) -> tuple[int, memoryview]:
-    """Splits a segment into the index of its component and its remaining bytes."""
+    """Returns the index of the component that a segment describes, and the remaining bytes."""
     size = 1 if channels <= 256 else 2
     return unpack(">B" if size == 1 else ">H", segment, 0), segment[size:]
 

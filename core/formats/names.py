@@ -8,13 +8,13 @@ import numpy as np
 
 
 class Names:
-    """A list of names in one buffer; a million str objects would take 100 MB.
+    """A sequence of names in one bytes object; a million str objects would take 100 MB.
 
     Args:
         groups: Pairs of a prefix and names, all bytes. The prefix is prepended to each name.
 
     Attributes:
-        joined: All names, concatenated.
+        joined: All names with their prefixes, concatenated.
         ends: End offset of each name in ``joined``, int64 [names].
     """
 

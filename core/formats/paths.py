@@ -1,4 +1,4 @@
-"""Paths in users' notation: patterns, ``~``, bytes, a single path or several."""
+"""Expands paths in users' notation: patterns, braces, ``~``, bytes, a single path or several."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Paths = Path | Sequence[Path]
 
 _SPECIAL = re.compile(r"^~|[*?\[{]")
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@|\?.*", re.DOTALL)  # of a URL
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@|\?.*", re.DOTALL)  # user and query of a URL
 _RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.(-?\d+))?")
-_MOST_PATHS = 10_000_000  # of the expansion of a range
+_MOST_PATHS = 10_000_000  # paths to which a range may expand
 
 
 def path_list(paths: Any, storage: Storage | None = None) -> list[str]:
@@ -33,7 +33,8 @@ def path_list(paths: Any, storage: Storage | None = None) -> list[str]:
     Raises:
         FileNotFoundError: If a pattern matches no file.
         TypeError: If a path is not a string, bytes or a path object.
-        ValueError: If there is no path.
+        ValueError: If there is no path, a path is empty, a range is too long, or a chained URL
+            contains a pattern.
     """
     several = [paths] if isinstance(paths, (str, bytes, os.PathLike)) else paths
     try:
@@ -54,11 +55,11 @@ def path_list(paths: Any, storage: Storage | None = None) -> list[str]:
 
 
 def path_text(path: Any) -> str:
-    """Converts a path, which may be bytes, to a string.
+    """Returns a path, which may be bytes or a path object, as a string.
 
     Raises:
-        TypeError: If it is not a path.
-        ValueError: If it is empty; the working directory would take its place.
+        TypeError: If the argument is not a path.
+        ValueError: If the path is empty, which would otherwise mean the working directory.
     """
     text = os.fsdecode(os.fspath(path))
     if not text:
@@ -67,7 +68,7 @@ def path_text(path: Any) -> str:
 
 
 def home_expanded(path: str) -> str:
-    """Replaces a leading ``~`` of a path, unless the path is an existing file."""
+    """Returns a path with a leading ``~`` replaced, unless the path itself exists."""
     return path if os.path.lexists(path) else os.path.expanduser(path)
 
 
@@ -78,10 +79,11 @@ def is_pattern(path: str) -> bool:
 
 
 def expanded(name: str, storage: Storage | None = None) -> list[str]:
-    """Expands a path or URL with special characters to the files that it denotes.
+    """Returns the files that a path or URL with special characters denotes; see `path_list`.
 
     Raises:
         FileNotFoundError: If a pattern matches no file.
+        ValueError: If a range is too long, or a chained URL contains a pattern.
     """
     if not is_remote(name) and os.path.lexists(name):
         return [name]
@@ -90,7 +92,10 @@ def expanded(name: str, storage: Storage | None = None) -> list[str]:
 
 
 def _matches(name: str, storage: Storage) -> list[str]:
-    """Returns the files that match a path or URL without braces."""
+    """Returns the files that match a path or URL without braces, sorted.
+
+    A path or URL without a pattern is returned even if it does not exist.
+    """
     if is_remote(name):
         if not re.search(r"[*\[]", name):
             return [name]
@@ -118,7 +123,7 @@ def _matches(name: str, storage: Storage) -> list[str]:
 
 
 def _is_hidden(path: str, pattern: str) -> bool:
-    """Returns whether a part of a path begins with a dot that the pattern does not contain.
+    """Returns whether a path has a part with a leading dot that matches no such part of a pattern.
 
     In a shell, ``*`` does not match such names; in fsspec it does.
     """
@@ -153,13 +158,13 @@ def braces(text: str) -> Iterator[str]:
 
 
 def _parts(text: str, start: int) -> tuple[list[str], int] | None:
-    """Returns the alternatives of a brace, and the offset after it.
+    """Returns the expansions of a pair of braces, and the offset after the closing brace.
 
-    Returns None if the brace contains neither alternatives nor a range.
+    Returns None if the braces contain neither alternatives nor a range.
 
     Args:
         text: The text.
-        start: The offset of the brace.
+        start: The offset of the opening brace.
     """
     depth, commas, dots = 0, [start], False
     for place in range(start, len(text)):
@@ -186,6 +191,9 @@ def _range(first: str, last: str, step: str | None) -> list[str] | None:
     """Returns the values of a range such as ``000..127``, padded to the width of the wider bound.
 
     Returns None if a bound is a letter and the other bound is a number.
+
+    Raises:
+        ValueError: If the range has more than 10,000,000 values.
     """
     if first.isalpha() != last.isalpha():
         return None
@@ -223,6 +231,6 @@ def object_names(paths: Sequence[str]) -> list[str]:
 
 
 def common_start(first: AnyStr, second: AnyStr) -> int:
-    """Returns the length of the common start of two texts."""
+    """Returns the length of the longest common prefix of two texts."""
     pairs = enumerate(zip(first, second))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))

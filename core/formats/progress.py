@@ -1,4 +1,4 @@
-"""Progress bars."""
+"""Shows progress bars, and logs long tasks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The wire format of protobuf: DALI's graphs and checkpoints, and records of TensorFlow.
+"""Reads and writes the wire format of protobuf.
 
+DALI's graphs and checkpoints, and records of TensorFlow, are protobuf messages.
 DALI does not offer its messages in Python, and does not depend on google.protobuf.
 """
 
@@ -17,7 +18,7 @@ _TOO_LONG = "not a protobuf message: a field ends after its message"
 def located_fields(
     take: Callable[[int, int], bytes], at: int, end: int
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Finds the fields of a message (protobuf.dev, 'Encoding') without reading their values.
+    """Yields the locations of a message's fields (protobuf.dev, 'Encoding') without their values.
 
     Args:
         take: ``take(offset, count)`` returns bytes of the file that contains the message.
@@ -56,11 +57,14 @@ def fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _field(data: bytes, at: int) -> tuple[int, int, int, int]:
-    """Parses the field at an offset of a message.
+    """Returns the number, the wire type and the location of the field at an offset of a message.
 
     Returns:
         The number and the wire type of the field, and the start and end offset of its value. For a
         varint, the value itself takes the place of the start offset.
+
+    Raises:
+        ValueError: If the bytes are not a protobuf message.
     """
     key, first = varint(data, at)
     kind = key & 7
@@ -75,14 +79,14 @@ def _field(data: bytes, at: int) -> tuple[int, int, int, int]:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """Parses a varint of at most ten bytes; returns the unsigned integer, and its end offset.
+    """Returns the unsigned integer in a varint of at most ten bytes, and the varint's end offset.
 
     Args:
         data: The bytes.
         at: The offset of the varint.
 
     Raises:
-        ValueError: If the varint is cut off, or is longer.
+        ValueError: If the varint is cut off, or has more than ten bytes.
     """
     # Most numbers have one or two bytes. Graphs and data sets of images have millions of them.
     if at + 1 < len(data):
@@ -102,13 +106,13 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def varint_bytes(value: int) -> bytes:
-    """Returns a non-negative number as a varint."""
+    """Returns a non-negative integer, encoded as a varint."""
     digits = [value >> shift & 127 for shift in range(0, max(1, value.bit_length()), 7)]
     return bytes([*(digit | 128 for digit in digits[:-1]), digits[-1]])
 
 
 def message(numbered: Iterable[tuple[int, int | bytes]]) -> bytes:
-    """Serializes a protobuf message.
+    """Returns a serialized protobuf message.
 
     Args:
         numbered: The number and the value of each field. An int is stored as a varint.

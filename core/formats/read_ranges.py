@@ -26,23 +26,24 @@ LIBRARY = pathlib.Path(__file__).with_name("_read_ranges.abi3.so")  # in pyproje
 
 # Flag for reads that don't wait; 0 if Python was built for an older C library.
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
-COUNT = 4  # the column of a range with the number of bytes read
+COUNT = 4  # the column of `ranges` that receives the number of bytes read of each range
 
 
 class _Helper(Protocol):
-    """Reads ranges, and computes checksums."""
+    """An implementation that reads ranges of files and computes checksums."""
 
     def read(self, ranges: NDArray[np.int64], buffer: Data, sums: Sums | None) -> None:
-        """Reads ranges into a buffer, and computes their checksums if `sums` is given.
+        """Reads ranges into a buffer, and computes their checksums if ``sums`` is given.
 
         Args:
-            ranges: Rows that are the `struct range` of read_ranges.c.
+            ranges: The ``struct range`` of read_ranges.c for each range, int64 [ranges, 5]. The
+                column `COUNT` receives the number of bytes read, or a negative errno.
             buffer: The buffer.
             sums: Receives the checksum of each range that was read completely.
         """
 
     def checksums(self, arrays: Sequence[Data]) -> Sums:
-        """Computes the checksum of each of some arrays."""
+        """Returns the checksum of each array, as uint64 [arrays]."""
         ...
 
 
@@ -58,7 +59,7 @@ class InPython:
             )
 
     def checksums(self, arrays: Sequence[Data]) -> Sums:
-        """Computes the checksum of each of some arrays."""
+        """Returns the checksum of each array, as uint64 [arrays]."""
         return checksums_in_python(arrays)
 
 
@@ -69,7 +70,7 @@ class InC:
         library: The path of the helper.
 
     Raises:
-        OSError, AttributeError: If it can't be loaded, or is of another version.
+        OSError, AttributeError: If the helper can't be loaded, or is of another version.
     """
 
     def __init__(self, library: str):
@@ -88,7 +89,7 @@ class InC:
             pass
 
     def checksums(self, arrays: Sequence[Data]) -> Sums:
-        """Computes the checksum of each of some arrays."""
+        """Returns the checksum of each array, as uint64 [arrays]."""
         addresses = [array.__array_interface__["data"][0] for array in arrays]
         columns = np.array([addresses, [array.size for array in arrays]], np.int64)
         sums = np.empty(len(arrays), np.uint64)
@@ -96,11 +97,11 @@ class InC:
         return sums
 
 
-_KEYS = KEYS.ctypes.data  # the address
+_KEYS = KEYS.ctypes.data  # the address of the keys
 
 
 def _read_in_python(ranges: NDArray[np.int64], buffer: Data) -> None:
-    """Reads ranges into a buffer, and sets the column `COUNT` of ``ranges``; see `_Helper.read`."""
+    """Reads ranges into a buffer without the helper in C; see `_Helper.read` for the arguments."""
     view = memoryview(buffer)
     rows = [(fd, at, view[start : start + size]) for fd, at, size, start, _ in ranges.tolist()]
     # One call for each range in the page cache: each call releases the GIL, and reacquiring it
@@ -144,10 +145,10 @@ _helper = _best_helper()
 
 
 def checksums(arrays: Sequence[Data]) -> Sums:
-    """Returns the checksum of each array, uint64 [arrays].
+    """Returns the checksum of each array, as uint64 [arrays].
 
     Args:
-        arrays: Contiguous bytes, uint8 [bytes] each.
+        arrays: Contiguous one-dimensional arrays of uint8.
     """
     return _helper.checksums(arrays)
 
@@ -160,20 +161,23 @@ def read_ranges(
     buffer: Data,
     sums: Sums | None = None,
 ) -> Indices:
-    """Reads byte ranges of files into a buffer, those in the page cache first.
+    """Reads byte ranges of files into a buffer; returns how many bytes of each range were read.
+
+    Ranges in the page cache are read while the disk fetches other ranges.
 
     Args:
         files: The file descriptor of each range.
         offsets: The offset of each range in its file.
         sizes: The size of each range in bytes.
         starts: The offset of each range in the buffer.
-        buffer: The buffer, uint8 [bytes], contiguous.
-        sums: Receives the checksum of each range that is read completely, uint64 [ranges],
-            contiguous; not defined for the others. None: they are not computed.
+        buffer: The buffer, a contiguous one-dimensional array of uint8.
+        sums: A contiguous array, uint64 [ranges], which receives the checksum of each range that is
+            read completely. Elements of other ranges are undefined. None: no checksums are
+            computed.
 
     Returns:
-        The number of bytes read of each range, int64 [ranges]: fewer than its size at the end of
-        the file; a negative errno if reading failed.
+        The number of bytes read of each range, int64 [ranges]. It is less than the size of the
+        range at the end of the file, and a negative errno if reading failed.
 
     Raises:
         ValueError: If a range is outside the buffer.

@@ -1,7 +1,7 @@
 """Detects truncated AVI and WAV files, which DALI would decode up to the cut.
 
 A truncated WAV would become a shorter recording. A truncated AVI may become uninitialized memory,
-which differs each time.
+which differs in each run.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ _UNKNOWN = 0x7FFFF000
 
 
 def cut_off(data: Any) -> str:
-    """Describes how an AVI or WAV is shorter than its header declares; "" if it is complete.
+    """Returns a description of how an AVI or WAV is cut off; "" if it is complete.
+
+    Returns "" also for files of other types, and for files whose header declares no size.
 
     Args:
-        data: The bytes of any file, in any type with the buffer protocol. Files of other types and
-            files without a declared size are accepted.
+        data: The bytes of any file, in any type with the buffer protocol.
     """
     try:
         if len(data) < _HEAD or data[0] != _R:
@@ -36,10 +37,9 @@ def cut_off(data: Any) -> str:
 
 
 def file_cut_off(path: bytes) -> str:
-    """Describes how a local file named .avi or .wav is cut off; see `cut_off`.
+    """Returns a description of how a local file named .avi or .wav is cut off; see `cut_off`.
 
-    Returns:
-        The reason; "" if the file is complete, has another name, or can't be read.
+    Returns "" if the file is complete, has another name, or can't be read.
     """
     if not path.lower().endswith(_SUFFIXES):
         return ""

@@ -30,7 +30,7 @@ _STORED = {"float64": "float32", "bfloat16": "float32"}
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """The description of a feature.
+    """The description of a feature in features.json.
 
     Attributes:
         kind: IMAGE, TEXT, NUMBER, RAGGED, or ENCODED for tensors that are stored as bytes.
@@ -44,10 +44,12 @@ class Spec:
 
 
 def parsed(content: bytes | str) -> dict[str, Spec]:
-    """Returns the features that a features.json describes, except kinds that `Spec` lacks.
+    """Returns the description of each feature in the content of a features.json, by name.
+
+    Features of kinds that `Spec` does not have are omitted.
 
     Raises:
-        ValueError: If it is not a description of features.
+        ValueError: If the content is not a description of features.
     """
     tree = json.loads(content)
     if not isinstance(tree, dict) or "featuresDict" not in tree:
@@ -56,11 +58,11 @@ def parsed(content: bytes | str) -> dict[str, Spec]:
 
 
 def _specs(node: Mapping[str, Any], name: str, in_steps: bool) -> Iterator[tuple[str, Spec]]:
-    """Yields the name and the description of each feature below a node of the description.
+    """Yields the name and the description of each feature below a node of a features.json.
 
     Args:
         node: The node.
-        name: The name of its feature, e.g. "steps/observation"; "" for the root.
+        name: The name of the node's feature, e.g. "steps/observation"; "" for the root.
         in_steps: Whether the feature has a value for each step.
     """
     if "featuresDict" in node:
@@ -83,7 +85,7 @@ def _specs(node: Mapping[str, Any], name: str, in_steps: bool) -> Iterator[tuple
 
 
 def _tensor(node: Mapping[str, Any], in_steps: bool) -> Spec:
-    """Returns the description of a tensor; see `_specs`."""
+    """Returns the description of a feature that is a tensor; see `_specs`."""
     dimensions = tuple(int(length) for length in node.get("shape", {}).get("dimensions", ()))
     dtype = node.get("dtype", "float32")
     if node.get("encoding", "none") not in ("none", ""):
@@ -97,7 +99,7 @@ def _tensor(node: Mapping[str, Any], in_steps: bool) -> Spec:
 
 
 def described(paths: Sequence[str], names: Collection[str], storage: Storage) -> dict[str, Spec]:
-    """Returns descriptions of features, by name, from the features.json next to some files.
+    """Returns the descriptions of features in the features.json next to some files, by name.
 
     If a folder of the files has no features.json, that of the parent folder is read. Features
     that are not described are omitted.
@@ -135,6 +137,10 @@ def _in_folder(folder: str, storage: Storage) -> tuple[str, dict[str, Spec]] | N
     """Returns the path and the features of the features.json of a folder, or else of its parent.
 
     Returns None if neither folder has the file.
+
+    Raises:
+        OSError: If a features.json exists, but can't be read.
+        ValueError: If a features.json is damaged.
     """
     parent = folder[: folder.rstrip("/").rfind("/") + 1]
     for place in (folder, parent):
@@ -153,7 +159,7 @@ def _in_folder(folder: str, storage: Storage) -> tuple[str, dict[str, Spec]] | N
 
 
 def _content(path: str, storage: Storage) -> bytes | None:
-    """Returns the content of a file; None if it does not exist."""
+    """Returns the content of a file; None if it does not exist or its server denies access."""
     try:
         if is_remote(path):
             return bytes(storage.contents([path], opens=True)[0])

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-_MOST = 256  # headers
+_MOST = 256  # results that are kept
 _MOST_LENGTHS = 4  # lengths of headers, each of which a lookup tries
 _LONGEST = 4096  # bytes; longer headers have thumbnails, which differ
 
@@ -17,7 +17,8 @@ class SharedHeaders(Generic[T]):
     """A cache of results that depend only on the header of an image.
 
     Looking up a header takes a tenth of the time of parsing it. Images of a camera differ only in
-    their pixels. A header must contain its own end, so that no image continues it differently.
+    their pixels. A header must contain a mark of its end. Otherwise, it could be the start of a
+    longer header of another image.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,10 @@ class SharedHeaders(Generic[T]):
         return None
 
     def put(self, header: memoryview, use: Hashable, result: T) -> None:
-        """Stores the result for images with a header; old entries are dropped."""
+        """Stores the result for images with a header, unless the header is long.
+
+        Drops the oldest results if there are too many. `get` describes ``use``.
+        """
         length = len(header)
         if length > _LONGEST:
             return

@@ -1,8 +1,8 @@
-"""Shared indexes: a file next to the shards of a data set, which all its users read.
+"""Reads and writes shared indexes. All users of a data set read the index next to its shards.
 
-``python -m dalijax.sources index`` writes it. The index contains the stamp of each shard; a shard
-that now has another stamp is indexed again. Sources read a shared index if their user has no stored
-index of the files; see `dalijax.core.formats.cached_index`.
+``python -m dalijax.sources index`` writes the index, which contains the stamp of each shard. A
+shard that now has another stamp is indexed again. Sources read a shared index if their user has no
+stored index of the files; see `dalijax.core.formats.cached_index`.
 
 The file has the format of `dalijax.core.formats.index.save`: a magic number with the version, a
 JSON object, arrays, and a digest. `dalijax.core.formats.file_columns.packed` compresses the arrays.
@@ -33,12 +33,12 @@ _log = logging.getLogger("dalijax")
 _VERSION = "shared 1"
 _NAMED = 3  # files named in a warning
 LAYOUTS = {"tar": Layout(512, 512), "tfrecord": Layout(0, 1), "rlds": Layout(0, 1)}
-_LEAST_BYTES = {"tar": 512, "tfrecord": 16, "rlds": 16}  # of a record
+_LEAST_BYTES = {"tar": 512, "tfrecord": 16, "rlds": 16}  # smallest size of a record in a file
 
 
 @dataclasses.dataclass
 class SharedIndex:
-    """A shared index.
+    """A shared index of the files in a folder.
 
     Attributes:
         path: The path or URL of the index.
@@ -54,7 +54,10 @@ class SharedIndex:
 
 
 def file_name(kind: str) -> str:
-    """Returns the file name of shared indexes of a kind in `LAYOUTS`; ``*`` does not match it."""
+    """Returns the file name of shared indexes of a kind in `LAYOUTS`.
+
+    The pattern ``*`` does not match the name, because the name begins with a dot.
+    """
     return f".dalijax-{kind}.index"
 
 
@@ -71,8 +74,8 @@ def folder_of(path: str) -> str | None:
 def is_same(stored: Stamp, stamp: Stamp) -> bool:
     """Returns whether two stamps certainly belong to the same version of a file.
 
-    obstore and fsspec may describe an ETag differently: with other names, as weak, or without
-    quotes.
+    Compares only the size and the ETag if the stamps differ, because obstore and fsspec may
+    describe an ETag differently: with other names, as weak, or without quotes.
     """
     if stored == stamp:
         return has_version(stamp)
@@ -87,7 +90,7 @@ def is_same(stored: Stamp, stamp: Stamp) -> bool:
 def load(
     folder: str, kind: str, storage: Storage, names: Collection[str] | None = None
 ) -> SharedIndex | Exception | None:
-    """Reads the shared index of a folder.
+    """Returns the shared index of a folder, if there is a usable index.
 
     Args:
         folder: The folder, with a slash.
@@ -96,8 +99,8 @@ def load(
         names: Names of the wanted columns; None: all.
 
     Returns:
-        The index; the error if it can't be read; None if the folder has no index, or, after a
-        warning, if the index can't be used.
+        The index; the error if the index can't be read; None if the folder has no index, or, after
+        a warning, if the index is damaged or its owner is not trusted.
     """
     path = folder + file_name(kind)
     try:
@@ -116,8 +119,8 @@ def _to_extend(folder: str, kind: str, storage: Storage) -> SharedIndex | None:
     """Returns the shared index of a folder, to add files to it; None if there is no usable index.
 
     Raises:
-        OSError: If it can't be read. Otherwise, a new index would replace an index that may be
-            valid.
+        OSError: If the index can't be read. It may be valid, so that a new index must not replace
+            it.
     """
     path = folder + file_name(kind)
     try:
@@ -128,11 +131,16 @@ def _to_extend(folder: str, kind: str, storage: Storage) -> SharedIndex | None:
 
 
 def _content(path: str, folder: str, storage: Storage) -> bytes:
-    """Returns the content of an index.
+    """Returns the content of the file of a shared index.
+
+    Args:
+        path: The path or URL of the index.
+        folder: The folder of the index.
+        storage: Access to remote files.
 
     Raises:
-        OSError: If it can't be read.
-        DamagedIndexError: See `_local_content`.
+        OSError: If the file can't be read.
+        DamagedIndexError: If the file is local and must not be used; see `_local_content`.
     """
     if is_remote(path):
         return bytes(storage.contents([path], opens=True)[0])
@@ -142,7 +150,7 @@ def _content(path: str, folder: str, storage: Storage) -> bytes:
 def _usable(
     path: str, kind: str, content: bytes, names: Collection[str] | None
 ) -> SharedIndex | None:
-    """Parses the content of a shared index; returns None, after a warning, if it is damaged."""
+    """Returns the result of `_parsed`; None, after a warning, if the content is damaged."""
     try:
         return _parsed(path, kind, content, names)
     except (ValueError, TypeError, LookupError, OverflowError, MemoryError) as error:
@@ -156,12 +164,12 @@ def _usable(
 
 
 def _local_content(path: str, folder: str) -> bytes:
-    """Returns the content of a local index.
+    """Returns the content of the local file of a shared index.
 
     Raises:
-        OSError: If it can't be read.
-        DamagedIndexError: If it is not a regular file, or belongs to another user than the folder,
-            who could change labels in it.
+        OSError: If the file can't be read.
+        DamagedIndexError: If it is not a regular file; or if its owner, who could change labels in
+            it, is not this user, root or the owner of the folder.
     """
     # Does not block on a FIFO.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -174,7 +182,7 @@ def _local_content(path: str, folder: str) -> bytes:
 
 
 def _parsed(path: str, kind: str, content: bytes, names: Collection[str] | None) -> SharedIndex:
-    """Parses the content of a shared index.
+    """Returns the shared index in the content of its file.
 
     Args:
         path: The path or URL of the index.
@@ -205,10 +213,10 @@ def _parsed(path: str, kind: str, content: bytes, names: Collection[str] | None)
 
 
 def save(index: SharedIndex, kind: str, storage: Storage) -> int:
-    """Writes a shared index; returns its size in bytes.
+    """Writes a shared index to its path or URL; returns the size of the file in bytes.
 
     Raises:
-        OSError: If it can't be written.
+        OSError: If the file can't be written.
     """
     about, arrays = packed(index.table, LAYOUTS[kind])
     about |= {"kind": f"{_VERSION} {kind}", "files": index.names, "stamps": index.stamps}
@@ -229,9 +237,10 @@ def shared_columns(
     storage: Storage,
     scan: Callable[[Sequence[str]], FileColumns],
 ) -> FileColumns | None:
-    """Returns the columns of files from the shared indexes of their folders.
+    """Returns the columns of files from the shared indexes of their folders, in the files' order.
 
-    Returns None if no file is in an index with its present stamp.
+    Files that are not in an index with their present stamp are read. Returns None if this is true
+    of all files.
 
     Args:
         kind: A kind in `LAYOUTS`.
@@ -239,7 +248,7 @@ def shared_columns(
         stamps: The present stamps of the files.
         names: Names of the wanted columns; None: all.
         storage: Access to remote files.
-        scan: Returns the columns of other files, which it reads.
+        scan: Reads files, and returns their columns.
     """
     folders = [folder_of(path) for path in paths]
     indexes = _loaded(
@@ -253,7 +262,7 @@ def shared_columns(
         storage,
     )
     tables: list[FileColumns] = []
-    row_of: dict[tuple[str, str], int] = {}  # number of each file in `tables`
+    row_of: dict[tuple[str, str], int] = {}  # number of each file in the joined tables
     stamp_of: dict[tuple[str, str], Stamp] = {}
     num_files = 0
     for folder, index in indexes.items():
@@ -281,7 +290,14 @@ def shared_columns(
 def _loaded(
     kind: str, folders: Sequence[str], names: Collection[str] | None, storage: Storage
 ) -> dict[str, SharedIndex]:
-    """Returns the usable shared index of each folder that has one; warns of unusable indexes."""
+    """Returns the usable shared indexes of folders, by folder; warns about unusable indexes.
+
+    Args:
+        kind: A kind in `LAYOUTS`.
+        folders: The folders, each with a slash; may be repeated.
+        names: Names of the wanted columns; None: all.
+        storage: Access to remote files.
+    """
     wanted = list(dict.fromkeys(folders))
     if not wanted:
         return {}
@@ -311,14 +327,14 @@ def _warn(
     others: Sequence[int],
     row_of: dict[tuple[str, str], int],
 ) -> None:
-    """Warns that files are indexed again, because shared indexes lack their versions.
+    """Logs a warning that shared indexes lack the present versions of some files.
 
     Args:
         paths: The files.
         keys: The folder and the name of each file.
         stamps: The present stamp of each file.
         others: The numbers of the files that are indexed again.
-        row_of: Has the keys of all files in the indexes.
+        row_of: A dict whose keys are those of all files in the indexes.
     """
     unnamed = [number for number in others if not has_version(stamps[number])]
     changed = [number for number in others if keys[number] in row_of and number not in unnamed]
@@ -345,7 +361,7 @@ def write_shared(
     scan: Callable[[Sequence[str]], FileColumns],
     output: str | None = None,
 ) -> list[tuple[SharedIndex, int]]:
-    """Writes a shared index into each folder of some files.
+    """Writes a shared index into each folder of some files; returns the indexes and their sizes.
 
     An existing index is extended: files that it contains with their present stamps are not read
     again, and files of the folder that are not in ``paths`` stay in it.
@@ -354,12 +370,12 @@ def write_shared(
         kind: A kind in `LAYOUTS`.
         paths: The files.
         storage: Access to remote files.
-        scan: Reads the columns of files.
-        output: A local file to write instead of an index in the folder; the files must be in one
-            folder.
+        scan: Reads files, and returns their columns.
+        output: The path of a local file to write instead of an index in the folder. All files must
+            then be in the same folder.
 
     Returns:
-        Each index, and its size in bytes.
+        For each folder, the index, and the size of its file in bytes.
 
     Raises:
         OSError: If a file can't be read, has no version, or changes while it is indexed.

@@ -8,13 +8,13 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_BYTES = 1 << 24  # in memory
+MOST_BYTES = 1 << 24  # rows that take more bytes are moved to the file
 
 
 class SpooledArray:
-    """Rows that are appended, in memory up to a size and then in a temporary file.
+    """An array to which rows are appended. Many rows are moved to a temporary file.
 
-    An index of millions of steps then needs little memory while it is built.
+    So an index of millions of steps needs little memory while it is built.
     """
 
     def __init__(self) -> None:
@@ -24,14 +24,14 @@ class SpooledArray:
         self._in_file: list[tuple[np.dtype[Any], int]] = []  # dtype and number of rows of a part
 
     def append(self, rows: NDArray[Any]) -> None:
-        """Appends rows [n, ...], whose dtype may differ from that of earlier rows."""
+        """Appends an array [rows, ...], whose dtype may differ from the dtype of earlier rows."""
         self._parts.append(rows)
         self._num_bytes += rows.nbytes
         if self._num_bytes > MOST_BYTES:
             self._write()
 
     def _write(self) -> None:
-        """Moves the rows in memory to the file."""
+        """Moves the rows in memory to the temporary file."""
         if self._file is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `array` or `__del__`)
         for part in self._parts:
@@ -41,9 +41,10 @@ class SpooledArray:
         self._parts, self._num_bytes = [self._parts[-1][:0]], 0  # an empty part has the shape
 
     def array(self) -> NDArray[Any]:
-        """Returns all rows in a dtype that represents them, and removes them from this object.
+        """Returns all rows as an array of their common dtype; must be called only once.
 
-        Rows in the temporary file are mapped into memory.
+        If rows were moved to the temporary file and have the same dtype, the array is the
+        memory-mapped file. If their dtypes differ, the rows are copied to memory.
         """
         if self._file is None:
             return np.concatenate(self._parts)

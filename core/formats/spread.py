@@ -1,4 +1,4 @@
-"""Evenly spread numbers, such as the records and files of a digest."""
+"""Chooses evenly spread numbers, such as those of the records in a digest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stamps of files (see `byte_files.Stamp`) that differ after every later change of a file."""
+"""Reads stamps of files (see `byte_files.Stamp`) that change with every later change of a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TICK = 20_000_000  # nanoseconds; file timestamps of a kernel have a resolution
 
 
 def settled_stamps(paths: Sequence[str], storage: Storage) -> list[Stamp]:
-    """Returns the stamps of files; waits up to 20 ms if a local file was changed just now.
+    """Returns the stamps of files; waits up to 20 ms if a local file was changed just before.
 
     Every later change of a file changes its stamp, unless a server reports no version.
 
@@ -55,7 +55,7 @@ def check_unchanged(paths: Sequence[str], stamps: Sequence[Stamp], storage: Stor
 
 
 def _pattern(folder: str) -> str:
-    """Returns a pattern of the data files in a folder, to suggest it in an error.
+    """Returns a pattern that matches the data files in a folder, to suggest it in an error.
 
     TFDS stores features.json, and files such as ``robot-train.tfrecord-00000-of-00009``, in a
     subfolder for each version.

@@ -1,4 +1,4 @@
-"""Columns of tars: the places of all members, from which the index of any fields is selected."""
+"""Locates all members of tars, and selects the index of any fields from their locations."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _Members:
 
 
 def tar_columns(paths: Sequence[str], storage: Storage) -> FileColumns:
-    """Returns the columns of tars, with a row for each sample, from the headers of the members.
+    """Reads the headers of tars; returns the columns of the tars, with a row for each sample.
 
     Raises:
         OSError: If a tar can't be read.
@@ -71,7 +71,7 @@ def _columns(take: BufferedReader, advance: Any) -> FileColumns:
 
 
 def columns_of_samples(samples: Iterable[Sample], take: Callable[[int, int], bytes]) -> FileColumns:
-    """Returns the columns of the samples of a tar, with the values of members such as ``.cls``.
+    """Returns the columns of the samples of a tar, including the numbers in ``.cls`` etc.
 
     Args:
         samples: The samples.
@@ -110,11 +110,17 @@ def columns_of_samples(samples: Iterable[Sample], take: Callable[[int, int], byt
 
 
 def _column(name: str, found: _Members, rows: int) -> Column:
-    """Returns the column of an extension in a tar with a number of samples."""
+    """Returns the column of an extension in a tar.
+
+    Args:
+        name: The extension.
+        found: The members with the extension.
+        rows: The number of samples of the tar.
+    """
     places = np.array(found.rows, np.int64)
 
     def spread(values: Any) -> Indices:
-        """Returns the values of all samples; 0 for samples without the member."""
+        """Returns ``values`` in an array of all samples, 0 for samples without the member."""
         column = np.zeros(rows, np.int64)
         column[places] = np.array(values, np.int64)
         return column
@@ -143,8 +149,8 @@ def select_tars(
         storage: Access to remote files.
 
     Returns:
-        The index; None if the columns lack something, e.g. because the number of a sample is not an
-        integer.
+        The index; None if it can't be selected from the columns, e.g. because the number of a
+        sample is not an integer.
 
     Raises:
         ValueError: If a sample has a field twice.
@@ -180,7 +186,10 @@ def select_tars(
         def chosen(
             columns: Sequence[NDArray[Any]], masks: Sequence[NDArray[np.bool_]] = masks
         ) -> NDArray[Any]:
-            """Joins columns of the field's extensions; a complete sample has one extension."""
+            """Returns the values of the complete samples, joined from a field's extensions.
+
+            Each complete sample has exactly one of the extensions.
+            """
             whole = np.zeros(int(is_complete.sum()), np.int64)
             for column, mask in zip(columns, masks, strict=True):
                 whole[mask] = column[is_complete][mask]
@@ -206,10 +215,10 @@ def _examined(
     extensions: Mapping[str, str],
     storage: Storage,
 ) -> Iterator[Columns]:
-    """Yields, for each tar, the `Columns` of its samples in some rows, whose headers are read.
+    """Yields the `Columns` of the given samples of each tar, after reading their headers.
 
     Args:
-        rows: The rows of incomplete samples in the table.
+        rows: The rows of the samples in the table, which are incomplete or have a field twice.
         table: The columns of the tars.
         paths: The tars.
         extensions: The field of each extension.

@@ -11,7 +11,7 @@ from . import file_kinds
 
 _log = logging.getLogger("dalijax")
 
-BLOCK = 512
+BLOCK = 512  # bytes; all offsets are multiples of it
 _ZEROS = bytes(BLOCK)
 _MANY = 1 << 16  # bytes of zeros read at once
 _REGULAR = (b"0", b"\0", b"7")
@@ -27,7 +27,7 @@ class Member(NamedTuple):
         start: Offset of the first header, including the headers of long names.
         offset: Offset of the content.
         size: Size of the content in bytes, 0 for links.
-        archive: Number of the archive from 0, if several are concatenated in a file.
+        archive: Number of the archive in the file, from 0; archives may be concatenated.
         link: "hard" or "symbolic"; "" for a regular file.
     """
 
@@ -159,7 +159,7 @@ def _is_header(block: bytes) -> bool:
 
 
 def _shown(name: bytes) -> str:
-    """Returns a member's name for errors; "its start" if there is no member yet."""
+    """Returns a member's name for errors; "its start" for b"", i.e. before the first member."""
     return repr(name.decode(errors="replace")) if name else "its start"
 
 
@@ -185,7 +185,7 @@ def _checked_size(header: bytes, at: int, end: int, path: str, last: bytes) -> i
 
     Args:
         header: The header, 512 bytes.
-        at: Its offset in the tar.
+        at: Offset of the header in the tar.
         end: The size of the tar.
         path: The name of the tar in errors.
         last: The name of the previous member, b"" for none.
@@ -226,14 +226,18 @@ def _signed_sum(header: bytes) -> int:
 
 
 def _number(digits: bytes) -> int:
-    """Parses a number in octal digits, or in base 256 if it is large."""
+    """Returns a number of a header, stored in octal digits, or in base 256 if it is large.
+
+    Raises:
+        ValueError: If the bytes are not a number.
+    """
     if digits[0] & 0x80:
         return int.from_bytes(bytes([digits[0] & 0x7F]) + digits[1:], "big")
     return int(digits.strip(b"\0 ") or b"0", 8)
 
 
 def _name(header: bytes) -> bytes:
-    """Returns the name in a header, with the prefix that POSIX tars store separately."""
+    """Returns the member's name in a header, with the prefix that POSIX tars store separately."""
     name = header[:100].split(b"\0", 1)[0]
     if header[345] and header[257:263] == b"ustar\0":
         return header[345:500].split(b"\0", 1)[0] + b"/" + name
@@ -241,7 +245,16 @@ def _name(header: bytes) -> bytes:
 
 
 def _pax_records(content: bytes, path: str, at: int) -> dict[bytes, bytes]:
-    """Parses the records of an extended header, each ``length key=value`` and a newline."""
+    """Returns the values in an extended header, by key.
+
+    Args:
+        content: The content of the extended header: records of ``length key=value`` and a newline.
+        path: The name of the tar in errors.
+        at: The offset of the content, for errors.
+
+    Raises:
+        ValueError: If a record is damaged.
+    """
     records = {}
     start = 0
     try:

@@ -1,4 +1,4 @@
-"""Indexes of tars: the byte ranges, or the number, in the members of each sample."""
+"""Builds indexes of tars: the byte ranges of each sample's members, or the numbers in them."""
 
 from __future__ import annotations
 
@@ -53,10 +53,9 @@ class Sample(NamedTuple):
 
 
 def kind_of_extension(extension: str) -> str:
-    """Returns the kind of members with an extension, by its last part, as in WebDataset.
+    """Returns the kind of the members with an extension: "number", "text", "json" or "bytes".
 
-    Returns:
-        "number", "text", "json" or "bytes".
+    As in WebDataset, only the part of the extension after its last dot matters.
     """
     last = extension.rpartition(".")[2].lower()
     kinds = {"number": _NUMBERS, "text": _TEXTS, "json": _JSONS}
@@ -67,7 +66,7 @@ def kinds_of(extensions: Mapping[str, str]) -> dict[str, str]:
     """Returns the kind of each field: "number", "text", "json" or "bytes".
 
     Args:
-        extensions: The name of the field, by the extension of the member.
+        extensions: Maps the extensions of members to names of fields.
 
     Raises:
         ValueError: If a field joins extensions of different kinds.
@@ -86,7 +85,7 @@ def kinds_of(extensions: Mapping[str, str]) -> dict[str, str]:
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes]:
-    """Splits the name of a member into the name of its sample and the extension, in lower case.
+    """Returns the name of a member's sample, and the member's extension in lower case.
 
     The extension is b"" for members that belong to no sample, as in WebDataset: hidden files, names
     without a dot, and metadata such as ``__index__/1.jpg``.
@@ -246,7 +245,7 @@ def scattered(names: Collection[bytes], samples: Iterable[Sample]) -> Iterator[s
 
     Args:
         names: Names of incomplete samples.
-        samples: All samples of the tar, or those with the given names.
+        samples: The samples of the tar, which may be only the samples with the given names.
     """
     extensions_of: dict[bytes, set[bytes]] = {}
     for _, name, extensions in samples:
@@ -259,7 +258,7 @@ def scattered(names: Collection[bytes], samples: Iterable[Sample]) -> Iterator[s
 
 
 def _apart(tars: Sequence[Columns], fields: Set[str]) -> list[str]:
-    """Describes groups of incomplete samples that together have all fields.
+    """Returns descriptions of groups of incomplete samples that together have all fields.
 
     The samples of a group have the same name in different directories, as ``images/1`` and
     ``labels/1``, or in different tars.
@@ -286,7 +285,7 @@ def _apart(tars: Sequence[Columns], fields: Set[str]) -> list[str]:
 
 
 def number_of(text: bytes) -> int | None:
-    """Returns the integer of 64 bits that a member contains; None if it contains something else."""
+    """Returns the integer in the content of a member; None if it is not an integer of 64 bits."""
     try:
         value = int(text)
     except ValueError:
@@ -295,7 +294,17 @@ def number_of(text: bytes) -> int | None:
 
 
 def _number(name: str, sample: Sample, text: bytes, take: BufferedReader) -> int:
-    """Returns the integer in a member of a field; raises ValueError if there is none."""
+    """Returns the integer in the content of a sample's member.
+
+    Args:
+        name: The field of the member.
+        sample: The sample.
+        text: The content of the member.
+        take: Reads the tar.
+
+    Raises:
+        ValueError: If the content is not an integer of 64 bits.
+    """
     value = number_of(text)
     if value is not None:
         return value
@@ -341,7 +350,7 @@ def columns_of(extensions: Mapping[str, str]) -> set[str]:
 def index_tars(
     paths: Sequence[str], extensions: Mapping[str, str], storage: Storage | None = None
 ) -> Index:
-    """Builds the index of tars; see `dalijax.core.formats.index_checks` for its content.
+    """Reads tars, and returns their index; see `dalijax.core.formats.index_checks`.
 
     Args:
         paths: The tars.
@@ -401,7 +410,7 @@ def about_tars(
 
 
 def _indexed(take: BufferedReader, extensions: Mapping[str, str], advance: Any) -> Columns:
-    """Returns the columns of one tar."""
+    """Returns the index columns of one tar, after reading its headers."""
     file = take.file
     columns = Columns(extensions, file.shown)
 
@@ -416,7 +425,13 @@ def _indexed(take: BufferedReader, extensions: Mapping[str, str], advance: Any) 
 
 
 def counted(samples: Iterable[Sample], size: int, advance: Any) -> Iterator[Sample]:
-    """Yields samples, and reports their bytes to the progress bar."""
+    """Yields the same samples, and reports their bytes to the progress bar.
+
+    Args:
+        samples: The samples of a tar.
+        size: The size of the tar in bytes.
+        advance: Is called with the number of bytes processed since the last call.
+    """
     at = 0
     for count, sample in enumerate(samples):
         if count % _REPORTED == 0:

@@ -1,4 +1,4 @@
-"""Columns of TFRecords: the places of all features, from which an index of some is built."""
+"""Locates the features of TFRecord files, and selects the index of any features from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .tfrecord_index import (
     no_feature,
 )
 
-_MOST_BYTES = 10  # of a single number
+_MOST_BYTES = 10  # largest size of a single number
 
 
 class Places(Protocol):
@@ -51,15 +51,19 @@ class Places(Protocol):
         ...
 
     def column(self, count: int) -> Column | None:
-        """Returns the feature's column of a file, with `count` rows; None if all lack a value."""
+        """Returns the column of the feature in the file; None if no record has a value.
+
+        Args:
+            count: The number of records of the file.
+        """
         ...
 
 
 class _Places:
-    """The places of a feature with a single value, or a list of numbers."""
+    """Collects the offsets and sizes of single values, or of lists of numbers; see `Places`."""
 
     def __init__(self) -> None:
-        self.kind = 0  # in the first record that has it
+        self.kind = 0  # kind of the feature in the first record that has the feature
         self.is_odd = False
         self.num_single = 0
         self.states = array.array("B")
@@ -67,7 +71,7 @@ class _Places:
         self.values: array.array[Any] = array.array("q")
 
     def add(self, row: int, feature: example.Feature, take: BufferedReader) -> None:
-        """Adds the values of a record; see `Places`."""
+        """Adds the values of a record; see `Places.add`."""
         if not feature.kind:
             return
         if not self.kind:
@@ -91,14 +95,14 @@ class _Places:
                 self.values.extend(numbers)
 
     def column(self, count: int) -> Column | None:
-        """Returns the column of a file with a number of records; see `Places`."""
+        """Returns the column of the feature, with ``count`` rows; see `Places.column`."""
         if not self.kind:
             return None
         rows = np.array(self.rows, np.int64)
         is_number = self.kind != example.BYTES and self.num_single == len(rows)
 
         def spread(values: Any, dtype: Any) -> Any:
-            """Returns the values of all records; 0 for records without the feature."""
+            """Returns ``values`` in an array of all records, 0 for records without the feature."""
             column = np.zeros(count, dtype)
             column[rows] = np.array(values, dtype)
             return column
@@ -120,7 +124,7 @@ def tfrecord_columns(
     names: Collection[bytes] | None = None,
     new_places: Callable[[], Places] = _Places,
 ) -> tuple[list[int], FileColumns]:
-    """Returns the sizes of TFRecord files in bytes, and their columns, read by several threads.
+    """Reads TFRecord files in several threads; returns their sizes in bytes, and their columns.
 
     Args:
         paths: The files.
@@ -239,7 +243,7 @@ def select_records(
 
 
 def _place(table: FileColumns, row: int) -> tuple[int, int]:
-    """Returns the number of a record's file, and the number of the record in this file."""
+    """Returns the number of the file of a row's record, and the record's number in this file."""
     number = int(np.searchsorted(table.first, row, side="right")) - 1
     return number, row - int(table.first[number])
 
@@ -268,6 +272,9 @@ def features_of_record(
 
 
 def _raise_missing(table: FileColumns, row: int, paths: Sequence[str], wanted: Wanted) -> None:
-    """Raises MissingFeatureError about a record that lacks a feature, by adding it to columns."""
+    """Raises MissingFeatureError about a record that lacks a wanted feature.
+
+    Adds the record to new columns, so that the error is that of `index_records`.
+    """
     record = _record(table, row, paths, wanted.storage)
     add_record(*record, wanted.columns(), is_first=row == 0)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from . import file_kinds
 
-HEADER, FOOTER = 12, 4  # length and its checksum; the checksum of the content
+HEADER, FOOTER = 12, 4  # bytes of a length and its checksum; bytes of the content's checksum
 
 
 def records(take: Callable[[int, int], bytes], end: int, path: str) -> Iterator[tuple[int, int]]:
@@ -43,12 +43,12 @@ def records(take: Callable[[int, int], bytes], end: int, path: str) -> Iterator[
 
 
 def _is_head(head: bytes) -> bool:
-    """Returns whether the checksum in the header of a record is that of its length."""
+    """Returns whether the header of a record contains the correct checksum of its length."""
     return masked_crc(head[:8]) == int.from_bytes(head[8:], "little")
 
 
 def masked_crc(data: bytes) -> int:
-    """Computes TFRecord's masked CRC-32C."""
+    """Returns the CRC-32C of bytes, masked as in TFRecord files."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 255] ^ crc >> 8
@@ -56,7 +56,7 @@ def masked_crc(data: bytes) -> int:
 
 
 def mask_crc(crc: int) -> int:
-    """Masks a CRC-32C as TFRecord does."""
+    """Returns a CRC-32C, masked as in TFRecord files."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 

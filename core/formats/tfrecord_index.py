@@ -1,4 +1,4 @@
-"""Indexes of TFRecord files: the byte ranges of byte strings and lists, and single numbers."""
+"""Builds indexes of TFRecord files: single numbers, and byte ranges of byte strings and lists."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class FieldColumn:
         name: The field.
         feature: The feature of the records.
         field: The kind of the field, if given by the user.
-        default: Value for records without the feature; None: an error, except for lists.
+        default: Value for records without the feature. None: such records raise an error, unless
+            the field is a list, which is then empty.
 
     Attributes:
         name: As above.
@@ -84,8 +85,8 @@ class FieldColumn:
 
         Raises:
             KeyError: If the record lacks the feature and there is no default.
-            ValueError: If kind or number of its values differ from other records, or its encoding
-                is not supported.
+            ValueError: If the kind or the number of the values differs from earlier records, or the
+                encoding of the values is not supported.
         """
         if feature is None or not feature.kind:
             self._add_missing()
@@ -176,7 +177,7 @@ class FieldColumn:
             )
 
     def _add_missing(self) -> None:
-        """Adds a record without the feature; raises KeyError if the feature is required."""
+        """Adds a row for a record without the feature; raises KeyError if it is required."""
         is_list = self.kind in ("floats", "integers")
         if not self.kind:
             field = self._field
@@ -258,7 +259,7 @@ class Wanted:
 
 
 def index_records(paths: Sequence[str], wanted: Wanted) -> Index:
-    """Builds the index of files; see `dalijax.core.formats.index_checks` for its content.
+    """Reads TFRecord files, and returns their index; see `dalijax.core.formats.index_checks`.
 
     Args:
         paths: The files.
@@ -329,8 +330,8 @@ def no_feature(feature: bytes, has: Collection[bytes]) -> MissingFeatureError:
     """Returns the error about a feature that no record has.
 
     Args:
-        feature: The feature.
-        has: The features of the first record.
+        feature: The name of the feature.
+        has: The names of the features of the first record.
     """
     return MissingFeatureError(
         f"no record has {_text(feature)!r}. The first record has {sorted(map(_text, has))}", has
@@ -340,7 +341,7 @@ def no_feature(feature: bytes, has: Collection[bytes]) -> MissingFeatureError:
 def features_of(
     label: str, take: BufferedReader, at: int, size: int, names: Collection[bytes] | None
 ) -> dict[bytes, example.Feature]:
-    """Locates the features of a record.
+    """Returns the located features of a record, by name.
 
     Args:
         label: The name of the record in errors.

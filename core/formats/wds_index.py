@@ -1,9 +1,9 @@
-"""Indexes of DALI's ``wds2idx``, from which tars on a network are opened without reading them.
+"""Reads the indexes of DALI's ``wds2idx``, so that tars on a network need not be read completely.
 
 Such an index has the offset, the size and the name of each member, but not its content, such as a
-label. It may also belong to another tar, and ``wds2idx`` gives wrong offsets for members with long
-names. So four members of each tar are compared with their headers. Members next to a gap between
-two members are also compared, because the gap may contain an extended header.
+label. The index may also belong to another tar, and ``wds2idx`` gives wrong offsets for members
+with long names. So four members of each tar are compared with their headers. Members next to a gap
+between two members are also compared, because the gap may contain an extended header.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .tar_headers import BLOCK, Member, members
 from .tar_index import grouped, kind_of_extension, split_name
 
 _VERSION = "v1.2"
-_CHECKED = 4  # members of each tar
-_MOST_TAIL = 1 << 20  # bytes after the last member
-_WORDS = 4  # of a member in a line: extension, offset, size and name
+_CHECKED = 4  # members of each tar that are compared with their headers
+_MOST_TAIL = 1 << 20  # bytes after the last member that are read
+_WORDS = 4  # words of a member in a line: extension, offset, size and name
 _CURE = "Write it again by wds2idx, or omit index_paths="
 
 
@@ -45,7 +45,7 @@ def columns_of_wds(
         paths: The tars.
         index_paths: The index of each tar.
         stamps: The stamps of the tars.
-        names: The wanted extensions. The values of extensions of numbers, e.g. "cls", are read.
+        names: The wanted extensions. Members of extensions of numbers, e.g. "cls", are read.
         storage: Access to remote files.
 
     Raises:
@@ -73,7 +73,13 @@ def columns_of_wds(
 
 
 def _content(values: Mapping[int, bytes], at: int, count: int) -> bytes:
-    """Returns the content of a number's member at an offset; b"" for members that were not read."""
+    """Returns the content of the member at an offset; b"" if the content was not read.
+
+    Args:
+        values: Maps the offsets of members that contain numbers to their content.
+        at: The offset of the member.
+        count: Not used; the size of the member.
+    """
     return values.get(at, b"")
 
 
@@ -122,7 +128,7 @@ def members_of(content: bytes, index_path: str, end: int) -> list[Member]:
 def _checked(
     files: ByteFiles, found: Sequence[Sequence[Member]], index_paths: Sequence[str]
 ) -> list[list[Member]]:
-    """Compares some members with the headers of the tars.
+    """Compares some members with their headers in the tars; returns all members.
 
     Args:
         files: The tars.
@@ -154,7 +160,7 @@ def _checked(
 def _check_ends(
     files: ByteFiles, found: Sequence[Sequence[Member]], index_paths: Sequence[str]
 ) -> None:
-    """Raises ValueError if something follows the last member of a tar."""
+    """Raises ValueError if the first MiB after the last member of a tar is not zeros."""
     ends = np.array([_end(listed[-1]) if listed else 0 for listed in found], np.int64)
     sizes = np.clip(np.array(files.sizes, np.int64) - ends, 0, _MOST_TAIL)
     numbers = np.arange(len(found), dtype=np.int64)
@@ -179,7 +185,7 @@ def _compare(
     ends: Indices,
     index_paths: Sequence[str],
 ) -> list[tuple[Member, bytes]]:
-    """Reads members with their headers, and compares the headers with the members.
+    """Reads members with their headers, checks the headers, and returns members and contents.
 
     Args:
         files: The tars.
@@ -246,7 +252,20 @@ def _numbers(
     index_paths: Sequence[str],
     names: Collection[str],
 ) -> list[dict[int, bytes]]:
-    """Reads the members that contain numbers; returns {offset: content} for each tar."""
+    """Reads the members of the wanted extensions that contain numbers.
+
+    Args:
+        files: The tars.
+        found: The members of each tar.
+        index_paths: The index of each tar, for errors.
+        names: The wanted extensions.
+
+    Returns:
+        A dict for each tar, which maps the offsets of the read members to their content.
+
+    Raises:
+        ValueError: If the header of a member differs from the index.
+    """
     wanted = {name.encode() for name in names if kind_of_extension(name) == "number"}
     chosen = [
         (number, member)
