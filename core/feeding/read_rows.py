@@ -118,7 +118,7 @@ def _listed(values: Values) -> Values:
 
 
 def joined(columns: Sequence[Values]) -> Values:
-    """Concatenates the values of several ranges of rows.
+    """Returns the values of a field in several ranges of rows, concatenated.
 
     Returns:
         An array if all columns are arrays of the same shape per record; otherwise a list. Records
@@ -279,7 +279,7 @@ def read_chunk(settings: ReadSettings, records: Indices) -> Chunk:
 class ReadRows:
     """The records of a run, prepared for the pipelines.
 
-    A reading thread creates it, so that the training loop does not wait.
+    A reading thread creates this object, so that the training loop does not wait.
 
     Args:
         settings: The settings of the reading threads.

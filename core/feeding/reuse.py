@@ -39,7 +39,8 @@ class ReuseCheck:
         """Checks the arrays of some records.
 
         Raises:
-            ValueError: If the array of a record is in memory that another record still uses.
+            ValueError: If two records with different values have the same memory, while the array
+                of the first record is in use.
         """
         if self._equal >= _ENOUGH:
             return

@@ -98,7 +98,7 @@ class Schema:
 
         Raises:
             ValueError: If a record has other keys, an array of another dtype or number of
-                dimensions, or a file that was cut off; the message has the record's index in
+                dimensions, or a file that was cut off. The message has the record's index in
                 the batch.
         """
         arrays = []

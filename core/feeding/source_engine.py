@@ -71,8 +71,8 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     Args:
         source: The record source.
         graph: The graph's function over the source's fields.
-        call: Arguments of ``nvidia.dali.pipeline_def``; with a sharding, ``batch_size`` is that of
-            the global batch, else that of this process.
+        call: Arguments of ``nvidia.dali.pipeline_def``. Their ``batch_size`` is the size of the
+            global batch if there is a sharding, otherwise the size of this process's batch.
         config: The iterator's arguments; if each process makes a slice of the global batch, its
             ``hosts`` are the index of this process and the number of processes.
     """
@@ -217,7 +217,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         return self._samples.remaining(self.position) == 0
 
     def next_epoch(self) -> None:
-        """Moves from the end of an epoch to the start of the next one."""
+        """Moves from the end of an epoch to the start of the next epoch."""
         self.go_to(self._samples.next_epoch(self.position))
 
     def rewind(self) -> None:

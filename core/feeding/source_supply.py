@@ -152,7 +152,7 @@ class Rows:
         valid: Whether each row belongs to the consumer's epoch and is not padding, bool [rows].
 
     Attributes:
-        valid: As above.
+        valid: The argument ``valid``.
     """
 
     def __init__(self, pending: PendingRows, part: int, rows: slice, valid: NDArray[np.bool_]):
@@ -252,7 +252,7 @@ class SourceSupply:
         source: The record source.
         plan: The plan of the batches of the source's stream.
         parts: The rows of the global batch that each pipeline makes.
-        names: The fields that the graph takes, and those that bypass it.
+        names: The fields that the graph takes, and the fields that bypass the graph.
         seed: The seed.
         shuffle: Whether the order is shuffled, in a different way in each epoch.
         depth: The number of runs to read before DALI requests them.
@@ -331,7 +331,7 @@ class SourceSupply:
         return result.get(self._workers)
 
     def check_announcer(self) -> None:
-        """Raises the error that has ended the announcements, if any; reads would be slow."""
+        """Raises the error that ended the announcements, if any: later reads would be slow."""
         if self._announcer is not None and self._announcer.error is not None:
             raise self._announcer.error
 

@@ -93,7 +93,7 @@ class BadSamples:
         self._records: dict[Hashable, tuple[bytes, UnusableRecord]] = {}
 
     def knows_samples(self) -> bool:
-        """Returns whether it remembers any sample."""
+        """Returns whether any sample is remembered."""
         return bool(self._samples)
 
     def add_sample(self, seed: int, sample: int, error: UnusableRecord) -> None:
@@ -123,7 +123,7 @@ class BadSamples:
         self._samples.clear()
 
     def knows_records(self) -> bool:
-        """Returns whether it remembers any record."""
+        """Returns whether any record is remembered."""
         return bool(self._records)
 
 

@@ -83,7 +83,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         numbers: The index in the stream of each row, for ``draw``; see `RecordSupply`.
         draw_seed: The seed of ``draw``.
         on_error: Handling of records that DALI can't decode: "raise", "skip" (the whole batch) or
-            "mask" (another record replaces it, masked out).
+            "mask" (another record replaces the bad record, and its row is masked).
         spec: The structure of a record, if the first record doesn't show it.
         by_step: Whether the random state is computed from the step, assuming full batches;
             otherwise it is part of the position.
@@ -387,7 +387,8 @@ class StreamEngine(FedEngine[RecordPosition]):
         """Returns the checkpoints after some steps, extrapolated from two runs of the next batch.
 
         Raises:
-            StateError: If no record can be decoded, or the operators' states do not move evenly.
+            StateError: If no record can be decoded, or runs don't change the operators' states by
+                equal steps.
         """
         with contextlib.suppress(NoStandIn):
             while True:

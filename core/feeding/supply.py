@@ -97,7 +97,7 @@ class RowSupply(Protocol[P]):
         Args:
             sample: The number of the sample.
             reason: The error of DALI.
-            replace: Whether another sample replaces it from now on.
+            replace: Whether another sample replaces the sample from now on.
         """
         ...
 

@@ -102,9 +102,9 @@ class ArrowColumn:
         """Returns the values of a chunk, without copies of bytes, and keeps the values.
 
         Returns:
-            The concatenated bytes, uint8 [bytes], or the numbers; for bytes, the offset of each
-            value and the end of the last value, otherwise None; and whether each value is missing,
-            bool, or None if no value is missing.
+            Three values. First, the concatenated bytes, as a uint8 array, or the numbers. Second,
+            the offset of each value in the bytes and the end of the last value; None for numbers.
+            Third, a bool array that is True for missing values; None if no value is missing.
         """
         array = self._chunks[chunk]
         is_null: NDArray[np.bool_] | None = None

@@ -178,7 +178,7 @@ class ByteRecords(BaseSource):
 
         Returns:
             The file, the offset and the size in bytes of each range: all ranges of the first field,
-            then those of the next field.
+            then all ranges of the next field.
         """
         arrays, names = self._index.arrays, self._in_files(names)
         columns = [(self._column(name), self._rows(name, indices)) for name in names]

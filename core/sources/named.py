@@ -24,9 +24,9 @@ class Named(Source):
 
     Args:
         source: A source or `Mixture`.
-        field: Name of the field with names: the path of a file, the tar and key of a sample, the
-            file and index of a TFRecord's record, or the result of `Source.name` of your own
-            source. None: no names.
+        field: Name of the field with the names of the records; None: no names. A name is the path
+            of a file, the tar and key of a sample, or the file and index of a TFRecord's record.
+            For your own sources, it is the result of `Source.name`.
         index: Name of the field with the indices of the records, int64. None: no indices.
 
     Attributes:

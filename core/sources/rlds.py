@@ -247,7 +247,7 @@ class RLDS(ByteRecords):
         return {**columns, **super().read(indices, stored)}
 
     def name(self, index: int) -> str:
-        """Returns the file, the episode's number in the file, and the step's number in it."""
+        """Returns a record's file, the number of its episode in the file, and that of its step."""
         step = int(self._steps(np.array([index]))[0])
         episode = int(self._episodes(np.array([step]))[0])
         number = int(np.searchsorted(self._first, step, side="right")) - 1
@@ -338,7 +338,7 @@ def _indexed(
 def _from_shared(
     files: Sequence[str], features: EpisodeFeatures, stamps: Sequence[Stamp]
 ) -> Index | None:
-    """Returns the index of files from the shared indexes of their folders; None if there are none.
+    """Returns the index of files from the shared indexes of their folders, or None without them.
 
     Args:
         files: The files.

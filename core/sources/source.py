@@ -38,7 +38,8 @@ class Source(Protocol):
     open files at first use.
 
     Attributes:
-        fields: Names and kinds of the fields of a record.
+        fields: The names of the fields of a record, with their kinds: dtype and number of
+            dimensions.
         read_threads: Number of reading threads of an iterator, for all its pipelines. One or two
             threads read whole batches, and share only the first batch. More threads share each
             batch, which helps only if reads wait, e.g. for a network. Otherwise the threads contend
@@ -84,7 +85,7 @@ class Source(Protocol):
         return image_sizes(data, self.fields[name].is_path)
 
     def name(self, index: int) -> str:
-        """Returns the name of a record for errors: its path, archive and member, or index."""
+        """Returns the name of a record for errors, such as its path; by default, its index."""
         return f"record {index} of {type(self).__name__}"
 
     def identity(self) -> str:

@@ -46,7 +46,7 @@ class Stream:
     operators: tuple[str, ...] = ()
 
     def fingerprint(self) -> Fingerprint:
-        """Returns the values that must be equal to those of a state to restore it."""
+        """Returns the values that must be equal to the values of a state to restore the state."""
         return {
             "seed": str(self.seed),
             "identity": self.identity,

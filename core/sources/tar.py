@@ -48,7 +48,7 @@ class Tar(ByteRecords):
 
     The last part of an extension determines the kind of a field, as in WebDataset: ``cls``,
     ``cls2``, ``class``, ``count``, ``index``, ``inx`` and ``id`` are int32 scalars, which the
-    index contains; ``txt``, ``text``, ``transcript``, ``json`` and ``jsn`` bypass the graph; all
+    index contains. ``txt``, ``text``, ``transcript``, ``json`` and ``jsn`` bypass the graph. All
     others are bytes, as uint8 arrays. So ``label.cls`` is a number, and ``x.npy`` is bytes.
 
     Args:

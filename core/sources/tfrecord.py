@@ -174,7 +174,7 @@ def _indexed(files: Sequence[str], wanted: Wanted) -> Index:
 
 
 def _from_shared(files: Sequence[str], wanted: Wanted, stamps: Sequence[Stamp]) -> Index | None:
-    """Returns the index of files from the shared indexes of their folders; None if there are none.
+    """Returns the index of files from the shared indexes of their folders, or None without them.
 
     Args:
         files: The files.
