@@ -57,8 +57,9 @@ class BatchFunction:
         """Returns the jax.random.key of a batch.
 
         Args:
-            words: Random bytes, uint8 [batch, 8], of which the first sample's are the key. NumPy
-                arrays are converted on the host, jax.Arrays on their device.
+            words: Random bytes of the samples, uint8 of shape [batch, 8]; the bytes of the first
+                sample determine the key. For a function on a GPU, jax.Arrays are converted on
+                their device; other bytes are converted on the host.
         """
         if self.device_type == "cpu" or isinstance(words, np.ndarray):
             return checks.jax_key(checks.key_of(np.asarray(words)))
@@ -69,7 +70,8 @@ class BatchFunction:
     ) -> tuple[Any, ...]:
         """Calls the function, and returns its checked outputs.
 
-        Outputs of a function on a GPU are moved to the device of the inputs.
+        Outputs of a function on a GPU are moved to the device of the first input, unless this input
+        is spread over several devices.
 
         Args:
             arrays: An array [batch, ...] for each input.
@@ -93,8 +95,8 @@ class BatchFunction:
         """Calls the function with a batch, and returns its outputs on a device.
 
         Args:
-            arrays: An array [batch, ...] for each input; if the function takes a key, followed by
-                the bytes of keys, uint8 [batch, 8].
+            arrays: An array [batch, ...] for each input. If the function takes a key, the list ends
+                with the random bytes of the key, uint8 [batch, 8], which are removed from it.
             device: The device of the outputs.
         """
         keywords = {"key": self.key(arrays.pop())} if self.keyed else {}
@@ -105,8 +107,8 @@ class BatchFunction:
             signature = [(batch, type(o), o.shape, o.dtype, o.sharding) for o in outputs]
         except AttributeError:  # not a jax.Array
             signature = None
-        # The checks take 8 to 33 us with an H200. They are skipped for outputs like the last ones,
-        # if these were valid and on the right device.
+        # The checks take 8 to 33 us with an H200. They are skipped if the signature equals that of
+        # the last outputs, and the last outputs were valid and on the right device.
         if signature and signature == self._last:
             return outputs
         checked = self._checked(returned, batch)
@@ -116,10 +118,10 @@ class BatchFunction:
         return placed
 
     def arrays(self, batches: Sequence[np.ndarray]) -> list[Any]:
-        """Converts NumPy batches to the function's arguments: views, or jax.Arrays on the CPU.
+        """Returns NumPy batches as arguments of the function: unchanged, or as jax.Arrays on a CPU.
 
         Raises:
-            TypeError: If a batch has 64 bits, which JAX would narrow.
+            TypeError: If a batch has a dtype of 64 bits, which JAX would narrow.
         """
         for number, batch in enumerate(batches):
             check_width(batch.dtype, f"{number} of {self.name}()", "input")
@@ -175,7 +177,13 @@ _key_on_device = jax.jit(checks.key_of_array)
 
 
 def on_device(name: str, number: int, array: Any, target: jax.Device | Sharding) -> jax.Array:
-    """Returns an output on a device or with a sharding; moves it there if necessary.
+    """Returns an output of a function as a jax.Array on a device or with a sharding.
+
+    Args:
+        name: The function's name, for messages.
+        number: The index of the output, for messages.
+        array: The output.
+        target: The device or the sharding. The output is moved there if necessary.
 
     Raises:
         TypeError: If the output is a NumPy array of 64 bits that JAX would narrow.

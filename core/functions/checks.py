@@ -48,9 +48,10 @@ def wants(function: Callable[..., Any], name: str) -> bool:
 
 
 def _takes(function: Callable[..., Any], name: str, alone: bool = False) -> bool:
-    """Returns whether a function has the unfilled keyword-only parameter ``name``.
+    """Returns whether a function has a keyword-only parameter ``name`` without a value.
 
-    Unless ``alone``, ``**kwargs`` counts as such a parameter.
+    The parameter must have no default, or the default None. Unless ``alone``, a function with
+    ``**kwargs`` counts as a function with the parameter.
     """
     signature = _signature(function)
     if signature is None:
@@ -74,13 +75,13 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
 def check_signature(
     function: Callable[..., Any], inputs: int, keywords: Sequence[str], fillable: str
 ) -> None:
-    """Raises a TypeError if a function can't be called with some arrays and keywords.
+    """Raises a TypeError if a function can't be called with the arrays and keywords of a graph.
 
     Functions that hide their parameters, such as those of jax.vmap, are not checked.
 
     Args:
         function: The function.
-        inputs: The number of arrays.
+        inputs: The number of arrays, which are passed by position.
         keywords: The names of the keyword arguments.
         fillable: The names of the parameters that dalijax can fill in, for the message.
     """
@@ -107,8 +108,8 @@ def device_of(inputs: Sequence[DataNode], device: str | None) -> str:
     It is ``device`` if given, otherwise the device of the inputs, or "cpu" without inputs.
 
     Raises:
-        ValueError: If some inputs are on the CPU and others on a GPU, or ``device`` is "cpu" and
-            the inputs are on a GPU.
+        ValueError: If some inputs are on the CPU and others on a GPU, ``device`` is "cpu" and the
+            inputs are on a GPU, or ``device`` has another value.
     """
     devices = sorted({node.device for node in inputs if isinstance(node, DataNode)})
     if device not in (None, "cpu", "gpu"):
@@ -122,10 +123,11 @@ def device_of(inputs: Sequence[DataNode], device: str | None) -> str:
 
 
 def key_words(device: str = "cpu") -> DataNode:
-    """Returns random bytes for keys, uint8 of shape [8] per sample, on a device.
+    """Returns a DataNode of random bytes for keys, uint8 of shape [8] per sample, on a device.
 
-    Over a record source they depend on the record. Otherwise DALI draws them, depending on the
-    pipeline's seed and the number of the batch, and DALI's checkpoints restore them.
+    Over a record source, the bytes depend only on the seed, the epoch and the record. Otherwise
+    DALI draws the bytes, depending on the pipeline's seed and the number of the batch, and DALI's
+    checkpoints restore them.
     """
     draw = draw_of_pipeline()
     words: DataNode
@@ -138,7 +140,7 @@ def key_words(device: str = "cpu") -> DataNode:
 
 
 def key_of(words: np.ndarray) -> np.ndarray:
-    """Returns the data of a batch's key, uint32 [2], from the first row of bytes [batch, 8]."""
+    """Returns the data of a batch's key, uint32 [2], from the first row of uint8 [batch, 8]."""
     return np.frombuffer(np.ascontiguousarray(words[0], np.uint8).tobytes(), np.uint32)
 
 
@@ -151,13 +153,16 @@ def jax_key(words: np.ndarray) -> jax.Array:
 
 
 def key_of_array(words: jax.Array) -> jax.Array:
-    """Returns the same jax.random.key as `key_of` and `jax_key`, for words on a device."""
+    """Returns ``jax_key(key_of(words))``, computed on the device of ``words``, uint8 [batch, 8]."""
     data = jax.lax.bitcast_convert_type(words[0].reshape(2, 4), np.uint32)
     return jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
 def logged(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a callback without outputs so that its errors, which DALI drops, are logged."""
+    """Returns a callback that calls another callback, and logs its errors before it raises them.
+
+    DALI drops the errors of functions without outputs.
+    """
 
     def run(*tensors: Any) -> Any:
         try:
@@ -189,7 +194,7 @@ def results(name: str, returned: Any, count: int) -> tuple[Any, ...]:
 
 
 def check_array(name: str, number: int, array: Any) -> str:
-    """Returns a label for messages, "output 0 of f()"; raises TypeError if it isn't an array."""
+    """Returns a label for messages, "output 0 of f()"; raises TypeError for other than arrays."""
     label = f"output {number} of {name}()"
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         raise TypeError(
@@ -200,7 +205,7 @@ def check_array(name: str, number: int, array: Any) -> str:
 
 
 def check_kind(name: str, number: int, array: Any) -> str:
-    """Returns the label of `check_array`; raises TypeError if DALI does not support the dtype."""
+    """Returns the label of `check_array`; raises TypeError if DALI lacks the array's dtype."""
     label = check_array(name, number, array)
     try:
         dtype = np.dtype(array.dtype)
@@ -217,10 +222,17 @@ def check_kind(name: str, number: int, array: Any) -> str:
 def check_output(name: str, number: int, array: Any, batch: int | None, layout: str | None) -> None:
     """Checks one output of a function.
 
+    Args:
+        name: The function's name, for messages.
+        number: The index of the output, for messages.
+        array: The output, of shape [batch, ...].
+        batch: The number of samples; None if unknown.
+        layout: The layout of a sample, such as "HWC", if given.
+
     Raises:
-        TypeError: As `check_kind`.
-        ValueError: If its number of samples isn't the batch's, or its number of dimensions isn't
-            the layout's.
+        TypeError: If the output is not an array, or DALI does not support its dtype.
+        ValueError: If the output has another number of samples than the batch, or a sample has
+            another number of dimensions than the layout.
     """
     label = check_kind(name, number, array)
     shape = tuple(array.shape)
@@ -249,7 +261,7 @@ def nodes_of(outputs: Any, name: str) -> Any:
 
 
 def layout_argument(layouts: str | Sequence[str] | None) -> dict[str, Any]:
-    """Returns the argument output_layouts for DALI's operators, unless layouts is None."""
+    """Returns {"output_layouts": layouts} for DALI's operators, or {} if ``layouts`` is None."""
     if layouts is None:
         return {}
     return {"output_layouts": layouts if isinstance(layouts, str) else list(layouts)}
@@ -272,7 +284,7 @@ def require_pipeline(label: str) -> Pipeline:
 def arguments(
     seed: int, bytes_per_sample_hint: int | Sequence[int] | None, name: str | None
 ) -> dict[str, Any]:
-    """Returns the arguments common to all operators of DALI, without arguments at their default."""
+    """Returns a dict of the arguments that all operators of DALI take, without default values."""
     given_arguments: dict[str, Any] = {"seed": seed} if seed != -1 else {}
     if bytes_per_sample_hint is not None:
         given_arguments["bytes_per_sample_hint"] = bytes_per_sample_hint

@@ -12,7 +12,9 @@ from nvidia.dali import fn, ops
 
 @functools.cache
 def jax_operator() -> Any:
-    """Returns DALI's operator class for JAX functions, without its conversion to jax.Arrays.
+    """Returns DALI's operator class for JAX functions, without DALI's conversion to jax.Arrays.
+
+    The class passes DALI's tensors to the function.
 
     Raises:
         RuntimeError: If JAX is older than DALI's plugin requires.
@@ -26,8 +28,8 @@ def jax_operator() -> Any:
             "batch_processing=True, which may call JAX functions, too"
         ) from error
 
-    # The name of DALI's class, because operators and states contain it. A run that DALI's own
-    # plugin began can therefore be resumed here.
+    # The class has the name of DALI's class, because names of operators and states contain it. A
+    # run that began with DALI's own plugin can therefore be resumed with this class.
     class _JaxFunction(implementation._JaxFunction):
         def __init__(self, function: Callable[..., Any], device: str, **arguments: Any):
             self.function = function
@@ -42,11 +44,13 @@ def jax_operator() -> Any:
 def dlpack_operator() -> Callable[..., Any]:
     """Returns DALI's ``fn.dl_tensor_python_function`` without the wrapper around its callback.
 
-    The wrapper makes the pipeline the current one for each call, for which it inspects the stack:
-    80 to 120 us on two CPU cores. Callbacks don't create operators, so they don't need it.
+    For each call, the wrapper makes the pipeline the current pipeline. It inspects the stack for
+    this, which takes 80 to 120 us on two CPU cores. Callbacks don't create operators, so they don't
+    need a current pipeline.
     """
 
-    # DALI's class name, as above. If a later DALI lacks the method, its slower wrapper is used.
+    # The class has the name of DALI's class, as above. If a later version of DALI does not call
+    # _function_wrapper_dlpack, DALI's slower wrapper is used.
     class DLTensorPythonFunction(ops.DLTensorPythonFunction):
         def _function_wrapper_dlpack(
             self,

@@ -40,7 +40,7 @@ class Header(ctypes.Structure):
 
     @property
     def dtype(self) -> str:
-        """The name of the dtype: "int32", "uint8", "float16"; other kinds: "other8" etc."""
+        """The name of the dtype: "int32", "uint8" or "float16"; "other8" for other 8-bit kinds."""
         return {0: "int", 1: "uint", 2: "float"}.get(self.code, "other") + str(self.bits)
 
 
@@ -70,7 +70,7 @@ class Exported:
 
 
 def owning_view(tensor: Any) -> np.ndarray:
-    """Returns DALI's CPU batch as a read-only array, without a copy; it keeps the memory alive."""
+    """Returns a CPU batch of DALI as a read-only array, which keeps DALI's memory alive."""
     view: np.ndarray = np.from_dlpack(Exported(tensor.__dlpack__(None), _HOST))
     return view
 
@@ -78,16 +78,16 @@ def owning_view(tensor: Any) -> np.ndarray:
 class DLTensor:
     """A tensor of DALI on a GPU, for ``from_dlpack`` of JAX, CuPy or PyTorch.
 
-    It can be consumed once, and the resulting array is valid until the function returns. Pass the
-    object itself to JAX: an array of CuPy may have an address that XLA rejects.
+    ``from_dlpack`` can consume it once. The resulting array is valid until the user's function
+    returns. Pass the object itself to JAX: an array of CuPy may have an address that XLA rejects.
     ``cupy.from_dlpack(x.__dlpack__())`` is faster than ``cupy.from_dlpack(x)``, which first asks
     for the device and switches to it.
 
     Args:
         device_id: The number of the GPU.
-        copies: A list to which copies of misaligned samples are added. It keeps them alive, because
-            JAX owns them and doesn't know about work on other libraries' streams. None: nothing is
-            copied, because DALI's stream may not have written the tensor yet.
+        copies: A list to which copies of misaligned samples are added. It keeps the copies alive:
+            JAX owns them, and doesn't know when other libraries' streams have finished using them.
+            None: samples are never copied, because DALI's stream may not have written them yet.
         capsule: A DLPack capsule that was not consumed yet.
     """
 
@@ -106,10 +106,11 @@ class DLTensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Returns DALI's capsule. DALI has synchronized its stream, so the consumer needn't wait.
+        """Returns DALI's capsule, or the capsule of a copy.
 
-        The samples of a batch are contiguous. A sample at an address that XLA's programs reject is
-        copied if the stream may be XLA's.
+        By default DALI has synchronized its stream before, so the consumer needn't wait. The
+        samples of a batch are contiguous, so a sample may be at an address that XLA's programs
+        reject. This sample is copied if ``stream`` may be a stream of XLA.
 
         Args:
             stream: The consumer's stream; None for CUDA's default stream, -1 for no
@@ -137,11 +138,11 @@ class DLTensor:
 
     @property
     def dtype(self) -> str:
-        """The name of the dtype; unavailable once the tensor is consumed."""
+        """The name of the dtype; raises RuntimeError after the tensor was consumed."""
         return header(self._untaken()).dtype
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Returns CUDA's device type, and the number of the GPU."""
+        """Returns DLPack's device type of CUDA, and the number of the GPU."""
         return _CUDA, self._device_id
 
     def _check(self, dl_device: tuple[int, int] | None, copy: bool | None) -> None:
@@ -161,8 +162,8 @@ class DLTensor:
 
 
 def aligned(exported: Exported) -> jax.Array:
-    """Returns a copy at an address that XLA's programs accept, without running a program."""
-    # Without 64-bit types JAX would narrow int64, and run a program for it.
+    """Returns a copy of a tensor at an address that XLA accepts, without running a program."""
+    # Without 64-bit types JAX would narrow int64, and run a program for the conversion.
     enable_x64: Any = getattr(jax, "enable_x64", None)
     if enable_x64 is None:  # before JAX 0.8
         enable_x64 = importlib.import_module("jax.experimental").enable_x64

@@ -58,11 +58,11 @@ def dl_tensor_python_function(
     Args:
         *inputs: Batches.
         function: Takes one array per input, and returns ``num_outputs`` outputs: None, one array,
-            or a tuple. With ``batch_processing`` each of these is a list of the samples' arrays; an
-            output may also be a single array of shape [batch, ...]. Keyword-only parameters are
-            filled in: ``rng``, a numpy.random.Generator, and ``key``, a jax.random.key, for the
-            sample (with ``batch_processing`` for the batch). They are derived from the pipeline's
-            seed and the number of the sample, and a state restores them.
+            or a tuple. With ``batch_processing`` each input and output is a list of the samples'
+            arrays; an output may also be a single array of shape [batch, ...]. The keyword-only
+            parameters ``rng``, a numpy.random.Generator, and ``key``, a jax.random.key, are filled
+            in for each call. Both are derived from the pipeline's seed and the number of the
+            sample; over a source, from the seed, the epoch and the record. A state restores them.
         batch_processing: Whether the function is called once per batch instead of per sample. The
             default is False, as DALI documents, with a warning, since DALI itself passes lists.
         bytes_per_sample_hint: The bytes to preallocate for each sample of the outputs.
@@ -75,18 +75,19 @@ def dl_tensor_python_function(
         synchronize_stream: Whether DALI waits for its CUDA stream before the call.
         device: "cpu" or "gpu"; the device of the inputs by default.
         stateful: True if the function keeps state, so that iterators can't resume. False if no
-            output depends on state that it keeps. None for a check that compares the values that
-            the function reaches.
+            output depends on state that the function keeps. None: dalijax checks whether values
+            that the function reaches have changed.
         capsules: Whether the function gets raw DLPack capsules, as by DALI's operator, for
             ``nvidia.dali.ops._dlpack_to_array`` or ``torch.utils.dlpack.from_dlpack``.
 
     Returns:
-        A DataNode, or a tuple of zero or several.
+        A DataNode, or a tuple of DataNodes if num_outputs is not 1.
 
     Raises:
         RuntimeError: If no pipeline is being defined.
-        ValueError: If ``rng`` or ``key`` is used with synchronize_stream=False on a GPU, or
-            num_outputs is negative. At run time, if the number of outputs isn't num_outputs.
+        ValueError: If ``rng`` or ``key`` is used with synchronize_stream=False on a GPU,
+            num_outputs is negative, there are neither inputs nor outputs, or the inputs are on
+            different devices. At run time, if the number of outputs isn't num_outputs.
         TypeError: If the function can't take the inputs. At run time, if an output isn't an array
             of a dtype that DALI supports.
     """
@@ -133,7 +134,7 @@ def dl_tensor_python_function(
 
 @functools.cache
 def _warn_of_default() -> None:
-    """Warns once per process that DALI's documented default isn't its default."""
+    """Warns once per process that batch_processing has another default in DALI than documented."""
     warn_user(
         "fn.dl_tensor_python_function without batch_processing: DALI documents False, calls with "
         "one sample, but itself calls with lists of samples (True). Here it is False. Pass "
@@ -143,7 +144,12 @@ def _warn_of_default() -> None:
 
 
 def _taking_capsules(function: Callable[..., Any], batch: bool) -> Callable[..., Any]:
-    """Converts a function of DLPack capsules to a function of arrays or `DLTensor` objects."""
+    """Returns a function of arrays or `DLTensor` objects that passes their capsules to another.
+
+    Args:
+        function: A function of DLPack capsules.
+        batch: Whether the function takes lists of samples.
+    """
 
     @functools.wraps(function)
     def with_arrays(*arrays: Any, **keywords: Any) -> Any:
@@ -159,7 +165,8 @@ def _taking_capsules(function: Callable[..., Any], batch: bool) -> Callable[...,
 def _filled(function: Callable[..., Any], names: Sequence[str], batch: bool) -> Callable[..., Any]:
     """Returns a function that fills in the keywords ``rng`` and ``key`` of a function.
 
-    Its last argument, after the inputs, contains the bytes from `checks.key_words`.
+    The last argument of the returned function, after the inputs, contains the random bytes from
+    `checks.key_words`.
     """
 
     def filled(*arrays: Any) -> Any:
@@ -178,7 +185,7 @@ def _filled(function: Callable[..., Any], names: Sequence[str], batch: bool) -> 
 
 
 def _as_array(tensor: Any) -> Any:
-    """Returns a tensor of DALI as a jax.Array, and NumPy arrays unchanged."""
+    """Returns a `DLTensor` as a jax.Array, and a NumPy array unchanged."""
     return jax.dlpack.from_dlpack(tensor) if isinstance(tensor, DLTensor) else tensor
 
 
@@ -193,7 +200,7 @@ def batch_operator(
     """Adds an operator whose function gets lists of samples: NumPy views or jax.Arrays.
 
     Returns:
-        The outputs of the operator: a DataNode, or a tuple of zero or several.
+        The outputs of the operator: a DataNode, or a tuple of DataNodes if num_outputs is not 1.
     """
     if device_type == "cpu":
         return _operator(function, nodes, True, num_outputs, layouts, device_type, preserve)
@@ -214,10 +221,10 @@ def _callback(
     batch: bool,
     per_sample: bool,
 ) -> Callable[..., Any]:
-    """Returns the callback of DALI's operator.
+    """Returns the callback of DALI's operator, which takes and returns DLPack capsules.
 
     Args:
-        function: The function.
+        function: The user's function, which the callback calls.
         num_outputs: The number of outputs.
         tensors: Converts the inputs and outputs of the function.
         batch: Whether the function takes lists of samples.
@@ -275,7 +282,7 @@ def _operator(
     preserve: bool | None,
     **arguments: Any,
 ) -> Any:
-    """Adds DALI's operator for a function to the pipeline that is being defined."""
+    """Adds DALI's operator for a function to the current pipeline, and returns its outputs."""
     pipeline = checks.require_pipeline(checks.name_of(function))
     # DALI calls the callback once per batch, which is cheaper than once per sample. Without inputs
     # only DALI knows the number of samples, and calls it for each.

@@ -22,7 +22,7 @@ from .dlpack import header, owning_view
 def on_cpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
     """Returns the callback of DALI's operator for batches on the CPU.
 
-    It takes DALI's tensors, and returns DLPack capsules.
+    The callback takes DALI's tensors, and returns DLPack capsules of the outputs.
     """
     cpu, inputs, checked = jax.local_devices(backend="cpu")[0], called.inputs, False
     # The older executors reuse the inputs' memory, even while an output that aliases an input waits
@@ -79,8 +79,9 @@ def _addresses(array: np.ndarray | jax.Array) -> range:
 def on_gpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
     """Returns the callback of DALI's operator for batches on a GPU.
 
-    It takes the number of DALI's stream and DALI's tensors, and returns DLPack capsules.
-    By DLPack's protocol JAX's stream waits for the inputs, and DALI's stream for the outputs.
+    The callback takes the number of DALI's stream and DALI's tensors, and returns DLPack capsules
+    of the outputs. By DLPack's protocol JAX's stream waits for the inputs, and DALI's stream waits
+    for the outputs.
     """
     device: jax.Device | None = None
     owner = weakref.ref(pipeline)  # weak, since the pipeline's operator refers to this callback
@@ -110,7 +111,11 @@ def on_gpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
 
 
 def _gpu(pipeline: Pipeline | None) -> jax.Device:
-    """Returns a pipeline's GPU; without a device_id DALI chooses one during the build."""
+    """Returns the jax.Device of a pipeline's GPU, or JAX's first GPU if device_id is None.
+
+    Raises:
+        RuntimeError: If JAX does not see the GPU.
+    """
     ordinal = None if pipeline is None else pipeline.device_id
     gpus = jax.local_devices(backend="gpu")
     for device in gpus:
@@ -129,7 +134,7 @@ def _one_more(number: jax.Array) -> jax.Array:
 
 
 class _Checked:
-    """A tensor of DALI that raises a TypeError in from_dlpack if JAX would narrow it."""
+    """A tensor of DALI that raises a TypeError in from_dlpack if JAX would narrow its dtype."""
 
     def __init__(self, tensor: Any, name: str):
         self._tensor = tensor

@@ -34,10 +34,6 @@ def jax_function(
 ) -> Callable[..., Any]:
     """Converts a function of jax.Arrays to an operator of graphs.
 
-    On a GPU the outputs are kept alive for as many batches as DALI prefetches, since DALI drops
-    them before it has read them. The consumer must wait for the pipeline's outputs. All iterators
-    of dalijax do, but ``Pipeline.run(cuda_stream)`` doesn't.
-
     It has the arguments of ``nvidia.dali.plugin.jax.fn.jax_function``, in the same order, and uses
     the same operator. It is a decorator, with or without arguments::
 
@@ -47,41 +43,47 @@ def jax_function(
         def flip(image):
             return image[:, ::-1, :]
 
+    On a GPU the outputs are kept alive for as many batches as DALI prefetches, since DALI drops
+    its references to them before it has read them. The consumer must wait for the pipeline's
+    outputs. All iterators of dalijax do, but ``Pipeline.run(cuda_stream)`` doesn't.
+
     Args:
         function: Takes one array of shape [batch, ...] per input, and returns ``num_outputs``
             outputs: jax or NumPy arrays of shape [batch, ...]. Its arguments must not be used after
             it has returned, nor its outputs be donated. A keyword-only parameter ``key`` without a
             default (or with None) gets a jax.random.key of the batch, derived from the pipeline's
-            seed and the batch's number; a state restores it. (jax.vmap maps keyword arguments: map
-            a function inside.)
-        num_outputs: The number of outputs: 0 (it returns None), 1 (an array), or a tuple's length.
-        output_layouts: The layouts of the outputs without the batch dimension, such as "HWC": one
-            for all, or a list for the first outputs. By default output i has the layout of input i
-            if it has as many dimensions; with ``ragged`` it has none.
-        sharding: A jax.sharding.Sharding whose dimension 0 is the batch, over one device per
-            process, as in DALI: the function gets global arrays. DALI calls it in a thread of its
+            seed and the batch's number; over a source, from the seed, the epoch and the batch's
+            first record. A state restores it. (jax.vmap maps keyword arguments: map a function
+            inside.)
+        num_outputs: The number of outputs: 0 (the function returns None), 1 (an array), or the
+            length of the returned tuple.
+        output_layouts: The layouts of the outputs without the batch dimension, such as "HWC": a
+            common layout, or a list for the first outputs. By default output i has the layout of
+            input i if it has as many dimensions; with ``ragged``, outputs have no layout.
+        sharding: A jax.sharding.Sharding over one device per process, as in DALI; dimension 0 is
+            the batch. The function then gets global arrays, and DALI calls it in a thread of its
             own. For functions of a batch over several devices, pass ``batch_map`` to
             `dalijax.data_iterator`.
         device: "cpu" or "gpu"; the device of the inputs by default.
         preserve: If False, the function isn't run if its outputs are unused.
         ragged: How to handle samples of different shapes. "pad" pads them with zeros at their ends,
             and passes ``lengths`` as a keyword argument: int32 of shape [batch, dimensions] for one
-            input, a tuple of them for several. "group" calls the function once for the samples of
-            each shape, each time with its own ``key``, and restores the order of its outputs. None
-            raises an error.
-        align: With "pad", the number of which padded extents are multiples, so that jit compiles
+            input, a tuple of these arrays for several inputs. "group" calls the function once for
+            the samples of each shape, each time with another ``key``, and returns the outputs in
+            the order of the samples. With None, different shapes raise an error.
+        align: With "pad", each padded extent is a multiple of this number, so that jit compiles for
             fewer shapes.
         stateful: True if the function keeps state, so that iterators can't resume. False if no
-            output depends on state that it keeps. None for a check that compares the values that
-            the function reaches.
+            output depends on state that the function keeps. None: dalijax checks whether values
+            that the function reaches have changed.
 
     Returns:
-        A function that takes the pipeline's DataNodes, and returns a DataNode, or a tuple of zero
-        or several.
+        A function that takes DataNodes, and returns a DataNode, or a tuple of DataNodes if
+        num_outputs is not 1. Without ``function``, a decorator that returns this function.
 
     Raises:
         ValueError: If an argument is invalid. At run time, if the function returns another number
-            of outputs or samples, or dimensions that don't match its layout.
+            of outputs or samples, or an output whose dimensions don't match its layout.
         TypeError: In the graph, if the function doesn't take the inputs or keyword arguments. At
             run time, for dtypes that DALI doesn't have (bfloat16), and for 64-bit inputs that JAX
             would narrow.
@@ -154,7 +156,11 @@ def jax_function(
 
 
 def _layouts(layouts: str | Sequence[str] | None, num_outputs: int) -> list[str] | None:
-    """Returns a layout for each output; "" for outputs after the end of a list."""
+    """Returns a layout for each output, "" for outputs after the end of a list; None for None.
+
+    Raises:
+        ValueError: If there are more layouts than outputs.
+    """
     if layouts is None:
         return None
     if isinstance(layouts, str):

@@ -1,4 +1,4 @@
-"""Notes of functions, by which iterators detect functions that keep state."""
+"""Records the functions of a graph, so that iterators can detect functions that keep state."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from .purity import changes, reachable_values
 def note(
     function: Callable[..., Any], stateful: bool | None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds a note of a function to the pipeline that is being defined.
+    """Adds a `FunctionNote` of a function to the pipeline that is being defined.
 
     The function must be pure unless ``stateful`` is given. Iterators can't return a state if the
     function changes a value that it reaches, or if its first call changes the global random state
-    of NumPy or Python. This is a false alarm if another thread draws from a global generator during
-    that call.
+    of NumPy or Python. The check of the random state is a false alarm if another thread draws from
+    a global generator during the first call.
 
     Args:
         function: The function.
-        stateful: Whether the function keeps state; None for the check.
+        stateful: Whether the function keeps state; None: it is checked.
 
     Returns:
-        A decorator for the callback that calls the function.
+        A decorator for the callback that calls the function. The decorated callback compares the
+        global random state before and after its first call, if the function is checked.
     """
     drawn: list[set[str]] = []  # global generators that changed during the first call
 

@@ -48,9 +48,8 @@ def numba_function(
     """Runs a function that Numba compiles, on up to six inputs, into up to six outputs.
 
     It has the arguments of ``nvidia.dali.plugin.numba.fn.experimental.numba_function``, whose
-    operator runs it. Compiled functions are cached, so new pipelines do not
-    compile them again. ``setup_fn`` gets all inputs (DALI 2.4 passes only as many as there are
-    outputs).
+    operator runs it. Compiled functions are cached, so new pipelines do not compile them again.
+    ``setup_fn`` gets the shapes of all inputs (DALI 2.4 passes only as many as there are outputs).
 
     Args:
         *inputs: One to six batches.
@@ -59,23 +58,24 @@ def numba_function(
             arrays. On a GPU it is a CUDA kernel (numba.cuda). It must not raise: Numba writes the
             error to stderr, and the batch is delivered with uninitialized memory.
         out_types, in_types: The dtypes of the elements, in NumPy's, JAX's or DALI's form, or their
-            names: a common dtype, or a sequence.
+            names: a common dtype, or a sequence. By default output i has the dtype of input i.
         outs_ndim, ins_ndim: The numbers of dimensions of a sample: a common number, or a sequence.
+            By default output i has as many dimensions as input i.
         setup_fn: ``setup_fn(outs, ins)`` writes the shapes of the outputs: ``outs[i][k]`` is the
-            shape of sample k of output i, and ``ins`` likewise. By default output i has the shape
-            of input i.
+            shape of sample k of output i, and ``ins[i][k]`` that of input i. By default output i
+            has the shape of input i.
         batch_processing: Whether run_fn is called once for the whole batch; only on the CPU.
         blocks, threads_per_block: The grid and the blocks on a GPU, three numbers each.
         bytes_per_sample_hint: The bytes to preallocate for each sample of the outputs.
         preserve, seed, name: As for any operator of DALI.
         device: "cpu" or "gpu"; the device of the inputs by default.
-        example: A sample of the input, or a list with a sample of each input, which determines the
-            inputs' types and numbers of dimensions. By default output i equals input i in both.
-        stateful: Whether the function keeps state, as numpy.random does, which iterators can't
-            resume. None for a check of the values that the function reaches.
+        example: A sample of the input, or a list with a sample of each input. It determines
+            in_types and ins_ndim unless they are given.
+        stateful: Whether the function keeps state, as numpy.random does, so that iterators can't
+            resume. None: dalijax checks whether values that the function reaches have changed.
 
     Returns:
-        A DataNode, or a tuple of several.
+        A DataNode, or a tuple of DataNodes if there are several outputs.
 
     Raises:
         ImportError: If Numba is not installed.
@@ -87,7 +87,7 @@ def numba_function(
     """
     checks.require_pipeline("fn.numba_function")
     device_type = checks.device_of(inputs, device)
-    run_fn = getattr(run_fn, "py_func", run_fn)  # of @njit
+    run_fn = getattr(run_fn, "py_func", run_fn)  # the function that @njit decorates
     setup_fn = getattr(setup_fn, "py_func", setup_fn)
     for user_function in (run_fn, setup_fn):
         if user_function is not None and not inspect.isfunction(user_function):
@@ -141,7 +141,7 @@ def numba_function(
             preserve=preserve,
             **operator_arguments,
         )
-    except NotImplementedError:  # Numba's, of the function
+    except NotImplementedError:  # from Numba, about the function
         raise
     except (AttributeError, ImportError, RuntimeError) as error:
         raise _misfit(error) from error
@@ -175,10 +175,10 @@ def _listed(value: Any, count: int) -> list[Any]:
 
 
 def _outputs(run_fn: Callable[..., None], inputs: int, kinds: Any, ndims: Any) -> int:
-    """Returns the number of outputs.
+    """Returns the number of outputs of a function.
 
-    It is the length of ``kinds`` or ``ndims`` if one of them is a list, otherwise the number of the
-    function's parameters without a default that are not inputs.
+    This is the length of ``kinds`` or ``ndims`` if either is a list. Otherwise it is the number of
+    the function's parameters without a default, minus the number of inputs.
     """
     for listed in (kinds, ndims):
         if isinstance(listed, (list, tuple)):
@@ -188,7 +188,11 @@ def _outputs(run_fn: Callable[..., None], inputs: int, kinds: Any, ndims: Any) -
 
 
 def _filled(name: str, values: Any, defaults: Sequence[Any], count: int) -> list[Any]:
-    """Returns a value for each output: ``values`` if given, otherwise the inputs' ``defaults``."""
+    """Returns a value for each output: ``values`` if given, otherwise the inputs' ``defaults``.
+
+    Raises:
+        ValueError: If ``values`` is None, and there are more outputs than inputs.
+    """
     if values is not None:
         return _listed(values, count)
     if count > len(defaults):
@@ -202,7 +206,10 @@ def _filled(name: str, values: Any, defaults: Sequence[Any], count: int) -> list
 def _check_counts(
     inputs: int, input_types: list[Any], ins: list[int], output_types: list[Any], outs: list[int]
 ) -> None:
-    """Raises ValueError unless each input and output has a type and a number of dimensions."""
+    """Raises ValueError unless DALI's operator for Numba can take the inputs and outputs.
+
+    It takes one to six inputs and outputs, each with a type and a positive number of dimensions.
+    """
     counts = {"inputs": inputs, "in_types": len(input_types), "ins_ndim": len(ins)}
     if len(set(counts.values())) > 1:
         raise ValueError(f"pass a type and a number of dimensions for each input, not {counts}")
@@ -226,7 +233,7 @@ def _check_counts(
 def _check_kernel(
     device_type: str, batch: bool, blocks: Sequence[int] | None, threads: Sequence[int] | None
 ) -> None:
-    """Raises ValueError if the arguments do not describe a kernel, for functions on a GPU."""
+    """Raises ValueError if the arguments of a function on a GPU do not describe a CUDA kernel."""
     if device_type == "cpu":
         return
     if batch:
@@ -239,7 +246,7 @@ def _check_kernel(
 
 
 def _misfit(error: Exception) -> Exception:
-    """Returns an error about a missing Numba, or about incompatible versions."""
+    """Returns an ImportError if Numba is missing, otherwise a RuntimeError with the versions."""
     try:
         importlib.import_module("numba")
     except ModuleNotFoundError:
@@ -268,7 +275,8 @@ def _say_arguments(error: Exception, input_types: Sequence[Any], ins: Sequence[i
 def _outside(function: Callable[..., Any]) -> tuple[Any, ...] | None:
     """Returns a cache key for a function: its code, and the values that it reads from outside.
 
-    Numba compiles these values in, as constants. None if a value has no key.
+    These values are globals, closure variables and defaults, which Numba compiles as constants.
+    Returns None if a value has no key.
     """
     variables = inspect.getclosurevars(function)
     defaults = getattr(function, "__defaults__", None)
@@ -302,7 +310,7 @@ def _operator_class() -> Any:
     compiled: dict[Any, Any] = {}
 
     def once(function: Any, options: tuple[Any, ...], compile_it: Callable[[], Any]) -> Any:
-        """Returns the compiled function from the cache, or compiles it."""
+        """Returns the compiled function: from the cache if possible, else by ``compile_it()``."""
         constants = _outside(function)
         if constants is None:
             return compile_it()

@@ -1,9 +1,10 @@
-"""Detects functions of a graph that are not pure, and so can't resume.
+"""Detects functions of a graph that are not pure, so that a state can't restore their results.
 
-Values that a function reaches are compared between the definition of the graph and the request of a
-state: its closure, its defaults, and the globals and attributes that its code names. The check does
-not detect the clock, generators that a call creates without a seed, state within installed
-libraries, and changes between sampled elements of large arrays.
+The values that a function reaches are its closure, its defaults, and the globals and attributes
+that its code names. They are digested when the graph is defined and when a state is requested, and
+the digests are compared. The check does not detect the clock, generators that a call creates
+without a seed, state within installed libraries, and changes between sampled elements of large
+arrays.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ _ITERATOR = "an iterator"
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Describes the values that differ between two results of `reachable_values`; "" if none do."""
+    """Returns a description of the values that differ between two results of `reachable_values`.
+
+    An iterator counts as a difference, because its position can't be compared. Returns "" if there
+    is no difference.
+    """
     if iterators := [name for name, value in after.items() if value == _ITERATOR]:
         return f"it has {iterators[0]}, {_ITERATOR}"
     names = [name for name in {**after, **before} if before.get(name) != after.get(name)]
@@ -63,12 +68,12 @@ def reachable_values(function: Any) -> dict[str, Any]:
                     todo += [
                         (f"{path}.{k}".strip("."), part) for k, part in _parts(value, names, home)
                     ]
-        if len(names) == num_names:  # otherwise the new names are of further attributes
+        if len(names) == num_names:  # otherwise repeat: attributes may have the new names
             return digests
 
 
 def _digest(value: Any) -> Any:
-    """Returns a digest of a plain value; None for a value with parts."""
+    """Returns a digest of a number, text, array, random generator or iterator, otherwise None."""
     if isinstance(value, _PLAIN):
         return hash(repr((type(value), value)))
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
@@ -88,7 +93,8 @@ def _parts(value: Any, names: set[str], home: str) -> Iterator[tuple[Any, Any]]:
     Args:
         value: The value.
         names: Names that the code of functions uses; names in the code of ``value`` are added.
-        home: Package of the function that is examined, which is examined even if it is installed.
+        home: Package of the function that is examined. Its functions are examined even if it is
+            installed, unless it is one of `_LIBRARIES`.
     """
     for key in ("__self__", "__func__", "__wrapped__", "fget"):  # methods, jit, vmap, properties
         yield "self" if key == "__self__" else "", getattr(value, key, None)
@@ -113,7 +119,7 @@ def _parts(value: Any, names: set[str], home: str) -> Iterator[tuple[Any, Any]]:
 
 
 def _home(value: Any) -> str:
-    """Returns the package of a module, class, function or object."""
+    """Returns the name of the top-level package of a module, class, function or object."""
     key = "__name__" if isinstance(value, types.ModuleType) else "__module__"
     return str(getattr(value, key, "builtins")).split(".")[0]
 

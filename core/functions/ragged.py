@@ -11,13 +11,14 @@ import numpy as np
 
 from .batch_function import BatchFunction
 
-Samples = Sequence[Any]  # arrays of one input
+Samples = Sequence[Any]  # an array for each sample of an input
 
 
 def padded(called: BatchFunction, align: int) -> Callable[..., Any]:
-    """Converts a function of padded batches and ``lengths`` to a function of lists of samples.
+    """Returns a function of lists of samples, which pads them and calls ``called`` once.
 
-    The extents of a batch are rounded up to a multiple of ``align``.
+    ``called`` receives an array [batch, ...] for each input, whose other extents are rounded up to
+    multiples of ``align``, and the shapes of the samples as the keyword argument ``lengths``.
     """
 
     def run(*inputs: Samples) -> tuple[Any, ...] | None:
@@ -35,9 +36,10 @@ def padded(called: BatchFunction, align: int) -> Callable[..., Any]:
 
 
 def by_groups(called: BatchFunction) -> Callable[..., Any]:
-    """Converts a function of batches to a function of lists of samples.
+    """Returns a function of lists of samples, which calls ``called`` for each group of samples.
 
-    The function is called once for each combination of shapes.
+    The samples of a group have equal shapes in each input. The results have the order of the
+    samples.
     """
 
     def run(*inputs: Samples) -> tuple[list[Any], ...] | None:
@@ -82,7 +84,10 @@ def _wait(called: BatchFunction, arrays: Sequence[Any]) -> None:
 def _with_key(
     called: BatchFunction, inputs: Sequence[Samples]
 ) -> tuple[list[Samples], dict[str, Any]]:
-    """Returns the samples of each input, and the keyword arguments: {"key": key}, or {}."""
+    """Returns the samples of each input, and the keyword arguments of ``called``.
+
+    The keyword arguments are {"key": key}, or {} if ``called`` takes no key.
+    """
     samples = list(inputs)
     if not called.keyed:
         return samples, {}
@@ -90,12 +95,12 @@ def _with_key(
 
 
 def _shapes(samples: Samples) -> np.ndarray:
-    """Returns the shapes of the samples of an input, int32 [batch, dimensions]."""
+    """Returns the shapes of the samples of an input, as an int32 array [batch, dimensions]."""
     return np.array([sample.shape for sample in samples], np.int32).reshape(len(samples), -1)
 
 
 def _filled(called: BatchFunction, samples: Samples, shapes: np.ndarray, align: int) -> Any:
-    """Returns the samples of an input as an array, padded with zeros to a common shape."""
+    """Returns the samples of an input as an array [batch, ...], padded with zeros at their ends."""
     most = tuple(-(-int(extent) // align) * align for extent in shapes.max(axis=0, initial=0))
     if called.device_type == "cpu":
         batch = np.zeros((len(samples), *most), samples[0].dtype)

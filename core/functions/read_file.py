@@ -1,4 +1,4 @@
-"""`read_file`: files by their paths, in the graph."""
+"""`read_file`: reads files by their paths, in the graph."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def read_file(path: DataNode, **arguments: Any) -> DataNode:
     DALI's own threads read the files, several times faster than Python does.
 
     Args:
-        path: Paths as UTF-8, uint8 of shape [length] for each sample: a text of Grain's records, or
-            ``path.encode()`` of records of `dalijax.sources.Records`.
+        path: Paths as UTF-8, uint8 of shape [length] for each sample. In records of Grain the path
+            is a str; in records of `dalijax.sources.Records` it is ``path.encode()``.
         **arguments: Arguments of ``nvidia.dali.fn.io.file.read``.
 
     Returns:
-        The contents, uint8 of shape [bytes of the file] for each sample.
+        The contents, uint8 of shape [size of the file in bytes] for each sample.
     """
     contents: DataNode = fn.io.file.read(path, **arguments)  # type: ignore[attr-defined]
     return contents
