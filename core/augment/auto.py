@@ -56,13 +56,13 @@ def rand_augment(
 
     Args:
         images: RGB images [height, width, 3], uint8, with sizes that ``draw`` can look up.
-        draw: The graph's ``draw``.
+        draw: The argument ``draw`` of the graph function.
         num_ops: Number of operations, applied in sequence.
         magnitude: Magnitude of the operations, from 0 to ``num_magnitude_bins - 1``.
         num_magnitude_bins: Number of magnitudes.
         interp_type: Interpolation of sheared, translated and rotated images.
         fill_value: Value of pixels outside the original image.
-        name: The draw's name.
+        name: Name of the draw; see `dalijax.Draw`.
 
     Returns:
         Images of the same shape and dtype.
@@ -112,11 +112,11 @@ def trivial_augment(
 
     Args:
         images: RGB images [height, width, 3], uint8, with sizes that ``draw`` can look up.
-        draw: The graph's ``draw``.
+        draw: The argument ``draw`` of the graph function.
         num_magnitude_bins: Number of magnitudes.
         interp_type: Interpolation of sheared, translated and rotated images.
         fill_value: Value of pixels outside the original image.
-        name: The draw's name.
+        name: Name of the draw; see `dalijax.Draw`.
 
     Returns:
         Images of the same shape and dtype.
@@ -164,11 +164,11 @@ def auto_augment(
 
     Args:
         images: RGB images [height, width, 3], uint8, with sizes that ``draw`` can look up.
-        draw: The graph's ``draw``.
+        draw: The argument ``draw`` of the graph function.
         policy: ``"imagenet"``, ``"cifar10"`` or ``"svhn"``.
         interp_type: Interpolation of sheared, translated and rotated images.
         fill_value: Value of pixels outside the original image.
-        name: The draw's name.
+        name: Name of the draw; see `dalijax.Draw`.
 
     Returns:
         Images of the same shape and dtype.
@@ -207,24 +207,24 @@ def _augmented(
     pixels: bool = False,
     **warp: Any,
 ) -> DataNode:
-    """Applies randomly chosen operations to images, one after another.
+    """Applies randomly chosen operations to images, one after another, and returns the images.
 
     Args:
         images: RGB images [height, width, 3], uint8.
-        draw: The graph's ``draw``.
-        choose: Maps uniform numbers, float32 [rows, columns], to a `Choice` for each stage.
+        draw: The argument ``draw`` of the graph function.
+        choose: Maps uniform numbers, float32 [images, columns], to a `Choice` for each stage.
         stages: For each stage, the branches that it may choose, as indices into
             `policies.BRANCHES`.
-        columns: Number of uniform numbers for each record.
-        settings: Arguments of the augmentation, which states contain.
-        name: The draw's name.
-        kind: Name of the public function, which states contain.
+        columns: Number of uniform numbers for each image.
+        settings: Arguments of the augmentation, for states and their comparison.
+        name: Name of the draw; see `dalijax.Draw`.
+        kind: Name of the public function, for states and their comparison.
         pixels: Whether translations are in pixels; otherwise they are shares of the size.
         **warp: Arguments of ``fn.warp_affine``.
     """
     stage_arguments = [_arguments_of(branches) for branches in stages]
-    # All arguments of a stage are one vector, sliced at each operator: separate arguments would all
-    # be split at each branching, which took a CPU 25 % longer on small images.
+    # All arguments of a stage are joined to one vector, which is sliced at each operator. Separate
+    # arguments would all be split at each branching, which took a CPU 25 % longer on small images.
     forms: list[tuple[tuple[int, ...], Any]] = []
     for names in stage_arguments:
         numbers = sum(math.prod(policies.FORMS[form]) for form in names)
@@ -268,7 +268,7 @@ def _select(
     names: Sequence[str],
     warp: Mapping[str, Any],
 ) -> DataNode:
-    """Applies the operator of each image's branch.
+    """Applies to each image the operator of its branch, and returns the images.
 
     Splits the batch into images of the lower and of the upper half of the branches, recursively,
     and merges the results.
@@ -276,9 +276,9 @@ def _select(
     Args:
         branches: The branches that may occur, as sorted indices into `policies.BRANCHES`.
         images: The images.
-        branch: The branch of each image.
+        branch: The branch of each image, an index into `policies.BRANCHES`.
         numbers: The joined arguments of the operators for each image, float32 [numbers].
-        names: Names of these arguments.
+        names: Names of the joined arguments in `policies.FORMS`.
         warp: Arguments of ``fn.warp_affine``.
     """
     if len(branches) == 1:
@@ -302,13 +302,20 @@ def _select(
 
 
 def _split(node: DataNode, chosen: DataNode) -> tuple[DataNode, DataNode]:
-    """Splits a batch into the chosen samples and the remaining samples."""
+    """Returns the chosen samples of a batch, and the remaining samples."""
     first, second = _conditional.split(node, predicate=chosen)
     return first, second
 
 
 def _operate(branch: str, images: DataNode, value: Any, warp: Mapping[str, Any]) -> DataNode:
-    """Applies the operator of a branch; ``value`` is its argument, or None."""
+    """Applies the operator of a branch to images, and returns the images.
+
+    Args:
+        branch: The name of the branch in `policies.BRANCHES`.
+        images: The images.
+        value: The argument of the operator; None if it has no argument.
+        warp: Arguments of ``fn.warp_affine``.
+    """
     output: Any = images
     if branch == "affine":
         output = fn.warp_affine(images, matrix=value, **warp)
@@ -336,17 +343,18 @@ def _operate(branch: str, images: DataNode, value: Any, warp: Mapping[str, Any])
 
 
 def _over_pixels(reduce: Callable[..., Any], images: DataNode) -> Any:
-    """Reduces each channel to [1, 1, channels].
+    """Returns a reduction of each channel of the images, with shape [1, 1, channels].
 
-    Reducing height and width in one step is slow on a GPU: 0.45 ms for 18 images of 224 x 224.
+    Height and width are reduced separately, because one step for both is slow on a GPU: 0.45 ms for
+    18 images of 224 x 224.
     """
     return reduce(reduce(images, axes=[0], keep_dims=True), axes=[1], keep_dims=True)
 
 
 def _auto_contrast(images: DataNode) -> DataNode:
-    """Stretches each channel to 0..255; a channel with a single value is unchanged.
+    """Returns images with each channel stretched to 0..255; constant channels are unchanged.
 
-    Equals DALI's ``auto_aug.augmentations.auto_contrast``, except for faster reductions.
+    Computes the same as DALI's ``auto_aug.augmentations.auto_contrast``, with faster reductions.
     """
     low, high = (_over_pixels(r, images) for r in (fn.reductions.min, fn.reductions.max))
     uneven = high > low

@@ -38,18 +38,18 @@ def color_jitter(
     - Hue is rotated in YIQ, which is linear, instead of HSV.
     - Values are rounded and clipped once, at the end.
 
-    With equal factors from 0.7 to 1.3, images differ by 2 of 255 gray levels (median); with hue
-    changed by 0.1, by 9.
+    With equal factors from 0.7 to 1.3, images differ from torchvision's by 2 of 255 gray levels
+    (median); with hue changed by 0.1, by 9.
 
     Args:
         images: RGB images [height, width, 3], values from 0 to 255.
-        draw: The graph's ``draw``.
+        draw: The argument ``draw`` of the graph function.
         brightness: Range of the factor (low, high), or a number b for (max(0, 1 - b), 1 + b).
         contrast: Range of the factor, as for brightness; 0 is gray.
         saturation: Range of the factor, as for brightness; 0 is gray.
         hue: Range of the hue's rotation (low, high) within -0.5 and 0.5, or a number h for (-h, h);
             1 is a full turn.
-        name: The draw's name.
+        name: Name of the draw; see `dalijax.Draw`.
 
     Returns:
         Images of the same shape and dtype.
@@ -88,7 +88,7 @@ def _range(
     least: float = 0.0,
     most: float = np.inf,
 ) -> Range:
-    """Returns the range (low, high) that a pair, or a distance from the center, describes.
+    """Returns a range (low, high), given as this pair or as a distance from ``center``.
 
     Raises:
         ValueError: If the range is out of order or out of bounds.

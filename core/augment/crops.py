@@ -33,24 +33,24 @@ def random_resized_crop(
     antialias: bool = True,
     name: str | None = None,
 ) -> DataNode:
-    """Crops a window of random area and aspect ratio and resizes it, as ``RandomResizedCrop``.
+    """Crops a window of random area and aspect ratio, and resizes it to a fixed size.
 
-    As in torchvision, up to ten windows of whole pixels are tried; if none lies within the image,
-    the largest centered window with an allowed ratio is used. (DALI's ``fn.random_resized_crop``
-    chooses different windows.) Pixels at the window's edge are interpolated with their neighbors
-    outside the window, as in Pillow's ``resize(box=...)``.
+    As by torchvision's ``RandomResizedCrop``, up to ten windows of whole pixels are tried. If no
+    window lies within the image, the largest centered window with an allowed ratio is used. (DALI's
+    ``fn.random_resized_crop`` chooses different windows.) Pixels at the window's edge are
+    interpolated with their neighbors outside the window, as in Pillow's ``resize(box=...)``.
 
     Args:
         images: Images [height, width, channels], with sizes that ``draw`` can look up.
         size: Height and width of the output, in pixels; an int sets both.
-        draw: The graph's ``draw``.
+        draw: The argument ``draw`` of the graph function.
         scale: Range of the window's share of the image's area.
         ratio: Range of width / height; its logarithm is uniform.
         flip: Probability of a horizontal flip, without an extra operator. Equals `flip` up to
             rounding.
         interp_type: Interpolation, a ``nvidia.dali.types.DALIInterpType``.
         antialias: Whether to apply a low-pass filter before scaling down.
-        name: The draw's name.
+        name: Name of the draw; see `dalijax.Draw`.
 
     Returns:
         Images [*size, channels] of the same dtype.
@@ -91,15 +91,15 @@ def random_crop(
     Args:
         images: Images [height, width, channels], with sizes that ``draw`` can look up.
         size: Height and width of the output, in pixels; an int sets both.
-        draw: The graph's ``draw``.
+        draw: The argument ``draw`` of the graph function.
         padding: Pixels added around the image: on all sides, (left and right, top and bottom), or
             (left, top, right, bottom), as in torchvision.
         fill_value: Value of the padding, a scalar or one value for each channel.
-        name: The draw's name.
+        name: Name of the draw; see `dalijax.Draw`.
 
     Returns:
-        Images [*size, channels] of the same dtype. An image that is smaller than the crop, with
-        its padding, is a bad record.
+        Images [*size, channels] of the same dtype. An image that is smaller than the crop, even
+        with its padding, counts as a bad record.
 
     Raises:
         ValueError: If the size or the padding is invalid.
@@ -147,18 +147,20 @@ def center_crop(
 
     Sizes and positions are rounded as in torchvision. Nothing is random. Without ``draw``, the
     graph computes the windows from the images' sizes, over any reader or source and after any
-    operator. With ``draw``, dalijax computes the same windows from the sizes of the files.
+    operator. With ``draw``, dalijax computes the same windows from the sizes in the files' headers.
 
     Args:
         images: Images [height, width, channels]; with ``draw``, of sizes that it can look up.
         size: Height and width of the output, in pixels; an int sets both.
-        draw: The graph's ``draw``, or None.
-        resize: Length of the image's shorter side before cropping, in pixels; None: not resized.
+        draw: The argument ``draw`` of the graph function, or None.
+        resize: Length to which the image's shorter side is resized before cropping, in pixels;
+            None: the image is not resized.
         interp_type: Interpolation, a ``nvidia.dali.types.DALIInterpType``.
         antialias: Whether to apply a low-pass filter before scaling down.
 
     Returns:
-        Images [*size, channels] of the same dtype. An image smaller than the crop is a bad record.
+        Images [*size, channels] of the same dtype. An image that is smaller than the crop counts as
+        a bad record.
 
     Raises:
         ValueError: If a size is invalid; without ``draw`` also if ``size`` exceeds ``resize``.
@@ -185,7 +187,13 @@ def center_crop(
 def _central(
     images: DataNode, size: Pair, shorter: int | None, interp_type: Any, antialias: bool
 ) -> DataNode:
-    """Crops the center with operators of the graph; the windows equal `windows.central_crops`."""
+    """Crops the center with operators of the graph, and returns images [*size, channels].
+
+    The windows equal the results of `windows.central_crops`.
+
+    Raises:
+        ValueError: If ``size`` exceeds ``shorter``.
+    """
     if shorter is not None and max(size) > shorter:
         raise ValueError(
             f"center_crop: size={size} exceeds resize={shorter}, so that small images would not "
@@ -214,7 +222,10 @@ def _central(
 def _resized(
     images: DataNode, size: Pair, start: DataNode, end: DataNode, interp_type: Any, antialias: bool
 ) -> DataNode:
-    """Resizes windows of images; ``start`` and ``end`` are (y, x) in pixels of the images."""
+    """Returns windows of images, resized to ``size``.
+
+    ``start`` and ``end`` are the corners (y, x) of the windows, in pixels of the images.
+    """
     resized: Any = fn.resize(
         images,
         size=list(size),
@@ -243,10 +254,10 @@ def flip(
 
     Args:
         images: Images [height, width, channels].
-        draw: The graph's ``draw``.
+        draw: The argument ``draw`` of the graph function.
         probability: Probability of a flip.
         vertical: Whether to flip top and bottom instead of left and right.
-        name: The draw's name.
+        name: Name of the draw; see `dalijax.Draw`.
 
     Returns:
         Images of the same shape and dtype.
@@ -282,19 +293,19 @@ def random_erasing(
 ) -> DataNode:
     """Erases a random rectangle: torchvision's ``RandomErasing`` (Zhong et al., 2017).
 
-    As in torchvision, up to ten rectangles of whole pixels are tried; if none is smaller than the
-    image, nothing is erased. torchvision erases after normalization, when 0 is the mean: for images
-    of 0 to 255 that corresponds to ``value=(124, 116, 104)``, ImageNet's mean. ``value="random"``
-    is not supported.
+    As in torchvision, up to ten rectangles of whole pixels are tried. The image is unchanged if no
+    rectangle is smaller than the image. torchvision erases after normalization, when 0 is the mean.
+    For images from 0 to 255, use ImageNet's mean, ``value=(124, 116, 104)``, instead.
+    ``value="random"`` is not supported.
 
     Args:
         images: Images [height, width, channels], with sizes that ``draw`` can look up.
-        draw: The graph's ``draw``.
+        draw: The argument ``draw`` of the graph function.
         probability: Probability that an image has an erased rectangle.
         scale: Range of the rectangle's share of the image's area.
         ratio: Range of height / width; its logarithm is uniform.
         value: Value of erased pixels, a scalar or one value for each channel.
-        name: The draw's name.
+        name: Name of the draw; see `dalijax.Draw`.
 
     Returns:
         Images of the same shape and dtype.

@@ -90,7 +90,11 @@ def normalize(
 
 
 def _numbers(name: str, value: Any) -> list[float]:
-    """Converts a number, or a number for each channel, to a list of floats."""
+    """Converts a number, or a number for each channel, to a list of floats.
+
+    Raises:
+        ValueError: If ``value`` has another form, or a number is not finite.
+    """
     try:
         numbers = np.atleast_1d(np.asarray(value, np.float64))
     except (TypeError, ValueError):

@@ -18,7 +18,8 @@ from .windows import Floats, Sizes, Uniform
 
 Ints = NDArray[np.int64]
 
-# The branches of the graph, each with the name in `FORMS` of its operator's argument, if any.
+# The branches of the graph: for each, the name in `FORMS` of the argument that its operator takes;
+# None if the operator takes no argument.
 BRANCHES = {
     "identity": None,
     "affine": "matrix",
@@ -51,18 +52,18 @@ _WIDE_TRANSLATE = 32.0  # pixels
 
 
 class Choice(NamedTuple):
-    """One operation for each record.
+    """One operation for each image of a batch.
 
     Attributes:
-        operation: Index into `OPERATIONS`, [rows].
-        magnitude: Signed magnitude, [rows].
+        operation: Indices into `OPERATIONS`, int64 [rows].
+        magnitude: Signed magnitudes, float64 [rows].
     """
 
     operation: Ints
     magnitude: Floats
 
 
-# Arguments of the graph's operators: the shape for each image.
+# The arguments of the graph's operators, with the shape of each argument for one image.
 FORMS: dict[str, tuple[int, ...]] = {
     "factor": (),  # for brightness, color and contrast
     "threshold": (),  # lowest value that is inverted
@@ -76,7 +77,7 @@ FORMS: dict[str, tuple[int, ...]] = {
 def magnitudes(
     bins: int, *, shear: float, translate: float, rotate: float, enhance: float, bits: int
 ) -> Floats:
-    """Returns the table of the magnitudes of all operations, [operations, bins].
+    """Returns a table with the magnitudes of each operation, float64 [operations, bins].
 
     Args:
         bins: Number of magnitudes, at least 2.
@@ -100,13 +101,16 @@ def magnitudes(
 
 
 def rand_augment(u: Uniform, num_ops: int, magnitude: int, bins: int) -> list[Choice]:
-    """Chooses operations uniformly, all with the same magnitude.
+    """Chooses operations for each image uniformly, all with the same magnitude.
 
     Args:
-        u: Uniform numbers, [rows, 2 * num_ops].
+        u: Uniform numbers, [rows, 2 * num_ops], with a row for each image.
         num_ops: Number of operations.
         magnitude: Index of the magnitude.
         bins: Number of magnitudes.
+
+    Returns:
+        ``num_ops`` choices, to be applied in this order.
     """
     table = magnitudes(bins, shear=0.3, translate=_TRANSLATE, rotate=30.0, enhance=0.9, bits=4)
     numbers = u.astype(np.float64)
@@ -119,11 +123,14 @@ def rand_augment(u: Uniform, num_ops: int, magnitude: int, bins: int) -> list[Ch
 
 
 def trivial_augment(u: Uniform, bins: int) -> list[Choice]:
-    """Chooses one operation and its magnitude uniformly.
+    """Chooses one operation and its magnitude for each image uniformly.
 
     Args:
-        u: Uniform numbers, [rows, 3].
+        u: Uniform numbers, [rows, 3], with a row for each image.
         bins: Number of magnitudes.
+
+    Returns:
+        A list with a single choice.
     """
     table = magnitudes(
         bins, shear=0.99, translate=_WIDE_TRANSLATE, rotate=135.0, enhance=0.99, bits=6
@@ -135,11 +142,16 @@ def trivial_augment(u: Uniform, bins: int) -> list[Choice]:
 
 
 def auto_augment(u: Uniform, policy: str) -> list[Choice]:
-    """Chooses two operations of a policy; each is applied with its probability, else the identity.
+    """Chooses two operations of a policy for each image.
+
+    Each operation is chosen with its probability in the policy, otherwise the identity is chosen.
 
     Args:
-        u: Uniform numbers, [rows, 5].
+        u: Uniform numbers, [rows, 5], with a row for each image.
         policy: A name in `POLICIES`.
+
+    Returns:
+        Two choices, to be applied in this order.
     """
     table = magnitudes(10, shear=0.3, translate=_TRANSLATE, rotate=30.0, enhance=0.9, bits=4)
     numbers = u.astype(np.float64)
@@ -156,9 +168,10 @@ def auto_augment(u: Uniform, policy: str) -> list[Choice]:
 
 @functools.cache
 def _numbered(policy: str) -> Floats:
-    """Returns a policy as an array [pairs, 2, 3].
+    """Returns a policy's pairs of operations as an array, float64 [pairs, 2, 3].
 
-    The last dimension is the operation's index, its probability, and the index of its magnitude.
+    The last dimension contains the operation's index into `OPERATIONS`, its probability, and the
+    index of its magnitude.
     """
     return np.array([[(_NUMBER[name], p, k) for name, p, k in pair] for pair in POLICIES[policy]])
 
@@ -184,7 +197,7 @@ def branches(choice: Choice) -> Ints:
 def arguments(
     choice: Choice, sizes: Sizes, names: Iterable[str], *, pixels: bool = False
 ) -> list[NDArray[Any]]:
-    """Computes the arguments of the graph's operators, each [rows, ...].
+    """Returns the arguments of the graph's operators, an array [rows, ...] for each name.
 
     Args:
         choice: Operations and magnitudes.
@@ -206,9 +219,10 @@ def arguments(
 
 
 def _matrices(choice: Choice, sizes: Sizes, pixels: bool) -> Floats:
-    """Returns matrices that map the output's pixels (x, y) to the input's, [rows, 2, 3].
+    """Returns the matrices of affine operations, float64 [rows, 2, 3].
 
-    They are as in Pillow's ``Image.transform``.
+    As in Pillow's ``Image.transform``, a matrix maps pixels (x, y) of the output to the input. It
+    is the identity for other operations.
     """
     operation, magnitude = choice
     matrices = np.zeros((len(operation), 2, 3))
@@ -236,12 +250,12 @@ def _matrices(choice: Choice, sizes: Sizes, pixels: bool) -> Floats:
 
 
 def _integers(u: Floats, count: int) -> Ints:
-    """Converts uniform numbers to integers from 0 to ``count - 1``."""
+    """Converts uniform numbers in [0, 1) to integers from 0 to ``count - 1``."""
     return (u * count).astype(np.int64)
 
 
 def _signed(operation: Ints, magnitude: Floats, u: Floats) -> Floats:
-    """Negates the magnitudes of operations with a sign if ``u`` is below 0.5."""
+    """Returns the magnitudes, negated if ``u`` is below 0.5 and the operation has a sign."""
     return np.where(_SIGNED[operation] & (u < 0.5), -magnitude, magnitude)
 
 

@@ -1,7 +1,8 @@
 """Windows of images as torchvision defines them, in pixels, computed in NumPy for whole batches.
 
 The functions take uniform numbers in [0, 1), float32 [rows, columns], and the images' heights and
-widths, int32 [rows, 2]. They compute in double precision, so that all CPUs give equal results.
+widths, int32 [rows, 2], with a row for each image. They compute in double precision, so that all
+CPUs give equal results.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def pair(value: int | Sequence[int], name: str) -> Pair:
     """Converts a size to (height, width); an int sets both.
 
     Raises:
-        ValueError: If it is neither a positive int nor a pair of positive ints.
+        ValueError: If ``value`` is neither a positive int nor a pair of positive ints.
     """
     numbers = tuple(value) if isinstance(value, Sequence) else (value, value)
     if len(numbers) != 2 or any(not isinstance(n, (int, np.integer)) or n < 1 for n in numbers):
@@ -52,12 +53,15 @@ def check_ranges(scale: Range, ratio: Range) -> None:
 
 
 def _positions(u: Floats, room: Floats) -> Floats:
-    """Returns random positions of windows, integers from 0 to ``room``, the free pixels."""
+    """Returns random positions of windows, whole numbers from 0 to ``room``.
+
+    ``room`` is the number of pixels by which an image exceeds its window.
+    """
     return np.floor(u * (room + 1))
 
 
 def _attempts(u: Floats, sizes: Sizes, scale: Range, ratio: Range, inverse: bool) -> Floats:
-    """Returns the heights and widths of ten random windows, float64 [2, rows, 10].
+    """Returns the heights and widths of ten random windows per image, float64 [2, rows, 10].
 
     ``ratio`` is the range of width / height, or of height / width if ``inverse``.
     """
@@ -70,7 +74,15 @@ def _attempts(u: Floats, sizes: Sizes, scale: Range, ratio: Range, inverse: bool
 
 
 def _first_fit(windows: Floats, fits: NDArray[np.bool_]) -> tuple[Floats, NDArray[np.bool_]]:
-    """Returns the first window that fits, [2, rows], and whether any window fits, bool [rows]."""
+    """Selects the first window that fits into each image.
+
+    Args:
+        windows: Heights and widths of windows, [2, rows, attempts].
+        fits: Whether each window fits, bool [rows, attempts].
+
+    Returns:
+        Heights and widths of the selected windows, [2, rows], and whether they fit, bool [rows].
+    """
     first, rows = fits.argmax(axis=1), np.arange(len(fits))
     return windows[:, rows, first], fits[rows, first]
 
@@ -103,19 +115,22 @@ def resized_crops(
 def flipped(
     start: NDArray[np.float32], end: NDArray[np.float32], u: Uniform, share: float
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Flips some windows horizontally, by exchanging their left and right edges.
+    """Returns windows of which some are flipped horizontally: left and right are exchanged.
 
     Args:
         start, end: Start and end of the windows, (y, x), [rows, 2].
-        u: Uniform numbers [rows, ...]; the last column decides.
+        u: Uniform numbers [rows, ...]; the last column decides which windows are flipped.
         share: Probability of a flip, from 0 to 1.
+
+    Returns:
+        Start and end of the windows, two arrays [rows, 2].
     """
     swapped = (u[:, -1:] < share) & np.array([False, True])  # x alone
     return np.where(swapped, end, start), np.where(swapped, start, end)
 
 
 def _central(image_size: Floats, ratio: Range) -> Floats:
-    """Returns the size of the largest window with an allowed ratio, float64 [2, rows]."""
+    """Returns the heights and widths of the largest windows with an allowed ratio, [2, rows]."""
     height, width = image_size
     limited = np.clip(width / height, *ratio)
     narrow = width / height < ratio[0]
@@ -142,8 +157,8 @@ def erased(
         ratio: Range of height / width.
 
     Returns:
-        Start of the rectangles (y, x), and their heights and widths (0: nothing is erased), in
-        whole pixels: two float32 arrays [rows, 2].
+        Start of the rectangles (y, x), and their heights and widths, in whole pixels: two float32
+        arrays [rows, 2]. Empty rectangles have height and width 0.
     """
     numbers, image_sizes = u.astype(np.float64), sizes.T.astype(np.float64)
     windows = _attempts(numbers, sizes, scale, ratio, inverse=True)
@@ -194,7 +209,7 @@ def central_crops(
 
 
 def _resized(sizes: Sizes, shorter: int | None) -> Floats:
-    """Returns the heights and widths after resizing the shorter side, rounded down, [rows, 2]."""
+    """Returns the sizes of images after resizing their shorter side, rounded down, [rows, 2]."""
     image_sizes = sizes.astype(np.float64)
     if shorter is None:
         return image_sizes
@@ -204,7 +219,7 @@ def _resized(sizes: Sizes, shorter: int | None) -> Floats:
 def too_small(
     sizes: Sizes, size: Pair, *, padding: Sequence[int] = (0, 0, 0, 0), shorter: int | None = None
 ) -> dict[int, str]:
-    """Returns error messages for images that are smaller than a crop, by row.
+    """Returns error messages for images that are smaller than a crop, by row in ``sizes``.
 
     Args:
         sizes: Image sizes, [rows, 2].

@@ -26,7 +26,7 @@ from ..messages import replacements
 from .hashing import Bits, column_keys, uniform
 
 # Maps uniform numbers in [0, 1), float32 [rows, columns], and image heights and widths,
-# int32 [rows, 2] or None, to an array [rows, ...].
+# int32 [rows, 2] or None, to an array [rows, ...]. Each row belongs to a sample of the batch.
 Compute = Callable[[NDArray[np.float32], Any], NDArray[Any]]
 _FLOAT, _INT = np.dtype(np.float32), np.dtype(np.int32)
 _MOST_PACKED = 64  # values per sample of an output that may share a graph input with other outputs
@@ -54,8 +54,11 @@ def _packs(forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[list[
     Each graph input costs 60 us in the thread that calls next(), while slicing an input runs in
     DALI's threads.
 
+    Args:
+        forms: Shape per sample and dtype of each output.
+
     Returns:
-        The indices of the outputs in each group.
+        A list of the indices of the outputs, for each group.
     """
     packs: dict[str, list[int]] = {}
     for number, (shape, dtype) in enumerate(forms):
@@ -65,14 +68,20 @@ def _packs(forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[list[
 
 
 def joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Concatenates arrays [rows, ...] to one array [rows, numbers]; returns one array unchanged."""
+    """Concatenates arrays [rows, ...] to an array [rows, numbers]; a single array is unchanged."""
     if len(arrays) == 1:
         return arrays[0]
     return np.hstack([a.reshape(len(a), math.prod(a.shape[1:])) for a in arrays])
 
 
 def part_of(numbers: Any, shapes: Sequence[tuple[int, ...]], k: int) -> DataNode:
-    """Slices the k-th array out of a sample of `joined` arrays with the given shapes."""
+    """Returns the k-th array of each sample, sliced out of arrays that `joined` has concatenated.
+
+    Args:
+        numbers: The DataNode of the concatenated arrays, of shape [numbers] for each sample.
+        shapes: The shapes of the arrays before concatenation, for each sample.
+        k: The index of the array.
+    """
     first, shape = sum(map(math.prod, shapes[:k])), shapes[k]
     part = numbers[first : first + math.prod(shape)] if shape else numbers[first]
     if len(shape) > 1:
@@ -115,7 +124,7 @@ def check_share(name: str, value: float) -> None:
 def _outputs(
     name: str, function: Callable[..., Sequence[Any]], count: int, *arguments: Any
 ) -> list[Any]:
-    """Calls a draw's function and checks its number of outputs."""
+    """Calls the function of a draw, checks the number of its outputs, and returns them."""
     try:
         arrays = [*function(*arguments)]
     except StopIteration as error:  # would end the epoch
@@ -129,10 +138,14 @@ def _outputs(
 
 
 def _check_pure(name: str, first: Sequence[Any], second: Sequence[Any]) -> None:
-    """Checks that repeated calls of a draw's function return equal, new arrays.
+    """Checks that two calls of a draw's function returned equal, new arrays.
 
-    Threads call the function for several batches concurrently: an array that is written again would
-    contain the numbers of another batch.
+    Threads call the function for several batches concurrently. If it returned the same array each
+    time, a batch would contain the numbers of another batch.
+
+    Args:
+        name: The draw's name.
+        first, second: The results of the two calls.
 
     Raises:
         ValueError: If the results share memory or differ.
@@ -219,17 +232,17 @@ def _draw_of(pipeline: Pipeline | None) -> Draw | None:
 
 
 def described_draws(pipeline: Pipeline) -> list[tuple[str, str, dict[str, Any]]]:
-    """Returns kind, name and settings of each draw of a pipeline, as operators are described.
+    """Returns the kind, name and settings of each draw of a pipeline.
 
-    The settings of a draw are arguments of no DALI operator, so that without them a state saved
-    with different augmentation would be restored silently.
+    They are described like operators of DALI and their arguments. Without them, a state that was
+    saved with different augmentation would be restored silently.
     """
     draw = _draw_of(pipeline)
     return [] if draw is None else draw._described()
 
 
 def draw_inputs(pipeline: Pipeline) -> dict[str, str]:
-    """Maps DALI's names of the operators that feed random numbers to readable labels."""
+    """Returns a readable label of each operator that feeds random numbers, by DALI's name of it."""
     draw = _draw_of(pipeline)
     return {} if draw is None else dict(draw._inputs)
 
@@ -253,10 +266,10 @@ class Draw:
     Functions of the graph that take a key receive it from a draw as well.
 
     Args:
-        rows: Returns the rows of a pipeline's run, given the number of the run.
-        fields: The field of each input of the graph, by the name of its node.
-        sized: Receives each field whose image sizes are needed; the value is True if the field
-            contains paths of image files.
+        rows: Returns the `DrawRows` of a run of the pipeline, given the number of the run.
+        fields: The field of each input of the graph, by the name of the input's node.
+        sized: A dict to which the draw adds each field whose image sizes are needed. The value is
+            True if the field contains paths of image files.
     """
 
     def __init__(
@@ -292,13 +305,13 @@ class Draw:
         shape: Sequence[int] = (),
         name: str | None = None,
     ) -> DataNode:
-        """Draws from a uniform distribution on [low, high), float32.
+        """Draws float32 numbers from a uniform distribution on [low, high) for each sample.
 
         Args:
             low: Lower bound.
-            high: Upper bound, exclusive.
+            high: Upper bound, exclusive except for rounding to float32.
             shape: Shape for each sample; (): a scalar.
-            name: The draw's name.
+            name: Name of the draw; see `dalijax.Draw`.
         """
         check_numbers(f"uniform({_as_arguments(low, high)})", low=low, high=high)
         width = float(high) - float(low)
@@ -324,13 +337,13 @@ class Draw:
         shape: Sequence[int] = (),
         name: str | None = None,
     ) -> DataNode:
-        """Draws from a normal distribution, float32; values are within 5.8 stddev of the mean.
+        """Draws float32 numbers from a normal distribution, within 5.8 stddev of the mean.
 
         Args:
             mean: The mean.
             stddev: The standard deviation, at least 0.
             shape: Shape for each sample; (): a scalar.
-            name: The draw's name.
+            name: Name of the draw; see `dalijax.Draw`.
         """
         check_numbers(f"normal({_as_arguments(mean, stddev)})", mean=mean, stddev=stddev)
         if not (math.isfinite(mean) and math.isfinite(stddev) and stddev >= 0):
@@ -358,12 +371,12 @@ class Draw:
     def coin_flip(
         self, probability: float = 0.5, *, shape: Sequence[int] = (), name: str | None = None
     ) -> DataNode:
-        """Draws 1 with a probability, otherwise 0, int32, as ``fn.random.coin_flip`` does.
+        """Draws 1 with a probability, otherwise 0, as int32, like ``fn.random.coin_flip``.
 
         Args:
             probability: Probability of 1, from 0 to 1.
             shape: Shape for each sample; (): a scalar.
-            name: The draw's name.
+            name: Name of the draw; see `dalijax.Draw`.
         """
         check_share("probability", probability)
         settings = {"probability": probability}
@@ -386,13 +399,13 @@ class Draw:
         shape: Sequence[int] = (),
         name: str | None = None,
     ) -> DataNode:
-        """Draws from a list of numbers: int32 if all are integers, otherwise float32.
+        """Draws from a list of numbers, for each sample.
 
         Args:
-            values: The numbers.
-            p: Probability of each number; None: uniform.
+            values: The numbers. Integers and bools are returned as int32, floats as float32.
+            p: Probability of each number, normalized to a sum of 1; None: equal probabilities.
             shape: Shape for each sample; (): a scalar.
-            name: The draw's name.
+            name: Name of the draw; see `dalijax.Draw`.
         """
         table = np.asarray(values)
         if table.ndim != 1 or not len(table) or table.dtype.kind not in "biuf":
@@ -424,21 +437,26 @@ class Draw:
         name: str | None = None,
         kind: str = "draw.compute",
     ) -> DataNode:
-        """Computes values from uniform random numbers, and optionally from image sizes.
+        """Computes values for each sample from uniform random numbers, and optionally image sizes.
 
         Args:
             function: Receives uniform numbers, float32 [rows, columns], and image heights and
                 widths, int32 [rows, 2] (None without ``images``); returns an array [rows, *shape].
-                It must be pure and return a new array: over a source, reading threads call it for
-                several batches ahead and concurrently. Its first call is repeated to check this.
+                The function must be pure and return a new array: over a source, reading threads
+                call it for several batches ahead and concurrently. The first call is repeated to
+                check this.
             shape: Shape for each sample.
             dtype: Dtype of the result, in NumPy's, JAX's or DALI's form, or its name.
-            columns: Uniform numbers for each sample; None: the number of elements of ``shape``.
+            columns: Number of uniform numbers for each sample; None: the number of elements of
+                ``shape``.
             images: The output of ``fn.decoders.image`` for a field, or images passed to `sized`.
             settings: JSON values that the function depends on. A state with other settings is
                 rejected.
-            name: The draw's name.
+            name: Name of the draw; see `dalijax.Draw`.
             kind: Name of the calling function, for errors about states.
+
+        Returns:
+            A DataNode of the dtype and of shape ``shape`` for each sample.
 
         Raises:
             ValueError: If the name is taken, or the draw's own graph is not being defined.
@@ -471,13 +489,13 @@ class Draw:
 
         Args:
             function: As in `compute`, but returns an array [rows, *shape] for each output.
-            outputs: Shape for each sample and dtype of each output.
-            columns: Uniform numbers for each sample.
+            outputs: The shape per sample and the dtype of each output.
+            columns: Number of uniform numbers for each sample.
             images: As in `compute`.
-            unfit: Receives the image sizes and returns an error message for each row whose record
-                can't be augmented, which then counts as a bad record.
+            unfit: Receives the image sizes, int32 [rows, 2], and returns an error message for each
+                row whose record can't be augmented. These records count as bad records.
             settings: As in `compute`.
-            name: The draw's name.
+            name: Name of the draw; see `dalijax.Draw`.
             kind: As in `compute`.
 
         Raises:
@@ -553,7 +571,7 @@ class Draw:
         return tuple(parts[k] for k in range(len(forms)))
 
     def _described(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """Returns kind, name and settings of each draw; see `described_draws`."""
+        """Returns the kind, name and settings of each draw; see `described_draws`."""
         return [
             (kind, name, {key: _text(value) for key, value in settings.items()})
             for kind, name, settings in self._draws.values()
@@ -590,7 +608,11 @@ class Draw:
         return images
 
     def _sizes_of(self, images: DataNode) -> str | NDArray[np.int32]:
-        """Returns the field that images were decoded from, or their common size."""
+        """Returns the field that images were decoded from, or their common size, int32 [2].
+
+        Raises:
+            TypeError: If neither is known.
+        """
         operator: Any = getattr(images, "source", None)
         # Private in DALI: the name of a node's operator, and the operator's arguments.
         while (kind := _kind(operator)).endswith("_conditional__Split"):  # in a branch of an if
@@ -622,12 +644,12 @@ def _is_read(node: DataNode) -> bool:
 
 
 def _kind(operator: Any) -> str:
-    """Returns DALI's name of a node's operator: "decoders__Image"."""
+    """Returns DALI's name of an operator: "decoders__Image"; "another value" for other values."""
     return str(getattr(getattr(operator, "_op", None), "schema_name", "another value"))
 
 
 def _text(value: Any) -> str:
-    """Formats a setting as JSON without spaces; NumPy numbers become Python numbers."""
+    """Returns a setting as JSON without spaces; NumPy numbers become Python numbers."""
     return json.dumps(
         value, separators=(",", ":"), default=lambda array: np.asarray(array).tolist()
     )

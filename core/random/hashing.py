@@ -1,8 +1,8 @@
-"""Hashes of integers, and uniform random numbers of records: of (seed, epoch, record, name).
+"""Hashes of integers, and random numbers that depend only on (seed, epoch, record, name).
 
 Only integer operations determine the bits, so that results are equal on all CPUs and NumPy
 versions. The hash is the step of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom
-number generators, 2014). Its values are part of the state format: a test pins some of them.
+number generators, 2014). Resumed runs need equal hashes, so a test pins some of the hash's values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MASK = (1 << 64) - 1
 
 
 def mix(x: Any) -> Bits:
-    """Hashes each 64-bit integer of an array, bijectively."""
+    """Returns the hash of each 64-bit integer of an array, as uint64, without collisions."""
     with np.errstate(over="ignore"):
         x = np.asarray(x, np.uint64) + _INCREMENT
         x = (x ^ x >> np.uint64(30)) * _FIRST
@@ -31,12 +31,13 @@ def mix(x: Any) -> Bits:
 
 
 def fold(*parts: Any) -> Bits:
-    """Hashes several integers together; the order matters, and arrays are broadcast.
+    """Returns the common hash of several integers, which depends on their order, as uint64.
 
-    (A sum of hashes would make epoch 3 of record 7 equal to epoch 7 of record 3.)
+    (A sum of hashes would be equal for epoch 3 of record 7 and epoch 7 of record 3.)
 
     Args:
-        *parts: Integers of at most 64 bits (negative numbers as two's complement), or arrays.
+        *parts: Integers of at most 64 bits (negative numbers as two's complement), or arrays of
+            integers, which are broadcast.
     """
     state = np.zeros((), np.uint64)
     for part in parts:
@@ -47,12 +48,12 @@ def fold(*parts: Any) -> Bits:
 
 
 def name_key(name: str) -> int:
-    """Hashes a name to a 64-bit integer."""
+    """Returns the hash of a name, an integer of 64 bits."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 def column_keys(name: str, count: int) -> Bits:
-    """Returns the keys of the columns of a draw, shape [count]."""
+    """Returns a key for each of the ``count`` numbers that a draw needs per record, uint64."""
     return fold(name_key(name), np.arange(count, dtype=np.uint64))
 
 
@@ -61,7 +62,7 @@ def uniform(records: Bits, keys: Bits) -> NDArray[np.float32]:
 
     Args:
         records: Hash of each record's seed, epoch and index (see `fold`), shape [rows].
-        keys: Keys of the columns, shape [columns].
+        keys: Keys of the columns, shape [columns] (see `column_keys`).
 
     Returns:
         A float32 array of shape [rows, columns].

@@ -1,4 +1,4 @@
-"""Seeds of shards: each shard draws numbers that no other shard or seed draws."""
+"""Seeds of shards and of passes, which are derived from a common seed and rarely coincide."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _MOST_PASSES = 100_000  # passes searched for a seed
 
 
 def shard_seed(seed: int, shard: int) -> int:
-    """Derives the seed of one shard from the common seed.
+    """Returns the seed of one shard, derived from the common seed.
 
     Shard 0 keeps the seed, as in DALI's JAX plugin. Other shards use a hash of seed and shard: with
     seed + shard, shard 1 would draw the numbers of shard 0 of the next seed. The hash is from
-    2 ** 31 to 2 ** 32 - 1, a range that users rarely choose; DALI uses 32 bits of a seed.
+    2 ** 31 to 2 ** 32 - 1, where users rarely choose seeds. DALI uses 32 bits of a seed.
     """
     if shard == 0:
         return seed
@@ -27,16 +27,16 @@ def shard_seed(seed: int, shard: int) -> int:
 
 
 def pass_seed(seed: int, number: int) -> int:
-    """Derives the seed of one pass over a data set; pass 0 keeps the seed.
+    """Returns the seed of one pass over a data set, derived from the seed of pass 0.
 
-    The hash is in the range of `shard_seed`, but mixed with a constant: passes and shards rarely
-    have the same seed.
+    Other passes use a hash in the range of `shard_seed`. A constant is mixed in, so that passes and
+    shards rarely have the same seed.
     """
     return seed if number == 0 else 1 << 31 | int(fold(seed, _PASS, number)) >> 33
 
 
 def pass_of(seed: int, seed_of_pass: int) -> int | None:
-    """Finds the pass, below 100,000, that has a seed; None if there is none.
+    """Returns the number of the pass, below 100,000, that has a seed; None if no pass has it.
 
     Args:
         seed: The seed of pass 0.
@@ -50,13 +50,13 @@ def pass_of(seed: int, seed_of_pass: int) -> int | None:
 
 
 class ShardSeed(int):
-    """The seed of one shard, which remembers the common seed it was derived from.
+    """The seed of one shard, which remembers the common seed from which it was derived.
 
     Args:
         seed: The common seed of all shards.
-        shard: The shard.
-        is_default: Whether the caller passed no seed (it may have been drawn). A restored state
-            then replaces it by its own seed.
+        shard: The index of the shard.
+        is_default: Whether the caller passed no seed, so that ``seed`` is a default or was drawn.
+            Restoring a state then replaces the seed by the seed of the state.
 
     Raises:
         TypeError: If the seed is not an integer.
@@ -80,7 +80,7 @@ class ShardSeed(int):
 
     @classmethod
     def of(cls, seed: int | None, shard: int) -> ShardSeed:
-        """Derives the seed of a shard from the common seed, or from the default if it is None."""
+        """Returns the seed of a shard, derived from the common seed; None: from `DEFAULT_SEED`."""
         if isinstance(seed, ShardSeed):
             return cls(seed.seed, shard, seed.is_default)
         return cls(DEFAULT_SEED if seed is None else seed, shard, seed is None)
