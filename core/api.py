@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class _LeftOut:
-    """Sentinel: the argument was not given.
+    """Sentinel for an argument that was not given.
 
     Args:
         meaning: The resulting default, for ``help()``.
@@ -77,9 +77,9 @@ _DEFAULTS = {
 class IteratorFunction:
     """Creates iterators over a graph function; returned by `data_iterator`.
 
-    It takes the arguments of the graph function, of ``nvidia.dali.pipeline_def`` (batch_size,
-    num_threads, device_id, seed, ...) and ``checkpoints``; ``help()`` and ``inspect.signature()``
-    list all of them. It can be pickled if its graph function can.
+    A call takes the arguments of the graph function, those of ``nvidia.dali.pipeline_def``
+    (batch_size, num_threads, device_id, seed, ...) and ``checkpoints``; ``help()`` and
+    ``inspect.signature()`` list them. The object can be pickled if its graph function can.
 
     Attributes:
         pipeline_fn: The graph function.
@@ -128,9 +128,9 @@ class IteratorFunction:
                 costs a copy of each batch, and no batch can run after a failed batch.
             enable_conditionals: Whether ``if`` in the graph function decides for each sample.
             checkpoints: Result of an iterator's ``checkpoints()``, to resume from.
-            **pipeline_args: Further arguments of the graph function, of
-                ``nvidia.dali.pipeline_def``, and of `data_iterator` that it was not given. An
-                argument of the graph function takes precedence over others of the same name.
+            **pipeline_args: Further arguments of the graph function and of
+                ``nvidia.dali.pipeline_def``, and arguments that were not given to `data_iterator`.
+                An argument of the graph function takes precedence over others of the same name.
 
         Returns:
             A `DALIGenericIterator`, whose first batches are scheduled.
@@ -159,7 +159,7 @@ class IteratorFunction:
             for step, batch in zip(range(num_steps), stream):
                 state = train_step(state, batch)
 
-        Its pipelines are built at their first use.
+        The pipelines of the stream are built when the stream is first used.
 
         Args:
             num_epochs: Number of epochs; None: no end.
@@ -179,14 +179,14 @@ class IteratorFunction:
         return BatchStream(make, num_epochs)
 
     def _adapted(self, adapter: str, **settings: Any) -> IteratorFunction:
-        """Returns a copy with settings of an adapter.
+        """Returns a copy of the iterator function with settings that an adapter requires.
 
         Args:
             adapter: Name of the adapter, for errors.
             **settings: Arguments of `data_iterator`.
 
         Raises:
-            ValueError: If `data_iterator` was given a different value for one of them.
+            ValueError: If `data_iterator` was given a different value for a setting.
         """
         for name, value in settings.items():
             before = getattr(self._config, name)
@@ -208,10 +208,11 @@ class IteratorFunction:
         return any(call.get(n, getattr(self._config, n)) not in (None, False) for n in names)
 
     def _for_host(self, call: Mapping[str, Any]) -> IteratorFunction:
-        """Returns a copy for a call whose batches are used as NumPy arrays.
+        """Returns an iterator function for a call whose batches are used as NumPy arrays.
 
-        CPU outputs are then not converted to jax.Arrays, and DALI copies GPU outputs to the host
-        ahead of time.
+        This is a copy that does not convert CPU outputs to jax.Arrays, and whose GPU outputs DALI
+        copies to the host ahead of time. If the call places batches or ``as_numpy`` is given,
+        it is this iterator function itself.
         """
         is_given = "as_numpy" in call and "as_numpy" not in function_parameters(self.pipeline_fn)
         if self._is_placed(call) or is_given or self._config.as_numpy is not None:
@@ -238,15 +239,16 @@ class IteratorFunction:
 
         Args:
             shard_id: Index of the shard, e.g. of a host.
-            num_shards: Number of shards; if it is 1, the graph function need not take it.
+            num_shards: Number of shards. Unless it is 1, a graph function without a source must
+                have the parameters ``shard_id`` and ``num_shards``.
             seed: A common seed; None: the default. Each shard derives its own seed, so that shards
                 draw different numbers. Over a source, all shards have the same seed, because
                 numbers depend on the records.
-            call: The other arguments.
+            call: The other arguments of the call.
 
         Raises:
-            ValueError: If there are several shards, and the graph function lacks ``shard_id`` or
-                ``num_shards``.
+            ValueError: If there are several shards and no source, and the graph function lacks
+                ``shard_id`` or ``num_shards``.
         """
         if self._has_source(call or {}):
             return {"hosts": (shard_id, num_shards), "seed": ShardSeed.of(seed, 0)}
@@ -259,7 +261,7 @@ class IteratorFunction:
         return shard
 
     def _named(self, shard_id: int, num_shards: int) -> dict[str, int]:
-        """Returns the shard as arguments, without arguments that the graph function lacks.
+        """Returns the arguments ``shard_id`` and ``num_shards`` if the graph function has them.
 
         Raises:
             ValueError: As for `_shard_arguments`.
@@ -275,7 +277,7 @@ class IteratorFunction:
         return {k: v for k, v in shard.items() if k not in missing}
 
     def _check_in_step(self, call: Mapping[str, Any], hosts: int) -> None:
-        """Raises ValueError if hosts that evaluate together may deliver different batches."""
+        """Raises ValueError if hosts that evaluate together may skip different batches."""
         if hosts > 1 and call.get("on_error", self._config.on_error) == "skip":
             raise ValueError(
                 "on_error='skip' with several hosts: a host that skips a batch has fewer than the "
@@ -285,7 +287,7 @@ class IteratorFunction:
     def _prepared(
         self, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[GraphPipelineFactory | MakeEngine, IteratorConfig]:
-        """Returns the factory of a call's pipelines or engine, and the iterator's config."""
+        """Returns the factory of pipelines, or of a source's engine, and the config for a call."""
         parameters = function_parameters(self.pipeline_fn)
         named = {k: kwargs.pop(k) for k in CONFIG_NAMES - parameters if k in kwargs}
         config = self._configured(named).placed()
@@ -313,7 +315,13 @@ class IteratorFunction:
     def _split_arguments(
         self, shards: Sequence[DataShard], kwargs: dict[str, Any]
     ) -> list[dict[str, Any]]:
-        """Returns the arguments that differ between shards, removing them from ``kwargs``."""
+        """Returns the arguments that differ between shards, as a dict for each shard.
+
+        Removes batch_size and device_id from ``kwargs``.
+
+        Raises:
+            ValueError: If ``kwargs`` has arguments that the shards determine, or no batch_size.
+        """
         reserved = sorted({"shard_id", "num_shards"} & set(kwargs))
         if reserved:
             raise ValueError(f"{reserved} are set by the sharding or the devices. Omit them")
@@ -330,7 +338,11 @@ class IteratorFunction:
         return shard_arguments
 
     def _configured(self, arguments: dict[str, Any]) -> IteratorConfig:
-        """Merges the arguments of `data_iterator` and of the call."""
+        """Returns the config with the arguments of `data_iterator` and of the call.
+
+        Raises:
+            ValueError: If an argument was given to both.
+        """
         self._check_policy(arguments)
         repeated = sorted(
             name for name in arguments if getattr(self._config, name) != CONFIG_DEFAULTS[name]
@@ -408,7 +420,7 @@ class IteratorFunction:
 
 
 def _signature(pipeline_fn: Callable[..., Any]) -> inspect.Signature:
-    """Merges the parameters of the graph function and of the iterator function."""
+    """Returns a signature with the parameters of a graph function and of `IteratorFunction`."""
     signature = inspect.signature(pipeline_fn)
     parameters = {
         name: parameter
@@ -433,7 +445,11 @@ def _call_signature() -> inspect.Signature:
 
 
 def _documented(pipeline_fn: Callable[..., Any], call: str) -> str:
-    """Joins the docstrings of a graph function and of the call of its iterator function."""
+    """Returns a docstring for an iterator function.
+
+    It contains the docstring of the graph function, the text ``call``, and the docstring of
+    `IteratorFunction.__call__`.
+    """
     called = inspect.getdoc(IteratorFunction.__call__) or ""
     return "\n\n".join([*filter(None, [inspect.getdoc(pipeline_fn)]), call, called])
 
@@ -442,7 +458,7 @@ def iterator_function(value: object) -> IteratorFunction:
     """Returns ``value`` unchanged if it is an iterator function.
 
     Raises:
-        TypeError: If it is not an iterator function.
+        TypeError: If ``value`` is not an iterator function.
     """
     if isinstance(value, DALIGenericIterator):
         raise TypeError(
@@ -505,8 +521,9 @@ def data_iterator(
         pmap_compatible, mask, as_numpy, on_error: See there.
         sharding: A jax.sharding.Sharding, or a PartitionSpec on the mesh of `jax.set_mesh` when the
             iterator is created, or a dict of these for each output. Batches are global arrays
-            placed by it. In a dict, None keeps the rows of this process on the host, as a NumPy
-            array; it may also have entries for the mask and for fields that bypass the graph.
+            with this sharding. In a dict, None keeps the rows of this process on the host, as a
+            NumPy array. The dict may have entries for the mask and for fields that bypass the
+            graph, too.
         devices: JAX devices, one for each pipeline. Batches have pmap's layout
             [devices, batch, ...].
         allow_changes: Names of differences that a restore ignores, for trainers that restore states
@@ -526,7 +543,7 @@ def data_iterator(
             as by ``jax.jit``, and may add, change or drop arrays. Results are placed like the
             outputs if their first dimension is the batch. ``key`` is a jax.random.key that depends
             only on the seed, the epoch and the step. With ``as_numpy=True`` they run on the CPU and
-            return NumPy arrays. If they fail for a batch, it stays the next batch.
+            return NumPy arrays. If a function fails for a batch, the batch stays the next batch.
 
     Returns:
         An `IteratorFunction`; if ``pipeline_fn`` is None, a decorator that returns one.

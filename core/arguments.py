@@ -56,7 +56,7 @@ def difference_names(allow: object, argument: str) -> tuple[str, ...]:
 
     Args:
         allow: The names, such as ["operators.resize.size"].
-        argument: Name of the argument that contains them, for messages.
+        argument: Name of the argument that contains the names, for messages.
 
     Raises:
         TypeError: If ``allow`` is not a list of strings.
@@ -89,12 +89,12 @@ def function_parameters(pipeline_fn: Callable[..., Any]) -> frozenset[str]:
 
 
 def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: set[str]) -> None:
-    """Checks that a call without ``source=`` passes every argument of the graph function.
+    """Checks that a call without ``source=`` passes every required argument of a graph function.
 
     Args:
         pipeline_fn: The graph function.
-        args: Its positional arguments.
-        names: Names of its keyword arguments.
+        args: The positional arguments of the call.
+        names: Names of the keyword arguments of the call.
 
     Raises:
         TypeError: If an argument is missing, or a record source was passed by position.
@@ -147,7 +147,10 @@ def refuse_positional(name: str, args: Sequence[Any]) -> None:
 
 
 def own_arguments(adapter: type) -> dict[str, frozenset[str]]:
-    """Returns an adapter's own arguments as {"those of DALIDataset": names}, for `check_call`."""
+    """Returns the names of an adapter's own arguments, for ``extra`` of `check_call`.
+
+    The result has the form {"those of DALIDataset": names}.
+    """
     names = function_parameters(vars(adapter)["__init__"]) - {"self", "iterator_fn"}
     return {f"those of {adapter.__name__}": names}
 
@@ -177,11 +180,11 @@ def checked_arguments(
     call: Mapping[str, Any],
     extra: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Validates the keyword arguments of a call, and converts NumPy numbers to Python numbers.
+    """Returns the validated keyword arguments of a call, with NumPy integers as Python integers.
 
     Args:
-        pipeline_fn: The graph function; its own arguments are not checked.
-        call: The arguments.
+        pipeline_fn: The graph function. Values of its own parameters are not checked.
+        call: The keyword arguments by name.
         extra: As in `check_call`.
 
     Raises:
@@ -217,7 +220,7 @@ def whole_number(
 
     Args:
         name: The argument's name.
-        value: Its value.
+        value: The argument's value.
         expected: A description for the message: "a whole number of threads, 1 or more".
         least: The smallest allowed value.
         below: Upper bound, exclusive.
@@ -243,7 +246,7 @@ def step_number(step: Any, unit: str = "batches") -> int:
 
 
 def check_flags(**flags: Any) -> None:
-    """Raises TypeError for values other than True, False and None."""
+    """Raises TypeError for values other than True, False, 1, 0 and None."""
     for name, value in flags.items():
         number = isinstance(value, (int, np.integer, np.bool_)) and value in (0, 1)
         if value is not None and not number:
@@ -279,7 +282,7 @@ def plain_name(function: Callable[..., Any]) -> str:
 
 
 def knows_its_names(function: F) -> F:
-    """Decorates a function so that errors about unknown arguments suggest similar names."""
+    """Decorates a function so that errors about unknown or positional arguments suggest names."""
     parameters = inspect.signature(function).parameters
     names = set(parameters)
     by_keyword = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY]

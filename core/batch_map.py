@@ -37,15 +37,15 @@ class ResultPlacement(Protocol):
         ...
 
     def result_sharding(self, name: str, shape: Sequence[int], rows: int) -> Sharding | None:
-        """Returns the sharding of a result, or None to leave it to the compiler."""
+        """Returns the sharding of a returned array; None leaves its choice to the compiler."""
         ...
 
 
 class BatchMap:
     """The functions of ``batch_map``, compiled together.
 
-    They are compiled once for all batches with the same names, shapes, dtypes and shardings.
-    Iterators that share the object share the compiled computation.
+    The functions are compiled once for all batches with the same names, shapes, dtypes and
+    shardings. Iterators that share a `BatchMap` share the compiled computations.
 
     Args:
         functions: A function of (batch, key), or several, applied in order.
@@ -66,8 +66,8 @@ class BatchMap:
         self.names = tuple(map(_name_of, self.functions))
         self._label = ", ".join(self.names)
         self._apply = _applied(self.functions, self.names)
-        # By the names, shapes, dtypes and shardings of the arrays: the function, and the order of
-        # its results, which jax.jit sorts.
+        # By the names, shapes, dtypes and shardings of the arrays: the compiled function, and the
+        # names of its results in their original order, because jax.jit sorts the names.
         self._compiled: dict[Any, tuple[Callable[..., dict[str, jax.Array]], list[str]]] = {}
 
     def __reduce__(self) -> Any:
@@ -86,9 +86,9 @@ class BatchMap:
         placement: ResultPlacement | None = None,
         as_numpy: bool = False,
     ) -> dict[str, Any]:
-        """Applies the functions to a batch.
+        """Applies the functions to a batch, and returns the resulting batch.
 
-        The arguments are not donated: if a function fails, the batch is needed again.
+        The arrays of the batch are not donated: if a function fails, they are needed again.
 
         Args:
             batch: The batch; its text, objects and arrays that a sharding keeps on the host bypass
@@ -98,8 +98,8 @@ class BatchMap:
             step: The number of the batch in its epoch.
             mask: The name of the mask, which the functions must return.
             placement: The placement of the results, for global arrays.
-            as_numpy: Whether results are NumPy arrays if all arrays of the batch are. They are then
-                computed on the CPU.
+            as_numpy: Whether to compute on the CPU and return NumPy arrays, if all arrays of the
+                batch are NumPy arrays.
 
         Raises:
             BatchMapError: If a function raises.
@@ -127,7 +127,11 @@ class BatchMap:
         placement: ResultPlacement | None,
         unmapped: Mapping[str, Any],
     ) -> dict[str, jax.Array]:
-        """Runs the compiled functions; compiles them for the first batch of a kind."""
+        """Returns the results of the functions, compiled for the first batch of each kind.
+
+        Batches are of the same kind if their arrays have the same names, shapes, dtypes and
+        shardings, and the mask has the same name.
+        """
         kind = (mask, *((k, a.shape, a.dtype, _sharding_of(a)) for k, a in arrays.items()))
         if kind not in self._compiled:
             specs = self._result_specs(_specs(arrays), mask, placement, unmapped)
@@ -176,7 +180,17 @@ class BatchMap:
         placement: ResultPlacement | None,
         unmapped: Mapping[str, Any],
     ) -> dict[str, jax.ShapeDtypeStruct]:
-        """Traces the functions, checks the results, and returns the specs with shardings."""
+        """Traces the functions, checks the results, and returns their specs.
+
+        Args:
+            arrays: Specs of the arrays that the functions receive.
+            mask: The name of the mask; None if there is no mask.
+            placement: The placement of the results, for global arrays.
+            unmapped: The values that bypass the functions.
+
+        Returns:
+            The shape, dtype and sharding of each result, by name.
+        """
         rows = next(iter(arrays.values())).shape[0] if arrays else 0
         results = jax.eval_shape(self._apply, dict(arrays), _KEY_WORDS)
         if mask is not None and mask not in unmapped:
@@ -227,7 +241,7 @@ def _check_function(function: object) -> None:
         )
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a function that hides its parameters
+    except (TypeError, ValueError):  # the function hides its parameters
         return
     try:
         signature.bind({}, None)
@@ -251,7 +265,7 @@ def _applied(
 
     Returns:
         A function of a batch and of four uint32 words: the upper and the lower half of the seed,
-        the epoch and the step.
+        the epoch and the step. It returns the resulting batch.
     """
 
     def apply(batch: dict[str, jax.Array], words: jax.Array) -> dict[str, jax.Array]:
@@ -300,7 +314,7 @@ def _is_on_host(name: str, placement: ResultPlacement | None) -> bool:
 def _split(
     batch: Mapping[str, Any], placement: ResultPlacement | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Separates the arrays of numbers in a batch from values that bypass the functions."""
+    """Returns two dicts: the arrays of numbers in a batch, and values that bypass the functions."""
     arrays, unmapped = dict[str, Any](), dict[str, Any]()
     for name, value in batch.items():
         if not isinstance(value, np.ndarray):
@@ -313,11 +327,11 @@ def _split(
 
 
 def _sharding_of(array: Any) -> Any:
-    return getattr(array, "sharding", None)  # for NumPy arrays
+    return getattr(array, "sharding", None)  # None for NumPy arrays
 
 
 def _specs(arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the spec of each array: shape, dtype in JAX, and the sharding of a global array."""
+    """Returns the spec of each array: shape, dtype in JAX, and the sharding if it has a mesh."""
     specs = {}
     for name, array in arrays.items():
         sharding = _sharding_of(array)

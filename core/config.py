@@ -71,7 +71,10 @@ def _parse_auto_reset(value: object) -> bool:
 
 
 def policy_named(value: Any) -> LastBatchPolicy | None:
-    """Returns the policy with a name, or a policy itself; None for any other value."""
+    """Returns the `LastBatchPolicy` of a name such as "drop", or the policy that was passed.
+
+    Returns None for any other value.
+    """
     if isinstance(value, str):
         return LastBatchPolicy.__members__.get(value.upper())
     return value if isinstance(value, LastBatchPolicy) else None
@@ -81,7 +84,7 @@ def _policy(value: Any, drop_remainder: bool | None) -> LastBatchPolicy:
     """Returns the policy that ``last_batch_policy`` and ``drop_remainder`` determine.
 
     Raises:
-        ValueError: If they disagree, or the policy is unknown.
+        ValueError: If the two arguments disagree, or the policy is unknown.
     """
     policy, drop = policy_named(value), LastBatchPolicy.DROP
     if policy is None:
@@ -102,7 +105,12 @@ def _policy(value: Any, drop_remainder: bool | None) -> LastBatchPolicy:
 
 
 def _check_seconds(value: object) -> None:
-    """Validates ``check_processes``: a flag, or a number of seconds."""
+    """Checks the value of ``check_processes``, a bool or a number of seconds.
+
+    Raises:
+        TypeError: If the value is neither.
+        ValueError: If the number is not positive and finite.
+    """
     if isinstance(value, bool):
         return
     if not isinstance(value, (int, float)):
@@ -120,14 +128,14 @@ def _check_seconds(value: object) -> None:
 class EpochRules:
     """Requirements of an adapter: no batch has samples of two epochs, and shards do not rotate.
 
-    By default, DALI's readers fill an epoch's last batch with samples of the next epoch, and read
-    another shard in each epoch. `check` rejects readers with these defaults.
+    By default, a reader of DALI fills an epoch's last batch with samples of the next epoch, and
+    reads another shard in each epoch. `check` rejects readers with these defaults.
 
     Attributes:
         num_epochs: Number of epochs to read; None: no end.
         equal_shards: Number of shards that must divide the number of samples.
         per_shard: Whether shards may have different numbers of batches, if no array is placed over
-            several of them.
+            several shards.
     """
 
     num_epochs: int | None = 1
@@ -142,7 +150,8 @@ class EpochRules:
             plan: The epochs of the reader; None if they are unknown.
 
         Raises:
-            ValueError: If a batch contains samples of two epochs, or shards rotate or are unequal.
+            ValueError: If the end of an epoch is unknown, a batch contains samples of two epochs,
+                or shards rotate or are unequal.
         """
         reader_or_source = f"reader {reader!r}" if reader else "the source"
         if plan is None:
@@ -206,7 +215,7 @@ class IteratorConfig:
     # Set by adapters only.
     epoch_rules: EpochRules | None = None
     on_host: bool = False  # whether DALI copies GPU outputs to the host
-    hosts: tuple[int, int] = (0, 1)  # index of this host, and number of hosts with batch slices
+    hosts: tuple[int, int] = (0, 1)  # index of this host, and number of hosts that share batches
     epochs: int | None = 1  # number of successive epochs of a stream; None: no end
 
     @property
@@ -221,7 +230,10 @@ class IteratorConfig:
         return any(isinstance(s, Sharding) and not s.is_fully_addressable for s in values)
 
     def check_skip(self, on_error: str) -> None:
-        """Raises ValueError if batches can't be skipped, since other processes wait for them."""
+        """Raises ValueError if ``on_error`` is "skip" and other processes would wait for a batch.
+
+        A process that skips a batch delivers fewer batches than the other processes.
+        """
         if on_error == "skip" and (self.over_processes or self.hosts[1] > 1):
             raise ValueError(
                 "on_error='skip' over several processes or hosts: a process that skips a batch "
@@ -288,7 +300,11 @@ class IteratorConfig:
         self._check_exclusive()
 
     def _checked_names(self) -> tuple[str, ...]:
-        """Returns ``output_map`` as a tuple; raises TypeError or ValueError for invalid names."""
+        """Returns ``output_map`` as a tuple.
+
+        Raises:
+            TypeError, ValueError: If ``output_map`` or the name of the mask is invalid.
+        """
         if isinstance(self.output_map, str):
             raise TypeError(
                 f"output_map must be a list of names, not a string. "
@@ -355,10 +371,10 @@ OF_DATA_ITERATOR = {"those of dalijax.data_iterator": CONFIG_NAMES}  # for messa
 
 
 def takes(arguments: type[IteratorArguments]) -> Callable[[F], F]:
-    """Decorates a function that takes fields of `IteratorConfig` as ``**arguments``.
+    """Returns a decorator for a function that takes fields of `IteratorConfig` as ``**arguments``.
 
-    ``help()`` then lists the fields, callers may pass them by position in DALI's order, and errors
-    about unknown names suggest others.
+    Of the decorated function, ``help()`` lists the fields. Callers may pass the fields by position
+    in DALI's order, and errors about unknown names suggest similar names.
 
     Args:
         arguments: A TypedDict of the fields that the function takes.
@@ -384,7 +400,7 @@ def takes(arguments: type[IteratorArguments]) -> Callable[[F], F]:
 
 
 def _parameters(arguments: type[IteratorArguments]) -> list[inspect.Parameter]:
-    """Returns the fields of `IteratorConfig` that a TypedDict names, as function parameters."""
+    """Returns a function parameter for each field of `IteratorConfig` that a TypedDict has."""
     types = arguments.__annotations__
     parameters = []
     for field in dataclasses.fields(IteratorConfig):

@@ -62,14 +62,14 @@ def as_dtype(value: Any, name: str = "dtype") -> np.dtype[Any]:
 
 
 def dali_type(dtype: Any, name: str = "dtype") -> types.DALIDataType:
-    """Returns DALI's type of a dtype in any of the forms of `as_dtype`.
+    """Returns DALI's type for a dtype.
 
     Args:
-        dtype: The dtype.
+        dtype: The dtype, in any form that `as_dtype` accepts.
         name: The argument's name, for errors.
 
     Raises:
-        TypeError: If DALI does not support the dtype.
+        TypeError: If ``dtype`` is not a dtype, or DALI does not support it.
     """
     dtype = as_dtype(dtype, name)
     if dtype not in DALI_TYPES:
@@ -81,19 +81,20 @@ def dali_type(dtype: Any, name: str = "dtype") -> types.DALIDataType:
 
 
 def is_number(dtype: Any) -> bool:
-    """Returns whether arrays of a dtype contain numbers or bools, instead of text or objects."""
+    """Returns whether arrays of a dtype contain numbers, bools or keys, not text or objects."""
     if not isinstance(dtype, np.dtype):  # an extended dtype of JAX, such as that of keys
         return True
     return dtype.kind in "biufc" or dtype.isbuiltin == 2  # of ml_dtypes, such as bfloat16
 
 
 def as_bfloat16(array: Any) -> Any:
-    """Rounds float32 or float16 numbers to bfloat16, on the array's device.
+    """Returns float32 or float16 numbers rounded to bfloat16, on the array's device.
 
     Ties are rounded to even, as by ``array.astype(jnp.bfloat16)``.
 
     Args:
-        array: A NumPy array, or a jax.Array on a single device.
+        array: A NumPy array, for which the result is a read-only NumPy array, or a jax.Array on a
+            single device.
     """
     if isinstance(array, np.ndarray):
         with np.errstate(all="ignore"):  # NaNs, and numbers beyond the largest bfloat16
@@ -105,10 +106,11 @@ def as_bfloat16(array: Any) -> Any:
 
 @functools.lru_cache(maxsize=128)
 def _to_bfloat16(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
-    """Compiles the conversion of arrays on one device to bfloat16.
+    """Returns a compiled function that converts arrays of a shape, dtype and sharding to bfloat16.
 
-    Compiles in another thread, because the mesh of `jax.set_mesh` applies to all computations of
-    the current thread. That mesh may not contain the device, or may have several devices.
+    Compiles the function in another thread, because the mesh of `jax.set_mesh` applies to all
+    computations of the current thread. The mesh may have several devices, or lack the array's
+    device.
     """
 
     def compiled() -> Any:
@@ -123,7 +125,7 @@ def _to_bfloat16(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
 
 
 def cast_to(dtype: np.dtype[Any]) -> str:
-    """Returns advice, for messages, how to convert values of a dtype that DALI does not support."""
+    """Returns advice on converting values of a dtype that DALI does not support, for messages."""
     if dtype.kind == "O":
         return "convert it to arrays of numbers, text or bytes"
     if dtype.kind == "c":
@@ -143,7 +145,13 @@ def cast_to(dtype: np.dtype[Any]) -> str:
 
 
 def check_width(dtype: Any, name: str, kind: str = "output") -> None:
-    """Raises TypeError if JAX would silently narrow the dtype of an output."""
+    """Raises TypeError if JAX would silently narrow a dtype of 64 bits.
+
+    Args:
+        dtype: The dtype, or its name.
+        name: The name of the array that has the dtype, for the message.
+        kind: The kind of the array, "output" or "input", for the message.
+    """
     narrow = _NARROWED.get(dtype)
     if narrow is not None and not jax.config.jax_enable_x64:
         raise TypeError(
@@ -154,7 +162,11 @@ def check_width(dtype: Any, name: str, kind: str = "output") -> None:
 
 
 def narrowed(values: np.ndarray, name: str) -> np.ndarray:
-    """Narrows host values as JAX would, if that preserves all values.
+    """Returns host values with the dtype to which JAX would narrow them.
+
+    Args:
+        values: The values.
+        name: Their name, for the message.
 
     Raises:
         TypeError: If a value would change.
@@ -172,16 +184,20 @@ def narrowed(values: np.ndarray, name: str) -> np.ndarray:
 
 
 def narrow_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Returns the dtype of at most 32 bits to which JAX converts numbers of a dtype."""
+    """Returns the dtype that JAX uses for a dtype without jax_enable_x64, such as int32 for int64.
+
+    The result is in native byte order.
+    """
     native = dtype.newbyteorder("=")
     return np.dtype(_NARROWED.get(native, native))
 
 
 def as_scalars(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """Converts numbers to a dtype that may have fewer bits; fractions are rounded.
+    """Returns numbers converted to a dtype that may have fewer bits, which may round floats.
 
     Raises:
-        TypeError: If the dtypes are of different kinds, e.g. floats for an integer dtype.
+        TypeError: If floats would become integers, or if a dtype is neither integer nor float and
+            the dtypes differ.
         ValueError: If a number is out of the range of the dtype.
     """
     if values.dtype == dtype:
@@ -195,7 +211,10 @@ def as_scalars(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def out_of_range(values: np.ndarray, dtype: np.dtype[Any]) -> NDArray[np.bool_]:
-    """Returns a bool array that is True for numbers out of the range of a dtype."""
+    """Returns a bool array that is True for numbers out of the range of an integer or float dtype.
+
+    Infinities and NaNs are in the range of a float dtype.
+    """
     if dtype.kind == "f":
         most = np.finfo(dtype).max
         return np.asarray(np.isfinite(values) & ((values > most) | (values < -most)))
@@ -204,6 +223,6 @@ def out_of_range(values: np.ndarray, dtype: np.dtype[Any]) -> NDArray[np.bool_]:
 
 
 def narrow(values: NDArray[np.int64]) -> NDArray[Any]:
-    """Converts integers to int32 if all of them fit."""
+    """Returns integers as int32 if all of them fit, otherwise unchanged."""
     cast = values.astype(np.int32)
     return cast if np.array_equal(cast, values) else values

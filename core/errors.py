@@ -14,7 +14,7 @@ class Difference(NamedTuple):
     Attributes:
         name: A field of the fingerprint, an argument of the reader ("reader.files"), an operator
             ("operators.resize") or its argument ("operators.resize.size").
-        before, after: The value in the state, and in the iterator.
+        before, after: The texts of the value in the state, and of the value in the iterator.
         fixed: Whether positions depend on the value, so that the difference can't be ignored.
     """
 
@@ -28,7 +28,7 @@ class Difference(NamedTuple):
 
 
 class _Printable(Exception):
-    """Escapes control characters in the message, because file names may be untrusted."""
+    """Base class that escapes control characters in messages: file names may be untrusted."""
 
     def __str__(self) -> str:
         return printable_lines(super().__str__())
@@ -103,9 +103,9 @@ class RecordError(_Printable, RuntimeError):
 class GraphError(BatchError, RecordError):
     """The graph fails for every record.
 
-    An operator failed ``for every record``; or all of the first ``batches failed. The last one`` is
-    quoted in the message. Correct the operator's arguments: the files are not the cause. This error
-    is also raised with ``on_error="skip"`` and ``"mask"``.
+    The message tells that an operator failed ``for every record``, or that the first ``batches
+    failed. The last one`` is then quoted. Correct the operator's arguments: the files are not the
+    cause. This error is also raised with ``on_error="skip"`` and ``"mask"``.
     """
 
 
@@ -118,9 +118,10 @@ class BatchMapError(_Printable, RuntimeError):
 
 
 class EpochError(RuntimeError):
-    """``on_error='skip' skipped all of them``: every batch of an epoch, or 64 in a row.
+    """Every batch of an epoch, or 64 batches in a row, failed and were skipped.
 
-    The message contains the error of the last batch. Correct its cause first.
+    The message tells that ``on_error='skip' skipped all of them``, and contains the error of the
+    last batch. Correct the cause of this error.
     """
 
 
@@ -168,7 +169,7 @@ class RaggedError(ValueError):
         """Returns a copy of the error whose message names the records of the two rows.
 
         Args:
-            records: Names of records by row of the pipeline's batch; the two rows are enough.
+            records: Names of records by row of the pipeline's batch, at least of the two rows.
         """
         names = [records[row] for row in self.rows]
         return RaggedError(self.name, self.pipeline, self.rows, self.shapes, names)

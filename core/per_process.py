@@ -21,8 +21,9 @@ os.register_at_fork(after_in_child=_count_fork)
 class PerProcess(Generic[T]):
     """A value that each process creates when it first calls `get`.
 
-    A forked child has copies of its parent's threads, locks, requests, connections and locked
-    files, which do not work there: it has no thread that would answer a request or free a lock.
+    A forked child has copies of its parent's locks, requests, connections and locked files, but
+    not of its threads. These copies do not work, because the child has no thread that would answer
+    a request or free a lock.
 
     Args:
         make: Creates the value. In a race of threads, it may be called twice, and all threads get
@@ -39,7 +40,7 @@ class PerProcess(Generic[T]):
         return PerProcess, (self._make, self._keeps)
 
     def get(self) -> T:
-        """Returns the value of this process."""
+        """Returns the value of this process, which the first call creates."""
         process = os.getpid(), _forks  # the system reuses process ids
         try:
             return self._values[process]

@@ -36,11 +36,11 @@ class DataShard:
 
     @property
     def device_id(self) -> int | None:
-        """DALI's device_id for the shard's pipeline: the GPU's index on this host, or None."""
+        """DALI's device_id for the shard's pipeline: the index of its GPU on this host, or None."""
         return gpu_ordinal(self.devices[0])
 
     def batch_size(self, global_batch: int) -> int:
-        """Returns the number of rows of this shard.
+        """Returns how many rows of a global batch this shard has.
 
         Raises:
             ValueError: If the shards do not divide the global batch.
@@ -74,7 +74,7 @@ def data_shards(sharding: Sharding) -> list[DataShard]:
 
 
 def _holders(sharding: Sharding) -> list[list[jax.Device]]:
-    """Returns the devices of all processes that hold each row range, in row order."""
+    """Returns the devices that hold each row range: a list per range, over all processes."""
     rank = max(1, len(sharding.spec)) if isinstance(sharding, NamedSharding) else 1
     # The shape of a virtual array that every axis divides: only the row ranges matter.
     rows = len(sharding.device_set)
@@ -88,7 +88,7 @@ def _holders(sharding: Sharding) -> list[list[jax.Device]]:
 def placement_text(sharding: Sharding) -> str:
     """Returns a description of a sharding that is the same text in all processes.
 
-    It contains the spec and the ids of the devices that hold each row range.
+    The text contains the spec and the ids of the devices that hold each row range.
     """
     kind = type(sharding).__name__
     spec = str(tuple(sharding.spec)) if isinstance(sharding, NamedSharding) else kind
@@ -97,7 +97,10 @@ def placement_text(sharding: Sharding) -> str:
 
 
 def rows_sharding(sharding: Sharding) -> Sharding:
-    """Returns a sharding that splits only dimension 0, in the same way as ``sharding``."""
+    """Returns a sharding that splits dimension 0 as ``sharding`` does, and no other dimension.
+
+    Only a NamedSharding is changed; other shardings are returned as they are.
+    """
     if isinstance(sharding, NamedSharding):
         rows = sharding.spec[0] if len(sharding.spec) else None
         return NamedSharding(sharding.mesh, PartitionSpec(rows))
@@ -105,7 +108,7 @@ def rows_sharding(sharding: Sharding) -> Sharding:
 
 
 def over_current_mesh(sharding: Any) -> Any:
-    """Converts PartitionSpecs to NamedShardings on the current mesh; returns the sharding.
+    """Returns a sharding whose PartitionSpecs are converted to NamedShardings on the current mesh.
 
     Args:
         sharding: A Sharding, a PartitionSpec, or a dict of these and None. In a dict,
@@ -124,7 +127,11 @@ def over_current_mesh(sharding: Any) -> Any:
 
 
 def _current_mesh(spec: PartitionSpec) -> jax.sharding.Mesh:
-    """Returns the mesh of `jax.set_mesh`, or of the mesh contexts of older versions of JAX."""
+    """Returns the mesh of `jax.set_mesh`, or of the mesh contexts of older versions of JAX.
+
+    Raises:
+        ValueError: If no mesh is set; the message has ``spec``.
+    """
     # Private in JAX: the only getter of `with mesh:`, and of any mesh before JAX 0.6.
     from jax._src import mesh as meshes
 
@@ -146,7 +153,16 @@ def _current_mesh(spec: PartitionSpec) -> jax.sharding.Mesh:
 def _output_shardings(
     sharding: Sharding | Mapping[str, Any], names: Sequence[str]
 ) -> dict[str, Sharding | None]:
-    """Expands a sharding to one sharding for each output; None keeps an output on the host."""
+    """Returns the sharding of each output, by name; None keeps an output on the host.
+
+    Args:
+        sharding: A common sharding, or a dict that has an entry for each output.
+        names: The outputs' names; empty if they are unknown. A common sharding then has the key "".
+
+    Raises:
+        TypeError: If a sharding has another type.
+        ValueError: If the dict lacks an output or places none, or a PartitionSpec has no mesh.
+    """
     sharding = over_current_mesh(sharding)
     if isinstance(sharding, Sharding):
         return dict.fromkeys(names or [""], sharding)
@@ -188,7 +204,7 @@ def _no_sharding(problem: str, value: object) -> TypeError:
 
 
 def _put(piece: Any, device: jax.Device) -> jax.Array:
-    """Puts a piece on a device, without a copy if it is already there."""
+    """Returns a piece as a jax.Array on a device, without a copy if it is already there."""
     if isinstance(piece, jax.Array) and piece.devices() == {device}:
         return piece
     return jax.device_put(piece, device)
@@ -205,7 +221,7 @@ class GlobalPlacement:
             PartitionSpec (on the mesh of another output's NamedSharding). None keeps the rows of
             this process on the host, as a NumPy array. The dict may also contain the mask and
             values that bypass the graph, which are otherwise split like the mask.
-        names: The outputs' names; empty if they are unknown, before any array is placed.
+        names: The outputs' names; empty if they are unknown and only ``shards`` is used.
 
     Attributes:
         shards: Data shards of this process, one for each pipeline. If outputs split the rows
@@ -238,7 +254,7 @@ class GlobalPlacement:
         return name in self._shardings and self._shardings[name] is None
 
     def check_names(self, names: Collection[str]) -> None:
-        """Raises ValueError if the sharding has an entry whose name is not in ``names``."""
+        """Raises ValueError if the dict of shardings has an entry that is not in ``names``."""
         unknown = sorted(self._shardings.keys() - {*names})
         if unknown and not self._is_common:
             raise ValueError(
@@ -247,19 +263,19 @@ class GlobalPlacement:
             )
 
     def place_mask(self, name: str, pieces: Sequence[np.ndarray]) -> Any:
-        """Assembles the global mask from a bool array [rows] of each data shard.
+        """Returns the global mask, assembled from a bool array [rows] of each data shard.
 
-        It is placed by its entry in the sharding; without an entry, its rows are split like the
-        pipelines' rows.
+        The mask has the sharding of its entry in the dict of shardings. Without an entry, its rows
+        are split like the rows of the pipelines.
         """
         if name in self._shardings and not self._is_common:
             return self.place(name, pieces)
         return self._assemble(name, pieces, self._rows)
 
     def place(self, name: str, pieces: Sequence[Any]) -> Any:
-        """Assembles a global array from the rows that the local pipelines decoded.
+        """Returns a global array, assembled from the rows that the local pipelines decoded.
 
-        An output that stays on the host is a NumPy array of these rows.
+        If the output stays on the host, returns a NumPy array of these rows instead.
 
         Args:
             name: The output's name.
@@ -267,7 +283,7 @@ class GlobalPlacement:
                 first device.
 
         Raises:
-            ValueError: If the pieces differ in shape, or the sharding doesn't fit.
+            ValueError: If the pieces differ in shape, or the sharding doesn't fit the global shape.
         """
         shapes = {piece.shape for piece in pieces}
         if len(shapes) > 1:
@@ -286,9 +302,10 @@ class GlobalPlacement:
     def result_sharding(self, name: str, shape: Sequence[int], rows: int) -> Sharding | None:
         """Returns the sharding of an array that a function of ``batch_map`` returns.
 
-        An array with the name of an output has the sharding of the output, if it fits. Another
-        array with as many rows as the batch is split like the mask. Other arrays are replicated.
-        None leaves the choice to the compiler.
+        In a dict of shardings, an array with the name of an entry has the entry's sharding, if it
+        fits. Other arrays with as many rows as the batch have the common sharding, if it fits, or
+        are split like the mask. All other arrays are replicated over the mesh. Without a mesh, None
+        leaves the choice to the compiler.
 
         Args:
             name: The name of the array.
@@ -307,7 +324,7 @@ class GlobalPlacement:
         return None
 
     def _assemble(self, name: str, pieces: Sequence[Any], sharding: Sharding) -> jax.Array:
-        """Assembles a global array from an array [rows, ...] of each data shard."""
+        """Returns a global array, assembled from an array [rows, ...] of each data shard."""
         rows, *row_shape = pieces[0].shape
         shape = (rows * self.shards[0].num_shards, *row_shape)
         try:
@@ -339,7 +356,7 @@ class GlobalPlacement:
 def _from_host(
     shape: tuple[int, ...], sharding: Sharding, pieces: Mapping[int, np.ndarray]
 ) -> jax.Array:
-    """Assembles a global array from host arrays [rows, ...] in one call.
+    """Returns a global array, assembled from host arrays [rows, ...] in one call.
 
     A `jax.device_put` for each device takes several times as long, mostly under the GIL.
 

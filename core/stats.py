@@ -78,9 +78,9 @@ class _LoggedSpan:
 
 
 def span(name: str, **arguments: Any) -> contextlib.AbstractContextManager[Any]:
-    """Marks a part of the work for a batch in `jax.profiler` traces and logged calls.
+    """Returns a context manager that marks a span in `jax.profiler` traces and logged calls.
 
-    It costs 1 us, even if nothing is recorded.
+    A span is a part of the work for a batch. It costs 1 us, even without a trace or a log.
 
     Args:
         name: Name of the span in traces.
@@ -102,8 +102,8 @@ class InputStats:
         examples: Number of delivered samples in this process, without padding. Samples of the next
             epoch, which fill the last batch of an unpadded reader, count as examples.
         padding: Number of repeated samples that fill a padded reader's last batch.
-        errors: Number of failed batches since the iterator's start, including those before a
-            restored state.
+        errors: Number of failed batches since the iterator's start, including the failed batches
+            before a restored state.
         wait_seconds: Total seconds that callers waited in ``next()``.
         wait_counts: For each k, the number of calls of ``next()`` that took from 2**(k-1) to 2**k
             nanoseconds.
@@ -126,7 +126,7 @@ class InputStats:
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Adds the duration of a block to the waiting time, and logs it while a profiler runs."""
+        """Adds the duration of a block to the waiting time, and logs the call for a profiler."""
         start = time.perf_counter_ns()
         if self._calls is not None:
             logged.call = Call(1e-9 * start)
@@ -142,7 +142,15 @@ class InputStats:
             self.wait_counts[duration.bit_length()] += 1
 
     def _delivered(self, epoch: int, step: int, examples: int, padding: int, errors: int) -> None:
-        """Counts a delivered batch; the arguments are as in the attributes."""
+        """Counts a delivered batch.
+
+        Args:
+            epoch: Epoch of the batch.
+            step: Index of the batch in its epoch.
+            examples: Number of samples in the batch, without padding.
+            padding: Number of padding samples in the batch.
+            errors: Number of failed batches since the iterator's start.
+        """
         self.batches += 1
         if logged.call is not None:
             logged.call.delivered = True
@@ -168,11 +176,11 @@ class InputStats:
             self._calls = None
 
     def copy(self) -> InputStats:
-        """Copies the counters."""
+        """Returns a copy of the counters."""
         return dataclasses.replace(self, wait_counts=self.wait_counts.copy())
 
     def since(self, earlier: InputStats) -> InputStats:
-        """Returns the counts since an earlier copy; epoch, step and errors are unchanged."""
+        """Returns the counts since an earlier copy, with the current epoch, step and errors."""
         return dataclasses.replace(
             self,
             batches=self.batches - earlier.batches,

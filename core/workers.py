@@ -76,7 +76,7 @@ class Result(Generic[T]):
         """Waits for the value and returns it.
 
         Args:
-            workers: The threads that compute it; if they are ended, waiting ends.
+            workers: The threads that compute the value; if they are ended, waiting ends.
 
         Raises:
             BaseException: The error of the task, if there is one.
@@ -88,7 +88,8 @@ class Result(Generic[T]):
                 raise ending()
             if (workers is not None and workers.dropped) or _thread.was_ended():
                 raise WorkersEnded
-            # Ctrl-C between these lines keeps the lock; other threads notice at their next check.
+            # Ctrl-C between these lines leaves the lock taken. Other waiting threads then notice
+            # the result at their next check of _is_set.
             if self._pending.acquire(timeout=_RECHECK):
                 self._pending.release()
         if self._error is not None:
@@ -98,7 +99,7 @@ class Result(Generic[T]):
 
 
 class _Tasks:
-    """The tasks of a pool. Threads refer to them instead of the pool, so that it can be freed."""
+    """The tasks of a pool. Threads refer to the tasks, not to the pool, so it can be freed."""
 
     def __init__(self) -> None:
         self.queue: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]] | None]
@@ -123,7 +124,11 @@ _at_exit = threading.Event()
 
 
 def ending() -> BaseException:
-    """Returns the error of a thread when Python exits: SystemExit, which ends a thread silently."""
+    """Returns the error to raise in the current thread when Python exits.
+
+    The error is WorkersEnded in the main thread. In other threads it is SystemExit, which ends a
+    thread silently.
+    """
     in_main = threading.current_thread() is threading.main_thread()
     return WorkersEnded() if in_main else SystemExit()
 
@@ -169,7 +174,7 @@ class Workers:
         return self._tasks.dropped
 
     def submit(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Schedules a function, which handles its own errors.
+        """Schedules a call of a function that handles its own errors.
 
         Raises:
             WorkersEnded: If the threads were ended.
@@ -179,7 +184,7 @@ class Workers:
         self._tasks.queue.put((function, arguments))
 
     def call(self, function: Callable[..., T], *arguments: Any) -> Result[T]:
-        """Schedules a function and returns its future result.
+        """Schedules a call of a function, and returns the future result.
 
         Raises:
             WorkersEnded: If the threads were ended.
@@ -189,7 +194,7 @@ class Workers:
         return result
 
     def future(self, function: Callable[[], T]) -> concurrent.futures.Future[T]:
-        """Schedules a function and returns a future of the standard library."""
+        """Schedules a call of a function, and returns a future of the standard library."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         self.submit(_fulfil, future, function)
         return future
@@ -271,7 +276,7 @@ def _work(tasks: _Tasks) -> None:
 
 @atexit.register  # registered after DALI's hook, so that it runs earlier
 def _end_all() -> None:
-    """Prevents new tasks, and waits briefly for running tasks."""
+    """Prevents new tasks, and waits up to a second for running tasks."""
     _at_exit.set()
     end = time.monotonic() + _PATIENCE
     with contextlib.suppress(KeyboardInterrupt):

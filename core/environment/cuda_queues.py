@@ -22,7 +22,9 @@ _too_late = False
 
 
 def should_set(environment: Mapping[str, str]) -> bool:
-    """Returns whether this package should set the variable in an environment.
+    """Returns whether this package should set CUDA_DEVICE_MAX_CONNECTIONS in an environment.
+
+    It should, unless the variable is set already, or DALIJAX_CUDA_QUEUES is "keep".
 
     Raises:
         ValueError: If DALIJAX_CUDA_QUEUES is neither "keep" nor "".
@@ -37,7 +39,7 @@ def should_set(environment: Mapping[str, str]) -> bool:
 
 
 def set_at_import() -> None:
-    """Sets the variable if it is unset and CUDA has not started in this process."""
+    """Sets CUDA_DEVICE_MAX_CONNECTIONS to 32, if `should_set` agrees and CUDA has not started."""
     global _too_late
     if should_set(os.environ):
         _too_late = has_started()
@@ -46,7 +48,7 @@ def set_at_import() -> None:
 
 
 def warn_if_too_late() -> None:
-    """Warns at the first GPU pipeline if CUDA had started before the import."""
+    """Warns once, at the first GPU pipeline, if CUDA had started before dalijax was imported."""
     global _too_late
     if _too_late:
         _too_late = False
@@ -62,7 +64,8 @@ def warn_if_too_late() -> None:
 def has_started() -> bool:
     """Returns whether CUDA was initialized in this process, without initializing or loading it.
 
-    CUDA reads the variable at initialization, before any context exists (observed on an H200).
+    CUDA reads CUDA_DEVICE_MAX_CONNECTIONS at initialization, before any context exists (observed on
+    an H200).
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)

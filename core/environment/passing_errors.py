@@ -29,7 +29,7 @@ def is_environment(error: BaseException) -> bool:
 
 
 def passes(status: int) -> bool:
-    """Returns whether a request with this HTTP status may succeed later."""
+    """Returns whether a request that failed with this HTTP status may succeed later."""
     return status in _PASSING or 500 <= status < 600
 
 

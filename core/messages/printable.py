@@ -15,11 +15,11 @@ _SIGNATURE = re.compile(  # such as X-Amz-Signature, or Azure's sig
 
 
 def printable(name: str | bytes | os.PathLike[str]) -> str:
-    """Escapes a name for errors, logs and pages, on one line.
+    """Returns a name on one line, with escapes, for errors, logs and pages.
 
-    Escapes control characters, line breaks, bidirectional control characters and bytes that are not
-    UTF-8, as in Python literals: a file name may be untrusted. Replaces passwords and signatures in
-    URLs by dots.
+    Control characters, line breaks, bidirectional control characters and bytes that are not UTF-8
+    are escaped as in Python literals, because a file name may be untrusted. Users, passwords and
+    signatures in URLs are replaced by dots.
     """
     text = os.fsdecode(name)
     if "://" in text:
@@ -28,7 +28,7 @@ def printable(name: str | bytes | os.PathLike[str]) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Escapes all control characters of a message except line breaks."""
+    """Returns a message with all control characters escaped except line breaks."""
     return "\n".join(map(printable, text.split("\n")))
 
 

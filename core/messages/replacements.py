@@ -24,7 +24,8 @@ _SOURCE = "source=, one of dalijax.sources"
 _FOLDER = ("folder=", "paths=", _SOURCE)
 _CALL = "of the iterator function that data_iterator returns"
 
-# Arguments of other libraries. If there are several replacements, the first accepted one is named.
+# Arguments of other libraries, with replacements. Of several replacements, errors suggest the first
+# that is an argument of the function.
 ARGUMENTS: Mapping[str, str | tuple[str, ...]] = {
     "drop_last": "drop_remainder=True",
     **dict.fromkeys(("num_epochs", "epochs", "n_epochs"), _EPOCHS),
@@ -69,7 +70,7 @@ _SELECTION = "Selection(source, records), with a boolean for each record"
 _GET, _SET = "json.dump(iterator.get_state(), file)", "iterator.set_state(state)"
 _LENGTH = "len(iterator)"
 
-# Attributes of other libraries, by the object or module that lacks them.
+# Attributes of other libraries, with replacements: a table for each object that lacks them.
 AUGMENT: Mapping[str, str] = {
     **dict.fromkeys(("mixup", "cutmix"), _GLOBAL),
     **dict.fromkeys(("randomhorizontalflip", "randomverticalflip", "horizontalflip"), _FLIP),
@@ -141,12 +142,12 @@ PACKAGE: Mapping[str, str] = {
 
 
 def suggest_name(name: str, names: Collection[str], table: Mapping[str, str]) -> str:
-    """Suggests a fix for an unknown name; "" if there is no suggestion.
+    """Returns a suggestion for an unknown name: "use flip", "did you mean 'Tar'?", or "".
 
     Args:
         name: The name, in any spelling: RandomResizedCrop, random_resized_crop.
         names: The existing names.
-        table: Replacements of other libraries' names, lower case without underscores.
+        table: Replacements by the names of other libraries, lower case without underscores.
     """
     plain = _plain(name)
     spelled = [existing for existing in names if _plain(existing) == plain]
@@ -159,7 +160,12 @@ def suggest_name(name: str, names: Collection[str], table: Mapping[str, str]) ->
 
 
 def suggest_argument(name: str, names: Collection[str]) -> str:
-    """Suggests a fix for an unknown argument; "" if there is no suggestion."""
+    """Returns a suggestion for an unknown argument: "did you mean 'seed'?", or "".
+
+    Args:
+        name: The unknown argument.
+        names: The arguments that the function accepts.
+    """
     cures = ARGUMENTS.get(name)
     if cures is None:
         close = difflib.get_close_matches(name, names, 1)
@@ -180,7 +186,7 @@ def no_attribute(
 
 
 def suggest_source(value: Any) -> str:
-    """Suggests the source to create from a value that is not a source."""
+    """Returns a suggestion of the source to create from a value that is not a source."""
     if isinstance(value, (str, bytes, os.PathLike)):
         return f"create one with dalijax.{source_call(value)}"
     if isinstance(value, type):
@@ -228,7 +234,7 @@ class _Uncallable(types.ModuleType):
 
 
 def not_callable(module: str) -> None:
-    """Makes calls of a module, instead of its function, raise an error that names the import."""
+    """Makes calls of a module raise a TypeError that names the import of its function."""
     sys.modules[module].__class__ = _Uncallable
 
 

@@ -40,7 +40,7 @@ __all__ = [
     "trivial_augment",
 ]
 
-if not _typing.TYPE_CHECKING:  # it would hide misspelt names
+if not _typing.TYPE_CHECKING:  # type checkers would accept misspelled names
 
     def __getattr__(name: str) -> _typing.Any:
         raise _replacements.no_attribute("dalijax.augment", name, __all__, _replacements.AUGMENT)

@@ -3,8 +3,9 @@
 Wrong arguments raise ValueError or TypeError. Each class describes its messages:
 
 - `StateError`: a state is rejected.
-- `BatchError`: a batch can't be read or decoded; `RecordError` over records of Grain, and
-  `UnfitRecordError` for records that do not match the first.
+- `BatchError`: a batch can't be read or decoded.
+- `RecordError`: records of Grain can't be decoded.
+- `UnfitRecordError`: records of Grain differ in form from the first record.
 - `GraphError`: the graph fails for every record.
 - `RaggedError`: the samples of an output differ in shape.
 - `BatchMapError`: a function of ``batch_map`` failed.
@@ -37,7 +38,7 @@ __all__ = [
     "UnfitRecordError",
 ]
 
-if not _typing.TYPE_CHECKING:  # it would hide misspelt names
+if not _typing.TYPE_CHECKING:  # type checkers would accept misspelled names
 
     def __getattr__(name: str) -> _typing.Any:
         raise _replacements.no_attribute(__name__, name, __all__, {})

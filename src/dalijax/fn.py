@@ -10,7 +10,7 @@ from .core.functions.read_file import read_file as read_file
 
 __all__ = ["cast", "dl_tensor_python_function", "jax_function", "numba_function", "read_file"]
 
-if not _typing.TYPE_CHECKING:  # it would hide misspelt names
+if not _typing.TYPE_CHECKING:  # type checkers would accept misspelled names
 
     def __getattr__(name: str) -> _typing.Any:
         raise AttributeError(
