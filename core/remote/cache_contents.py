@@ -35,10 +35,10 @@ class CachedObject:
 
 
 def cached_objects(folder: CacheFolder) -> list[CachedObject]:
-    """Returns the objects of a cache.
+    """Returns the objects of a cache, sorted by name.
 
     Raises:
-        OSError: If they can't be listed.
+        OSError: If the objects can't be listed.
     """
     statuses: dict[str, os.stat_result] = {}
     with os.scandir(folder.objects) as entries:
@@ -63,10 +63,10 @@ def cached_objects(folder: CacheFolder) -> list[CachedObject]:
 
 
 def remove_objects(folder: CacheFolder, objects: Iterable[CachedObject]) -> None:
-    """Removes objects, and their entries in the journals of ended processes.
+    """Removes objects of a cache, and their entries in the journals of ended processes.
 
     Raises:
-        OSError: If they can't be removed.
+        OSError: If an object or a journal can't be removed, or a journal can't be written.
     """
     for item in objects:
         with contextlib.suppress(FileNotFoundError):  # removed by another process

@@ -1,6 +1,6 @@
 """`CacheFolder`: a folder that stores ranges of remote files; `Space`: its disk space.
 
-An object is a local file with the stored ranges of a version of a remote file.
+An object of the cache is a local file with the stored ranges of a version of a remote file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..messages.printable import printable
 from .owned_files import owned_names
 from .ranges import byte_count
 
-_MARK = "dalijax-cache-"  # begins the name of an empty file, which ends with the version
+_MARK = "dalijax-cache-"  # an empty file marks a cache; its name ends with the version
 MARK = f"{_MARK}1"
 _RESERVE = 1 << 30  # with cache_bytes=, 1 GiB of the disk, or 1/50 if that is less, stays free
 _SHARE = 8  # all processes together may take 1/8 of the free space before it is measured again
@@ -48,7 +48,8 @@ class CacheFolder:
 
     Attributes:
         path: The absolute path.
-        most_bytes: The largest disk space of the objects; None: all but a tenth of the disk.
+        most_bytes: The largest disk space of all objects in bytes; None: the objects may fill the
+            disk except for a tenth.
     """
 
     path: str
@@ -56,26 +57,28 @@ class CacheFolder:
 
     @property
     def objects(self) -> str:
-        """Returns the folder of the objects."""
+        """Returns the path of the folder of the objects."""
         return os.path.join(self.path, "objects")
 
     @property
     def journals(self) -> str:
-        """Returns the folder of the journals."""
+        """Returns the path of the folder of the journals."""
         return os.path.join(self.path, "journals")
 
     @property
     def users(self) -> str:
-        """Returns the folder of the running processes."""
+        """Returns the path of the folder with a file for each running process."""
         return os.path.join(self.path, "users")
 
     def object(self, name: str) -> str:
-        """Returns the path of an object."""
+        """Returns the path of the object with a name."""
         return os.path.join(self.objects, name)
 
 
 def open_cache(folder: Any, most_bytes: int | float | str | None) -> CacheFolder | None:
-    """Opens the folder of a cache, or creates it; returns None if ``folder`` is None.
+    """Returns the cache in a folder, which is created if necessary; None if ``folder`` is None.
+
+    If the disk is full, a warning is logged.
 
     Args:
         folder: The user's ``cache=``.
@@ -83,7 +86,7 @@ def open_cache(folder: Any, most_bytes: int | float | str | None) -> CacheFolder
 
     Raises:
         ValueError: If the folder has other files, a cache of another version, links instead of
-            folders, or another owner, or ``most_bytes`` is invalid or has no folder.
+            folders, or another owner. Also if ``most_bytes`` is invalid, or there is no folder.
         OSError: If the folder can't be created.
     """
     if folder is None:
@@ -129,7 +132,7 @@ def _create(cache: CacheFolder) -> None:
     if MARK not in names:
         os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
     for folder in (cache.objects, cache.journals, cache.users):
-        with contextlib.suppress(OSError):  # a folder that is only read
+        with contextlib.suppress(OSError):  # the cache may be read-only
             os.makedirs(folder, exist_ok=True)
 
 
@@ -161,10 +164,10 @@ def _check_owners(cache: CacheFolder) -> None:
 
 
 def existing_cache(folder: str) -> CacheFolder:
-    """Returns the cache of a folder.
+    """Returns the existing cache in a folder.
 
     Raises:
-        ValueError: If the folder is not a cache of this version; see also `open_cache`.
+        ValueError: If the folder is not a cache of this version, or has links or another owner.
     """
     cache = CacheFolder(_absolute(folder))
     if not os.path.exists(os.path.join(cache.path, MARK)):
@@ -191,7 +194,7 @@ def object_name(url: str, stamp: Sequence[Any], options: Mapping[str, Any]) -> s
 
 
 def _significant(options: Any) -> Any:
-    """Returns storage options without those that don't change which object a URL names."""
+    """Returns the storage options that change which object a URL names, for `repr`."""
     if isinstance(options, Mapping):
         return sorted(
             (str(name), significant)
@@ -216,7 +219,7 @@ def file_of(name: str) -> str:
 
 
 def version_of(name: str) -> int:
-    """Returns the integer that journals store for an object: the second part of its name."""
+    """Returns the integer that journals store for an object: the second part of `object_name`."""
     return int(name.partition("-")[2], 16)
 
 
@@ -229,7 +232,7 @@ def space_of(folder: str) -> int:
     """Returns the disk space that the files of a folder take, in bytes.
 
     Raises:
-        OSError: If it can't be listed.
+        OSError: If the folder can't be listed.
     """
     total = 0
     with os.scandir(folder) as entries:
@@ -240,13 +243,13 @@ def space_of(folder: str) -> int:
 
 
 class Space:
-    """The disk space that a cache may still take.
+    """Measures the disk space that a cache may still take.
 
     Other processes store ranges, too. So the space is measured again after a minute, or when all
     processes that use the folder together may have taken an eighth of the free space.
 
     Args:
-        cache: The folder.
+        cache: The cache.
     """
 
     def __init__(self, cache: CacheFolder):
@@ -254,7 +257,7 @@ class Space:
         self._room = 0  # the free bytes at the last measurement
         self._most = 0  # bytes that may be stored before the next measurement
         self._taken = 0  # bytes that were stored since the last measurement
-        self._end = 0.0  # the time of the next measurement, of time.monotonic()
+        self._end = 0.0  # the time.monotonic() of the next measurement
 
     def room(self, size: int) -> int:
         """Returns the number of bytes that may be stored now; measures the space if necessary.
@@ -273,11 +276,11 @@ class Space:
         return self._room - self._taken
 
     def take(self, size: int) -> None:
-        """Counts bytes that are stored."""
+        """Subtracts the size of stored ranges, in bytes, from the space."""
         self._taken += size
 
     def _measured(self) -> int:
-        """Measures the number of bytes that the cache may still take."""
+        """Measures and returns the number of bytes that the cache may still take."""
         disk = os.statvfs(self._cache.path)
         total, free = disk.f_frsize * disk.f_blocks, disk.f_frsize * disk.f_bavail
         if self._cache.most_bytes is None:

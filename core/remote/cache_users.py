@@ -11,16 +11,16 @@ from .owned_files import OwnedFile, locked, new_file, owned_names
 
 
 def register(folder: CacheFolder, names: Sequence[str]) -> OwnedFile | None:
-    """Registers objects as used by this process while the result exists.
+    """Registers objects as used by this process until the returned file is freed.
 
-    Sets the mtimes of the objects to the present time, which is when they were last used.
+    Sets the mtimes of the objects to the present time, as the time of their last use.
 
     Args:
         folder: The cache.
         names: Names of the objects.
 
     Returns:
-        An open file, which is locked until it is freed; None if the cache can't be written to.
+        A locked file with the names; None if the cache can't be written to.
     """
     try:
         _remove_ended(folder)
@@ -49,7 +49,7 @@ def names_in_use(folder: CacheFolder) -> set[str]:
 
 
 def _remove_ended(folder: CacheFolder) -> None:
-    """Removes the files of processes that have ended."""
+    """Removes the files in which processes that have ended registered their objects."""
     for user in owned_names(folder.users):
         path = os.path.join(folder.users, user)
         with contextlib.suppress(OSError):

@@ -31,15 +31,16 @@ from .journals import Bits, Journals
 from .owned_files import OpenFile
 
 _PAGE = 4096  # bytes; a range of a sparse file takes whole pages
-_PAUSE = 300.0  # seconds without storing after a failure, which may pass
+_PAUSE = 300.0  # seconds without storing after a failure, which may be temporary
 
 
 class DiskCache:
-    """Ranges of numbered files in the folder of a cache, for one process.
+    """Finds and stores ranges of numbered remote files in a cache, for one process.
 
     Args:
-        folder: The folder.
-        names: The name of each file's object; None if it is not cached. See `object_name`.
+        folder: The cache.
+        names: The name of each file's object, see `object_name`; None for a file that is not
+            cached.
     """
 
     def __init__(self, folder: CacheFolder, names: Sequence[str | None]):
@@ -53,7 +54,7 @@ class DiskCache:
         self._user = register(folder, [name for name in self._names if name])
         self._have_objects = np.zeros(len(self._names), bool)  # objects that are known to exist
         self._refuted = np.empty(0, np.uint64)  # hashes of damaged ranges
-        self._resumes = 0.0  # when ranges are stored again
+        self._resumes = 0.0  # the time.monotonic() when ranges are stored again
 
     @property
     def stores(self) -> bool:
@@ -61,16 +62,16 @@ class DiskCache:
         return time.monotonic() >= self._resumes
 
     def path(self, number: int) -> str:
-        """Returns the path of the local file that has the ranges of a remote file."""
+        """Returns the path of the local file with the stored ranges of a remote file."""
         return f"{self._objects_folder}/{self._names[number]}"
 
     def find(self, files: Indices, offsets: Indices, sizes: Indices) -> Indices:
-        """Returns the numbers of the ranges that are stored, except damaged ranges.
+        """Returns the indices of the given ranges that are stored and undamaged.
 
         Args:
             files: The file of each range.
             offsets: The first byte of each range.
-            sizes: The size of each range.
+            sizes: The size of each range in bytes.
         """
         rows = np.flatnonzero(self._is_named[files] & (sizes > 0))
         found = self._journals.have(self._objects[files[rows]], offsets[rows], sizes[rows])
@@ -86,22 +87,26 @@ class DiskCache:
         return rows
 
     def _hashes(self, files: Indices, offsets: Indices, sizes: Indices) -> Bits:
-        """Returns hashes that identify ranges, uint64 [ranges]."""
+        """Returns a hash of each range that identifies the range, uint64 [ranges]."""
         return fold(self._objects[files], offsets, sizes)
 
     def are_right(
         self, files: Indices, offsets: Indices, sizes: Indices, counts: Indices, checksums: Bits
     ) -> NDArray[np.bool_]:
-        """Returns whether each range was read completely and has its checksum, bool [ranges].
+        """Returns whether each range was read completely and has the stored checksum.
 
-        Warns of damaged ranges; `find` omits them until they are stored again.
+        If ranges are damaged, a warning is logged, and `find` omits these ranges until they are
+        stored again.
 
         Args:
             files: The file of each range.
             offsets: The first byte of each range.
-            sizes: The size of each range.
+            sizes: The size of each range in bytes.
             counts: The number of bytes that were read of each range.
-            checksums: The checksums of the bytes that were read.
+            checksums: The checksum of the bytes that were read of each range.
+
+        Returns:
+            bool [ranges].
         """
         are_right = self._journals.agree(self._objects[files], offsets, sizes, checksums)
         are_right &= counts == sizes
@@ -121,14 +126,15 @@ class DiskCache:
         arrays: Sequence[NDArray[np.uint8]],
         checksums: Bits,
     ) -> None:
-        """Stores ranges, while there is space.
+        """Stores ranges, as many as there is space for.
 
-        A failure is reported by a warning, and ranges are stored again after some minutes.
+        If the space is used up, or storing fails, a warning is logged, and no ranges are stored for
+        some minutes.
 
         Args:
             files: The file of each range.
             offsets: The first byte of each range.
-            arrays: The bytes of each range, uint8 [bytes].
+            arrays: The bytes of each range, as a uint8 array.
             checksums: The checksum of each range.
         """
         if not self.stores:
@@ -168,7 +174,7 @@ class DiskCache:
                 )
 
     def _stop(self, message: str) -> None:
-        """Warns, and stops storing ranges for some minutes."""
+        """Logs a warning, and stops storing ranges for some minutes."""
         self._resumes = time.monotonic() + _PAUSE
         warn_once(message)
 
@@ -179,7 +185,7 @@ class DiskCache:
         offsets: Indices,
         arrays: Sequence[NDArray[np.uint8]],
     ) -> None:
-        """Writes ranges into the files of their objects."""
+        """Writes the ranges with the indices ``rows`` into the files of their objects."""
         order = rows[np.argsort(files[rows], kind="stable")]
         number, file = -1, None
         for row in order.tolist():

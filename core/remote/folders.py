@@ -1,7 +1,8 @@
-"""Folders of remote files: lists them, expands patterns, and reads whole files.
+"""Lists folders of remote files, expands patterns, and reads whole files.
 
-Both classes have the methods ``isdir``, ``isfile``, ``ls``, ``glob`` and ``unstrip_protocol`` of
-fsspec's file systems, and ``read``. Entries are dicts with at least "name" and "type".
+`FsspecFolders` and `ObjectFolders` have the methods ``isdir``, ``isfile``, ``ls``, ``glob`` and
+``unstrip_protocol`` of fsspec's file systems, and ``read``. An entry of a folder is a dict with at
+least the keys "name" and "type".
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _Listed = tuple[list[str], dict[str, Version]]  # paths of folders, and versions
 
 
 class FsspecFolders:
-    """Folders of one of fsspec's file systems.
+    """Lists and reads the folders of one of fsspec's file systems.
 
     Args:
-        url: A URL of the file system.
+        url: Any URL of the file system.
         options: The user's storage options.
     """
 
@@ -63,19 +64,19 @@ class FsspecFolders:
         return bool(self._patiently(lambda: self._system.isfile(path)))
 
     def ls(self, path: str) -> list[Entry]:
-        """Returns the files and folders in a folder."""
+        """Returns the entries of the files and folders in a folder."""
         entries: list[Entry] = self._patiently(lambda: self._system.ls(path, detail=True))
         return entries
 
     def glob(self, pattern: str) -> list[Entry]:
-        """Returns the files and folders that match a pattern, or the file with this name."""
+        """Returns the entries that match a pattern, or only the file named like the pattern."""
         if self.isfile(pattern):
             return [{"name": pattern, "type": "file"}]
         found = self._patiently(lambda: self._system.glob(pattern, detail=True))
         return list(found.values())
 
     def read(self, paths: Sequence[str]) -> list[Any]:
-        """Returns the contents of files."""
+        """Returns the contents of the files with the given paths, as bytes."""
 
         def attempt(rows: list[int]) -> list[Any]:
             whole = [None] * len(rows)
@@ -85,19 +86,19 @@ class FsspecFolders:
         return repeated(attempt, urls, patience(self._options))
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """Calls a function until it succeeds; see `repeated`."""
+        """Calls a function until it succeeds, and returns its result; see `repeated`."""
         seconds = patience(self._options, opens=True)
         return repeated(lambda rows: each(lambda _: call(), rows), [self._url], seconds)[0]
 
 
 class ObjectFolders:
-    """Folders of a bucket that obstore reads; paths are keys of objects.
+    """Lists and reads the folders of a bucket by obstore; paths are keys of objects.
 
     Args:
-        client: Reads objects.
+        client: Reads and lists the objects.
         url: A URL in the bucket.
         place: The place of this URL.
-        versions: Gets the versions of listed objects.
+        versions: A dict to which the versions of listed objects are added, by place.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class ObjectFolders:
         self._versions = versions
         end = url.rstrip("/").removesuffix(place.key)
         self._root = end if end.endswith("/") else end + "/"
-        self._listed: dict[str, Result[_Listed]] = {}  # folders that are listed ahead
+        self._listed: dict[str, Result[_Listed]] = {}  # listings requested ahead, by path
 
     def __reduce__(self) -> Any:
         return ObjectFolders, (self._client, self._url, self._place, {})
@@ -117,7 +118,7 @@ class ObjectFolders:
         return self._root + path
 
     def isdir(self, path: str) -> bool:
-        """Returns whether a path is a folder, which has at least one object or folder."""
+        """Returns whether a path is a folder: it contains at least one object or folder."""
         self._listed[path] = result = self._list(path)
         return any(result.get())
 
@@ -133,7 +134,7 @@ class ObjectFolders:
         return True
 
     def ls(self, path: str) -> list[Entry]:
-        """Returns the files and folders in a folder; requests the lists of these folders ahead."""
+        """Returns the entries of a folder, and requests the listings of its subfolders ahead."""
         path = path.strip("/")
         names, versions = (self._listed.pop(path, None) or self._list(path)).get()
         self._keep(versions)
@@ -143,12 +144,12 @@ class ObjectFolders:
         return folders + [{"name": key, "type": "file"} for key in versions]
 
     def _list(self, path: str) -> Result[_Listed]:
-        """Requests the list of a folder."""
+        """Requests the listing of a folder, and returns the future listing."""
         url = self.unstrip_protocol(path)
         return request_threads().call(self._client.entries, self._place.at(path), url)
 
     def glob(self, pattern: str) -> list[Entry]:
-        """Returns the files that match a pattern, or the file with this name."""
+        """Returns the files that match a pattern, or only the file named like the pattern."""
         fixed = re.split(r"[*\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
         place, url = self._place.at(fixed), self.unstrip_protocol(fixed)
         end = pattern[len(fixed) :].lstrip("/")
@@ -162,13 +163,13 @@ class ObjectFolders:
         return [{"name": key, "type": "file"} for key in matching]
 
     def _keep(self, versions: Mapping[str, Version]) -> None:
-        """Keeps the versions of objects until they are opened, unless there are too many."""
+        """Keeps the versions of objects for `Storage.versions`, unless there are too many."""
         if len(self._versions) + len(versions) <= MOST_KEPT:
             place = self._place
             self._versions.update((place.at(key), version) for key, version in versions.items())
 
     def read(self, paths: Sequence[str]) -> list[Any]:
-        """Returns the contents of files."""
+        """Returns the contents of the objects with the given keys, as memoryviews."""
         threads = request_threads()
         results = [
             threads.call(self._client.content, self._place.at(path), self.unstrip_protocol(path))
@@ -181,7 +182,7 @@ Folders = FsspecFolders | ObjectFolders
 
 
 def _matcher(pattern: str) -> re.Pattern[str]:
-    """Returns the expression of a pattern with ``*``, ``**`` and ``[]``."""
+    """Returns the regular expression for a pattern with ``*``, ``**`` and ``[]``."""
     parts = []
     for part in re.split(r"(\*\*/|\*\*|\*|\[[^]]+\])", pattern):
         if part.startswith("[") and part.endswith("]"):

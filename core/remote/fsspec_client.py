@@ -27,7 +27,7 @@ _VERSION = re.compile(
 _TIME = re.compile(
     r"last-?modified|m-?time|modified|modify|modification-?time|updated|created|ino", re.IGNORECASE
 )
-_ARCHIVES = ("tar://", "zip://", "libarchive://")  # whose path may be a storage option
+_ARCHIVES = ("tar://", "zip://", "libarchive://")  # the path of the archive may be a storage option
 
 
 def filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
@@ -55,16 +55,19 @@ def filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def is_http(url: str) -> bool:
-    """Returns whether fsspec reads a URL from an HTTP server, which sends a version with ranges."""
+    """Returns whether fsspec reads a URL from an HTTP server, whose responses have a version."""
     return url.startswith(("http://", "https://")) and "::" not in url
 
 
 class FsspecFile:
-    """A remote file, in one of fsspec's file systems.
+    """A remote file that fsspec reads. Its size and version are requested when it is opened.
 
     Args:
         url: The URL.
         options: The user's storage options.
+
+    Raises:
+        RemoteError: If the file can't be read, or the server does not report its size.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]):
@@ -90,18 +93,17 @@ class FsspecFile:
         return is_http(self.url)
 
     def is_due(self) -> bool:
-        """Returns whether to `check` the version of the file again."""
+        """Returns whether `check` is due: once a minute, and never for HTTP servers."""
         return not self.is_http and time.monotonic() - self._checked >= _CHECK_SECONDS
 
     def check(self) -> Exception | None:
-        """Requests the version of the file.
+        """Requests the version of the file, and compares it with the opened version.
 
         Returns:
-            None if it is the opened version; the error if it is another version, or the request
-            fails.
+            None if the versions are equal; otherwise a `ChangedError`, or the error of the request.
         """
         try:
-            self.system.invalidate_cache(self.path)  # of listings
+            self.system.invalidate_cache(self.path)  # else fsspec may answer from a stored listing
             info = self.system.info(self.path)
         except Exception as error:
             return error
@@ -112,7 +114,11 @@ class FsspecFile:
         return changed(self.shown, f"{before or self.size} -> {now or info.get('size')}")
 
     def stamp(self) -> list[Any]:
-        """Returns the stamp of the file: [size, [name, value], ...], with fsspec's names."""
+        """Returns the stamp of the file, which identifies its version.
+
+        The stamp is [size, [name, value], ...], with fsspec's names of the values. Values that may
+        stay equal when the file changes have the name of an `unsettled_pair`.
+        """
         versions = _versions(self.info)
         are_times = all(_TIME.fullmatch(name.replace("_", "-")) for name in versions)
         is_nested = "::" in self.url or self.url.startswith(_ARCHIVES)
@@ -125,7 +131,7 @@ class FsspecFile:
 
 
 def _versions(info: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the entries of fsspec's info of a file that change with its content."""
+    """Returns the entries of fsspec's info of a file that change with the file's content."""
     return {
         key: str(value)
         for key, value in info.items()
@@ -139,10 +145,11 @@ def read(
     ends: Sequence[int],
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> list[memoryview]:
-    """Reads ranges, with one call for all files of a file system.
+    """Reads ranges, and returns the bytes of each range. Failed reads are repeated.
 
-    fsspec's HTTP file system is called for each file, because its responses are compared with the
-    version of one file. The versions of other files are requested afterwards, once a minute.
+    Each file system is called once for all its files. Only fsspec's HTTP file system is called for
+    each file, because a call's responses can be compared with the version of a single file. The
+    versions of other files are requested after the reads, once a minute.
 
     Args:
         files: The file of each range.
@@ -156,7 +163,7 @@ def read(
     """
 
     def attempt(rows: list[int]) -> list[memoryview | Exception]:
-        """Reads the ranges with the given numbers; returns the bytes or the error of each."""
+        """Reads the ranges with the given numbers; returns the bytes or the error of each range."""
         groups: dict[tuple[Any, ...], list[int]] = {}
         for row in rows:
             file = files[row]
@@ -185,19 +192,19 @@ def read(
 
 
 def read_files(urls: Sequence[str], options: Mapping[str, Any], opens: bool = False) -> list[Any]:
-    """Returns the contents of files, with one call for all files of a file system.
+    """Returns the contents of files as bytes; calls each file system once for all its files.
 
     Args:
-        urls: The URLs.
+        urls: The URL of each file.
         options: The user's storage options.
-        opens: Whether a source is being opened; see `patience`.
+        opens: Whether a source is being opened. Retries then end earlier; see `patience`.
 
     Raises:
         RemoteError: If a file can't be read.
     """
 
     def attempt(rows: list[int]) -> list[Any]:
-        """Reads the files with the given numbers; returns the content or the error of each."""
+        """Reads the files with the given numbers; returns the content or error of each file."""
         groups: dict[int, tuple[Any, list[int], list[str]]] = {}
         for row in rows:
             system, path = filesystem(urls[row], options)
@@ -232,7 +239,7 @@ def read_together(
 
 
 def _checked(content: Any, start: int, end: int) -> memoryview | Exception:
-    """Returns the bytes of a range; the error if the request failed or has another length."""
+    """Returns the bytes of a range, or an error if the request failed or the length is wrong."""
     if isinstance(content, Exception):
         return content
     if len(content) != end - start:

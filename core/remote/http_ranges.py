@@ -71,7 +71,7 @@ async def check_range(response: Any) -> None:
 
 
 def version_change(opened: Mapping[str, Any], headers: Mapping[str, str]) -> str:
-    """Describes how the version of a response differs from the opened one; "" if it does not.
+    """Returns how the version of a response differs from the opened version; "" if it is equal.
 
     Args:
         opened: fsspec's info of the opened file.
@@ -86,11 +86,11 @@ def version_change(opened: Mapping[str, Any], headers: Mapping[str, str]) -> str
 
 
 def range_problem(headers: Any, requested: str) -> str:
-    """Describes how a partial response differs from the requested range; "" if it does not.
+    """Returns how a partial response differs from the requested range; "" if it does not differ.
 
     Args:
         headers: The headers of the response.
-        requested: The requested range, e.g. ``bytes=0-99``.
+        requested: The requested range, e.g. ``bytes=0-99``. Other forms are not checked.
     """
     match = _RANGE.fullmatch(requested)
     if match is None:

@@ -1,8 +1,8 @@
 """`Journals`: the checksums of the ranges in a cache, which several processes write and read.
 
 A process appends entries to a journal of its own, and reads the journals of all processes, so that
-no lock is needed. Damaged entries are harmless: a range of a cache is used only if an
-entry contains the checksum of its bytes.
+no lock is needed. Damaged entries are harmless: a range of a cache is used only if an entry
+contains the checksum of its bytes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ _SHARE = 4  # tables are merged unless each has at least 4 times the entries of 
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
-    """Sorted hashes of entries.
+    """Sorted hashes of journal entries.
 
     Attributes:
-        ranges: Hashes of object, offset and size, uint64 [entries].
-        claims: Hashes of object, offset, size and checksum, uint64 [entries]. If a journal was
-            damaged, a range may have several entries, one of which has the right checksum.
+        ranges: The hash of object, offset and size of each entry, uint64 [entries].
+        claims: The hash of object, offset, size and checksum of each entry, uint64 [entries]. If a
+            journal was damaged, a range may have several entries, one of which has the right
+            checksum.
     """
 
     ranges: Bits
@@ -58,14 +59,19 @@ class _Contents:
 
     Attributes:
         ends: The number of bytes that were read of each journal, by file name.
-        tables: The entries; larger tables are last.
+        tables: Tables of the entries, from small to large.
     """
 
     ends: dict[str, int] = dataclasses.field(default_factory=dict)
     tables: tuple[_Table, ...] = ()
 
     def with_entries(self, entries: NDArray[np.void], ends: dict[str, int]) -> _Contents:
-        """Returns contents with additional entries, and the new ``ends``."""
+        """Returns contents to which entries are added.
+
+        Args:
+            entries: The new entries; see `ENTRY`.
+            ends: The new `ends`.
+        """
         if not len(entries):
             return _Contents(ends, self.tables)
         columns = [entries[name] for name in ENTRY.names or ()]
@@ -77,7 +83,7 @@ class _Contents:
 
 
 def _are_in(hashes: Bits, tables: Iterable[Bits]) -> NDArray[np.bool_]:
-    """Returns whether each hash is in one of some sorted arrays, bool [hashes]."""
+    """Returns whether any of the sorted arrays contains each hash, bool [hashes]."""
     found = np.zeros(len(hashes), bool)
     for table in tables:
         rows = np.flatnonzero(~found)
@@ -90,11 +96,12 @@ def _are_in(hashes: Bits, tables: Iterable[Bits]) -> NDArray[np.bool_]:
 
 
 class Journals:
-    """The journals of a folder, for some objects.
+    """Reads the journals of a folder, and writes a journal of this process.
 
     Args:
         folder: The folder.
-        objects: The objects whose entries are kept in memory, sorted; see `ENTRY`.
+        objects: The sorted numbers of the objects whose entries are kept in memory; see `ENTRY`.
+            If it is empty, the entries of all objects are kept.
     """
 
     def __init__(self, folder: str, objects: Bits):
@@ -103,19 +110,38 @@ class Journals:
         self._own: OwnedFile | None = None
 
     def have(self, objects: Bits, offsets: Indices, sizes: Indices) -> NDArray[np.bool_]:
-        """Returns whether each range has an entry, also if another process has just added it."""
+        """Returns whether each range has an entry, bool [ranges].
+
+        Entries that another process has just added are found, too.
+
+        Args:
+            objects: The object of each range; see `ENTRY`.
+            offsets: The first byte of each range.
+            sizes: The size of each range in bytes.
+        """
         return self._are_in(fold(objects, offsets, sizes), lambda table: table.ranges)
 
     def agree(
         self, objects: Bits, offsets: Indices, sizes: Indices, checksums: Bits
     ) -> NDArray[np.bool_]:
-        """Returns whether each range has an entry with the given checksum, bool [ranges]."""
+        """Returns whether each range has an entry with the given checksum, bool [ranges].
+
+        Args:
+            objects: The object of each range; see `ENTRY`.
+            offsets: The first byte of each range.
+            sizes: The size of each range in bytes.
+            checksums: The checksum of each range.
+        """
         return self._are_in(fold(objects, offsets, sizes, checksums), lambda table: table.claims)
 
     def _are_in(self, hashes: Bits, column: Callable[[_Table], Bits]) -> NDArray[np.bool_]:
         """Returns whether each hash is in a column of the tables, bool [hashes].
 
         Reads new entries of the journals if a hash is not found.
+
+        Args:
+            hashes: The hashes.
+            column: Returns the column of a table.
         """
         contents = self._contents
         found = _are_in(hashes, map(column, contents.tables))
@@ -126,12 +152,12 @@ class Journals:
         return found
 
     def _refreshed(self, contents: _Contents) -> _Contents:
-        """Returns the contents with all new entries of the journals; the same object if none."""
+        """Returns contents with the new entries of the journals; ``contents`` if nothing is new."""
         parts, ends = [], dict(contents.ends)
-        with contextlib.suppress(OSError):  # of a folder that was removed
+        with contextlib.suppress(OSError):  # the folder may have been removed
             for name in sorted(owned_names(self._folder)):
                 path, end = os.path.join(self._folder, name), ends.get(name, 0)
-                with contextlib.suppress(OSError):  # of a file that was removed, or is damaged
+                with contextlib.suppress(OSError):  # the file may have been removed
                     if os.stat(path).st_size >= end + ENTRY.itemsize:
                         parts.append(_entries(path, end))
                         ends[name] = end + parts[-1].nbytes
@@ -145,10 +171,10 @@ class Journals:
         return contents.with_entries(entries, ends)
 
     def append(self, objects: Bits, offsets: Indices, sizes: Indices, checksums: Bits) -> None:
-        """Adds entries of ranges that were stored.
+        """Appends entries of stored ranges to the journal of this process.
 
         Raises:
-            OSError: If they can't be written.
+            OSError: If the entries can't be written.
         """
         entries = np.empty(len(objects), ENTRY)
         for name, column in zip(ENTRY.names or (), (objects, offsets, sizes, checksums)):
@@ -163,21 +189,25 @@ class Journals:
             raise
 
     def _unused(self) -> OwnedFile | None:
-        """Opens and locks a journal of a process that has ended; returns None if there is none."""
+        """Locks and returns the journal of a process that has ended; None if all are in use."""
         for name in owned_names(self._folder):
             with contextlib.suppress(OSError):
                 if (file := locked(os.path.join(self._folder, name))) is not None:
                     size = os.fstat(file.fd).st_size
-                    os.ftruncate(file.fd, size - size % ENTRY.itemsize)  # an incomplete entry
+                    os.ftruncate(file.fd, size - size % ENTRY.itemsize)  # drops an incomplete entry
                     return file
         return None
 
 
 def _entries(path: str, start: int) -> NDArray[np.void]:
-    """Returns the complete entries of a journal from an offset.
+    """Returns the complete entries of a journal; see `ENTRY`.
+
+    Args:
+        path: The file of the journal.
+        start: The offset of the first entry to return, in bytes.
 
     Raises:
-        OSError: If it can't be read.
+        OSError: If the file can't be read.
     """
     with open(path, "rb", buffering=0) as file:
         file.seek(start)
@@ -190,7 +220,7 @@ def compact(folder: str, objects: Bits) -> None:
 
     Args:
         folder: The folder of the journals.
-        objects: The objects.
+        objects: The objects whose entries are kept; see `ENTRY`.
 
     Raises:
         OSError: If a journal can't be read or written.

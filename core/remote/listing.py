@@ -20,10 +20,10 @@ _SPARE_PAGES = 2
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """A listing of a bucket.
+    """A planned listing of a bucket, to read the versions of some of its objects.
 
     Attributes:
-        keys: The wanted keys.
+        keys: The keys of the objects whose versions are wanted.
         prefix: The folder of the objects; None: the whole bucket.
         offset: Keys up to this key are not listed; None: all keys are listed.
         last: The listing may end after this key; None: the store does not sort its listings.
@@ -39,7 +39,7 @@ class Listing:
 
 
 def listings_of(kind: str, keys: Collection[str]) -> list[Listing]:
-    """Plans listings that contain some objects.
+    """Returns the listings that have to be requested to read the versions of some objects.
 
     If a store can begin a listing at any key, there is a listing for each 1,000 objects, so that
     the listings can be requested concurrently.
@@ -49,7 +49,7 @@ def listings_of(kind: str, keys: Collection[str]) -> list[Listing]:
         keys: The keys of the objects.
 
     Returns:
-        The listings; none for a single object, or if the store can't list its objects.
+        The listings; empty for a single object, or if the store can't list its objects.
     """
     if kind not in KINDS or len(keys) < 2:
         return []
@@ -78,11 +78,11 @@ def _common_start(first: str, last: str) -> str:
 def versions_of_page(
     page: Sequence[Mapping[str, Any]], keys: Collection[str] | None = None
 ) -> dict[str, Version]:
-    """Returns the versions of the wanted objects of a page, by key.
+    """Returns the versions of the wanted objects on a page of a listing, by key.
 
     Args:
-        page: obstore's metadata of objects.
-        keys: The keys of the wanted objects; None: all.
+        page: obstore's metadata of each object on the page.
+        keys: The keys of the wanted objects; None: all objects are wanted.
     """
     return {
         entry["path"]: _version(entry) for entry in page if keys is None or entry["path"] in keys

@@ -24,7 +24,7 @@ _KINDS = {
     "abfs": "az",
     "abfss": "az",
 }
-_ODD_PART = re.compile(r"(?:^|/)\.{0,2}(?:/|$)")  # "", "." or ".."
+_ODD_PART = re.compile(r"(?:^|/)\.{0,2}(?:/|$)")  # a part "", "." or ".."
 _BOTH = ("retry_timeout", "timeout")  # options of every store
 # obstore's name of each option. `anon` and `profile` are translated separately.
 _NAMES: Mapping[str, Mapping[str, str]] = {
@@ -52,7 +52,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# obstore's class of each kind, and its argument for the root of a place.
+# obstore's class of each kind of store, and the argument of the class for the root of a place.
 _STORES = {
     "s3": ("S3Store", "bucket"),
     "gs": ("GCSStore", "bucket"),
@@ -66,7 +66,7 @@ _CREDENTIALS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
 }
 
-# The variables from which obstore gets the URL of the server, the first that is set.
+# Environment variables from which obstore gets the URL of the server, in order of precedence.
 _ENDPOINTS: Mapping[str, Sequence[str]] = {
     "http": (),
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
@@ -85,10 +85,10 @@ _SERVER_URL = re.compile(
 
 
 class Place(NamedTuple):  # created faster than a dataclass; a data set has thousands
-    """The place of an object for obstore.
+    """The location of an object, with the parts that obstore needs.
 
     Attributes:
-        kind: "http", "s3", "gs" or "az".
+        kind: The kind of the store: "http", "s3", "gs" or "az".
         root: The URL of the host, or the name of the bucket or container.
         key: The path below the root.
         account: Azure's account, if the URL contains it.
@@ -100,12 +100,15 @@ class Place(NamedTuple):  # created faster than a dataclass; a data set has thou
     account: str = ""
 
     def at(self, key: str) -> Place:
-        """Returns the place of another key with the same root."""
+        """Returns the place of another key in the same store and root."""
         return self._replace(key=key)
 
 
 def folder_place_of(url: str) -> Place | None:
-    """Returns the place of a folder or a bucket (key ""); None if only fsspec can list it."""
+    """Returns the place of the folder or bucket of a URL; None if only fsspec can list the URL.
+
+    The key of a bucket is "".
+    """
     url = url.rstrip("/")
     place = place_of(url if url.count("/") > 2 else f"{url}/x")
     if place is None or place.kind == "http":  # HTTP has no common way to list files
@@ -114,9 +117,10 @@ def folder_place_of(url: str) -> Place | None:
 
 
 def place_of(url: str) -> Place | None:
-    """Returns the place of a URL; None if only fsspec can read it.
+    """Returns the place of a URL; None if only fsspec can read the URL.
 
-    obstore normalizes paths. fsspec reads URLs that obstore would change, and URLs with a query.
+    obstore normalizes paths. So fsspec reads the URLs that obstore would change, and URLs with a
+    query.
     """
     scheme, separator, path = url.partition("://")
     kind = _kind_of(url)
@@ -144,12 +148,15 @@ def place_of(url: str) -> Place | None:
 
 
 def _kind_of(url: str) -> str | None:
-    """Returns the kind of the store of a URL; None if obstore has none, or the URL is chained."""
+    """Returns the kind of the store of a URL; None if obstore does not support the URL's scheme.
+
+    Returns None also for chained URLs.
+    """
     return _KINDS.get(url.partition("://")[0]) if "::" not in url else None
 
 
 def credentials_cure(url: str) -> str:
-    """Returns a remedy for errors of denied access: where the credentials of a URL are found."""
+    """Returns a sentence for errors of denied access: how to set the credentials of a URL."""
     kind = _kind_of(url) or ""
     if kind == "http":
         return "Check the credentials: storage_options={'headers': {'Authorization': ...}}"
@@ -161,7 +168,7 @@ def credentials_cure(url: str) -> str:
 
 
 def check_options(kind: str, options: Mapping[str, Any]) -> None:
-    """Checks the names of the user's storage options for a kind of store of obstore.
+    """Checks that stores of a kind accept the names of the user's storage options.
 
     Raises:
         ValueError: If stores of this kind do not accept an option.
@@ -230,10 +237,10 @@ def store_arguments(
 
 
 def _check_server(kind: str, config: Mapping[str, str], environment: Mapping[str, str]) -> None:
-    """Checks the URL of the server, since a request to another text ends the process.
+    """Checks that the setting of the server is a URL; otherwise, a request ends the process.
 
     Raises:
-        ValueError: If it is not a URL.
+        ValueError: If the setting is not a URL.
     """
     named = {"endpoint_url": config.get("endpoint")}
     named |= {name: environment.get(name) for name in _ENDPOINTS[kind]}
@@ -246,10 +253,10 @@ def _check_server(kind: str, config: Mapping[str, str], environment: Mapping[str
 def server_settings(
     place: Place, options: Mapping[str, Any], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns settings that name the server, or the account, of a place.
+    """Returns the settings that determine the server or the account of a place, by name.
 
-    They come from the environment and ``~/.aws``. URLs do not contain them, so that buckets of two
-    servers may have equal URLs.
+    The settings come from the options, the environment and ``~/.aws``. URLs do not contain these
+    settings, so that buckets of two servers may have equal URLs.
     """
     settings = {
         name: value
@@ -266,11 +273,13 @@ def server_settings(
 def aws_profile(
     profile: str, environment: Mapping[str, str], is_required: bool = False
 ) -> dict[str, str]:
-    """Returns keys, region and endpoint of a profile in ``~/.aws``; what is missing is omitted.
+    """Returns keys, region and endpoint of a profile in ``~/.aws``, by obstore's names.
+
+    Values that the profile lacks are omitted.
 
     Args:
         profile: Name of the profile.
-        environment: The environment variables, which may name other files.
+        environment: The environment variables, which may name other files than ``~/.aws``.
         is_required: Whether the profile must exist.
 
     Raises:
@@ -303,7 +312,9 @@ def _aws_path(environment: Mapping[str, str], file: str) -> str:
 def _profile_values(
     profile: str, environment: Mapping[str, str], file: str
 ) -> dict[str, str] | None:
-    """Returns the values of a profile in AWS's "config" or "credentials" file; None without it.
+    """Returns the values of a profile in AWS's "config" or "credentials" file.
+
+    Returns None if the file or the profile does not exist.
 
     Raises:
         OSError: If the file can't be read.
@@ -328,7 +339,7 @@ def _profile_values(
 
 
 def needs_boto3(profile: str, environment: Mapping[str, str]) -> bool:
-    """Returns whether an AWS profile gets its keys by SSO, a role or a process, for boto3."""
+    """Returns whether an AWS profile gets its keys by SSO, a role or a process, as boto3 can."""
     values = _profile_values(profile, environment, "config") or {}
     return any(name.startswith(("sso_", "role_arn", "credential_process")) for name in values)
 

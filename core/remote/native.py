@@ -23,7 +23,7 @@ _loaded: Any = None  # the module that this process, or its parent, has loaded
 _lock = PerProcess(threading.Lock)
 
 
-@functools.lru_cache(maxsize=1)  # asked for each of thousands of URLs, and warns once
+@functools.lru_cache(maxsize=1)  # called for each of thousands of URLs, and warns once
 def has_obstore() -> bool:
     """Returns whether obstore is installed; if it is not, logs a warning."""
     if importlib.util.find_spec("obstore") is not None:
@@ -36,7 +36,7 @@ def has_obstore() -> bool:
 
 
 def obstore() -> Any:
-    """Returns the native module of this process.
+    """Returns obstore's native module, of which a forked process has its own copy.
 
     Raises:
         ImportError: If obstore is not installed.
@@ -59,7 +59,7 @@ def _imported() -> Any:
 
 
 def _copied(module: Any) -> Any:
-    """Loads a copy of an extension module.
+    """Loads an extension module a second time, and returns this copy.
 
     Raises:
         RuntimeError: If the copy can't be loaded.

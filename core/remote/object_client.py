@@ -30,12 +30,12 @@ _lock = PerProcess(threading.Lock)
 
 
 class ObjectClient:
-    """Reads and writes objects.
+    """Reads, lists and writes objects by obstore.
 
-    The methods wait for responses. Callers let the threads of `RequestThreads` run them.
+    The methods wait for responses, so that callers run them in the threads of `RequestThreads`.
 
     Args:
-        options: The user's storage options; `dalijax.core.remote.locations` has their names.
+        options: The user's storage options; `dalijax.core.remote.locations` defines their names.
     """
 
     def __init__(self, options: Mapping[str, Any]):
@@ -48,10 +48,13 @@ class ObjectClient:
         return ObjectClient, (self._options,)
 
     def version(self, place: Place, url: str) -> Version:
-        """Returns the version of an object, from a request that also tests whether ranges work.
+        """Returns the version of an object.
+
+        The version is in the response to a request of a range, which also tests whether the server
+        supports ranges.
 
         Raises:
-            RemoteError: If the object can't be read.
+            RemoteError: If the object can't be read, or the server does not support ranges.
         """
 
         def get(module: Any, store: Any) -> Version:
@@ -71,11 +74,11 @@ class ObjectClient:
 
         Args:
             place: The place of the object.
-            url: Its URL.
-            opens: Whether a source is being opened; see `patience`.
+            url: The URL of the object, for errors.
+            opens: Whether a source is being opened. Retries then end earlier; see `patience`.
 
         Raises:
-            RemoteError: If it can't be read.
+            RemoteError: If the object can't be read.
         """
 
         def get(module: Any, store: Any) -> memoryview:
@@ -84,7 +87,7 @@ class ObjectClient:
         return self._repeated(place, url, get, opens)
 
     def entries(self, place: Place, url: str) -> tuple[list[str], dict[str, Version]]:
-        """Returns the paths of the folders in a folder, and the versions of its objects by key.
+        """Returns the paths of a folder's subfolders, and the versions of its objects by key.
 
         Raises:
             RemoteError: If the folder can't be listed.
@@ -109,10 +112,12 @@ class ObjectClient:
         return versions
 
     def listed(self, place: Place, url: str, listing: Listing) -> dict[str, Version]:
-        """Returns the versions of the wanted objects by key; objects that do not exist are missing.
+        """Requests a listing, and returns the versions of the wanted objects by key.
+
+        The result lacks objects that do not exist, and objects after the last requested page.
 
         Args:
-            place: The place of one of the objects, which have the same root.
+            place: The place of one of the wanted objects, which are in the same bucket.
             url: The URL of this object, for errors.
             listing: The planned listing, with the keys of the wanted objects.
 
@@ -132,7 +137,10 @@ class ObjectClient:
     def _pages(
         self, place: Place, url: str, prefix: str | None, after: str | None = None
     ) -> Iterator[Sequence[Mapping[str, Any]]]:
-        """Yields the pages of a listing; if one fails, the listing continues after the last page.
+        """Yields the pages of a listing. A page has obstore's metadata of each of its objects.
+
+        If a request fails, the listing continues after the last page; in stores that do not sort
+        their listings, it begins again.
 
         Args:
             place: Any place in the bucket.
@@ -158,10 +166,10 @@ class ObjectClient:
             yield page
 
     def write(self, place: Place, url: str, content: bytes) -> None:
-        """Writes an object.
+        """Writes an object, and replaces an existing object.
 
         Raises:
-            RemoteError: If it can't be written.
+            RemoteError: If the object can't be written.
         """
 
         def put(module: Any, store: Any) -> None:
@@ -172,13 +180,13 @@ class ObjectClient:
     def _repeated(
         self, place: Place, url: str, call: Callable[[Any, Any], T], opens: bool = True
     ) -> T:
-        """Calls a function with obstore's module and a store, until it succeeds; see `repeated`.
+        """Calls a function until it succeeds, and returns its result; see `repeated`.
 
         Args:
             place: The place of an object of the store.
             url: The URL of the object, for errors.
-            call: The function.
-            opens: Whether a source is being opened; see `patience`.
+            call: The function, which is called with obstore's module and the store.
+            opens: Whether a source is being opened. Retries then end earlier; see `patience`.
         """
 
         def attempt(_: int) -> T:
@@ -197,16 +205,16 @@ class ObjectClient:
         is_wanted: Callable[[], bool] = lambda: True,
         has_one: Callable[[], None] = lambda: None,
     ) -> list[memoryview]:
-        """Reads ranges of a version of an object; retries failed requests.
+        """Reads ranges of an object, and returns the bytes of each range; repeats failed requests.
 
         Args:
             place: The place of the object.
             url: The URL of the object.
             starts: The first byte of each range.
             ends: The byte after the last byte of each range.
-            version: The version.
+            version: The version that the object must have.
             is_wanted: Returns whether the ranges are still needed.
-            has_one: Is called as soon as at most one request at a time is still sent.
+            has_one: Is called as soon as the remaining requests are sent one at a time.
 
         Raises:
             RemoteError: If a range can't be read, or the object has another version.
@@ -221,7 +229,7 @@ class ObjectClient:
             return read([row])[0]
 
         def attempt(rows: list[int]) -> Sequence[memoryview | Exception]:
-            """Reads the ranges with the given numbers; returns the bytes or the error of each."""
+            """Reads the ranges with the given numbers; returns the bytes or error of each range."""
             # A retry begins with one request, because the server may be overloaded.
             first = each(read_one, rows[:1]) if has_failed else []
             has_failed.append(True)
@@ -235,7 +243,7 @@ class ObjectClient:
             except Exception as error:
                 if len(others) == 1 or refusal(error, url) is not None:
                     return first + [error] * len(others)
-            # Each range has its own request, so that a failing range does not repeat the others.
+            # Each range now has its own request, so that only failing ranges are repeated.
             has_one()
             return first + each(read_one, others)
 
@@ -251,12 +259,12 @@ class ObjectClient:
         version: Version,
         has_one: Callable[[], None],
     ) -> list[memoryview]:
-        """Reads ranges of an object once, without retries; see `read`.
+        """Reads ranges of an object without retries, and returns the bytes of each range.
 
-        The last range is requested after the others were received, on the condition that the
-        object has the version. If the server never returns an older version after a newer version,
-        all ranges are then of this version, and no further request is needed. Object stores have
-        this property; the edge servers of a site may not.
+        See `read` for the arguments. The last range is requested after the others were received,
+        and its response must be of the requested version. If the server never returns an older
+        version after a newer version, all ranges are then of this version, and no further request
+        is needed. Object stores have this property; the edge servers of a site may not.
         """
         module, store = self._store(place)
         views: list[memoryview] = []
@@ -280,7 +288,7 @@ class ObjectClient:
         return views
 
     def _store(self, place: Place) -> tuple[Any, Any]:
-        """Returns obstore's module, and the store of a place, in this process."""
+        """Returns obstore's module, and the store of a place, which this process may create."""
         module = obstore()
         stores, key = self._stores.get(), (place.kind, place.root, place.account)
         store = stores.get(key)
@@ -292,11 +300,11 @@ class ObjectClient:
         return module, store
 
     def _new_store(self, module: Any, place: Place) -> Any:
-        """Creates obstore's store for a place.
+        """Creates and returns obstore's store for a place.
 
         Raises:
             RemoteError: If a setting is invalid.
-            ImportError: See `_boto3`.
+            ImportError: If the AWS profile requires boto3, which is not installed.
         """
         url = place.root if place.kind == "http" else f"{place.kind}://{place.root}"
         try:
@@ -305,14 +313,19 @@ class ObjectClient:
                 arguments["credential_provider"] = provider
             return getattr(module._store, name)(**arguments, retry_config=_NO_RETRIES)
         except Exception as error:
-            # "builder error": no file descriptor is left, or the like; a retry may succeed.
+            # obstore's "builder error" may mean that no file descriptor is left, which may pass.
             passes = is_environment(error) or "builder error" in str(error)
             if passes or isinstance(error, ImportError):
                 raise
             raise misconfigured(url, error) from error  # no request can be sent
 
     def _boto3(self, config: Mapping[str, Any]) -> Any:
-        """Returns boto3's provider of keys if the AWS profile uses SSO or a role, else None.
+        """Returns boto3's provider of keys if the AWS profile requires boto3, else None.
+
+        obstore can't read profiles that get their keys by SSO, a role or a process.
+
+        Args:
+            config: The settings of the S3 store, by obstore's names.
 
         Raises:
             ImportError: If boto3, which can read such a profile, is not installed.
@@ -341,7 +354,7 @@ def _own_memory(content: Any) -> memoryview:
     """Returns the content of a response in memory that contains no other bytes.
 
     A small response of obstore is a part of a buffer of the HTTP client, which may have a hundred
-    times as many bytes, and would stay in memory. So it is copied.
+    times as many bytes, and would stay in memory. So a small response is copied.
     """
     view = memoryview(content)
     return view if len(view) >= _BUFFERED else memoryview(bytes(view))

@@ -10,11 +10,11 @@ import secrets
 from collections.abc import Callable
 
 _ATTEMPTS = 100
-_NAME = re.compile(r"[0-9a-f]{16}")  # of `new_file`
+_NAME = re.compile(r"[0-9a-f]{16}")  # of the files that `new_file` creates
 
 
 class OpenFile:
-    """A file that is closed when the object is freed.
+    """An open file, which is closed when this object is freed.
 
     Args:
         fd: The file descriptor.
@@ -31,7 +31,7 @@ class OpenFile:
 
 
 class OwnedFile(OpenFile):
-    """An open file, which is locked until the object is freed."""
+    """An open file, which is locked until this object is freed."""
 
     def append(self, data: bytes) -> None:
         """Appends data by a single call of ``write``.
@@ -44,14 +44,15 @@ class OwnedFile(OpenFile):
 
 
 def locked(path: str, create: bool = False) -> OwnedFile | None:
-    """Opens a file and locks it; returns None if another process has locked or removed it.
+    """Opens, locks and returns a file; returns None if another process has locked or removed it.
 
     Args:
         path: The path.
-        create: Whether to create the file. If the file system has no locks, it is not locked.
+        create: Whether to create the file. If the file system has no locks, the new file is
+            returned without a lock.
 
     Raises:
-        OSError: If it can't be opened or locked.
+        OSError: If the file can't be opened, or an existing file can't be locked.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     file = OwnedFile(os.open(path, flags | (os.O_CREAT | os.O_EXCL if create else 0), 0o666))
@@ -75,10 +76,10 @@ def owned_names(folder: str) -> list[str]:
 
 
 def new_file(folder: str) -> OwnedFile:
-    """Creates a file with a random name, and locks it.
+    """Creates a file with a random name, locks it, and returns it.
 
     Raises:
-        OSError: If it can't be created.
+        OSError: If the file can't be created.
     """
     for _ in range(_ATTEMPTS):  # another process may lock a file first, to see whether it is used
         if (file := locked(os.path.join(folder, secrets.token_hex(8)), create=True)) is not None:

@@ -1,8 +1,8 @@
 """`RangeCache`: byte ranges of remote files in memory, which are requested or were received.
 
 The cache never changes the result of a read: ranges are immutable, and a read requests the ranges
-that it does not find. A range is in the cache only while a `Lease` has it. Freeing the last lease
-frees the memory, and drops requests that have not begun.
+that it does not find. A range is in the cache only while a `Lease` has it. When its last lease is
+freed, its memory is freed, too, and a request that has not begun is dropped.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from .versions import Version
 _OBJECTS = Limits(most_requests=2 * AT_ONCE)
 # fsspec sends the requests of all files of a call concurrently.
 _FSSPEC = Limits(most_requests=256, several_files=True)
-# `ObjectClient.read` compares the version of the last response of a call only.
+# `ObjectClient.read` compares only the version of the last response of a call.
 _CHECKED = Limits(most_requests=1)
 _LIMITS = (_OBJECTS, _CHECKED, _FSSPEC)
 OpenFiles = Callable[[Sequence[int]], list[FsspecFile]]
 
 
 class _Memory:
-    """Counts the memory of a `Fetch`, which is freed when the fetch and its running call are gone.
+    """Reports when the memory of a `Fetch` is freed: after the fetch and its running call are gone.
 
     Args:
-        num_bytes: Number of bytes.
-        freed: Gets this number when the memory is freed, if given.
+        num_bytes: Number of bytes of the fetch.
+        freed: The deque to which this number is appended when the memory is freed, if given.
     """
 
     def __init__(self, num_bytes: int, freed: collections.deque[int] | None):
@@ -57,17 +57,17 @@ class Fetch:
 
     Args:
         block: The ranges that this call and other calls read.
-        memory: Counts the memory of the received bytes.
+        memory: Reports when the received bytes are freed.
 
     Attributes:
-        result: The future bytes of each request of the call.
+        result: The future result of the call: the bytes of each of its requests.
         memory: As above.
     """
 
     def __init__(self, block: _Block, memory: _Memory):
         self.result = Result[list[memoryview]]()
         self.memory = memory
-        self._block = block  # it exists while it has a fetch
+        self._block = block  # a block exists while it has a fetch
 
     def pieces(self) -> list[memoryview]:
         """Waits for the bytes of each request of the call, and returns them.
@@ -96,8 +96,8 @@ class _Block:
         addresses: As above.
         sizes: As above.
         calls: The number of the call that reads each range.
-        requests: The number of the request for each range in this call.
-        starts: The offset of each range in the bytes of this request.
+        requests: The number of the request that reads each range, within its call.
+        starts: The offset of each range in the bytes of its request.
         fetches: A weak reference to the fetch of each call.
     """
 
@@ -110,7 +110,7 @@ class _Block:
 
 
 class Lease:
-    """Ranges that are kept, or requested, until this object is freed.
+    """Ranges that are requested, and kept in memory, until this object is freed.
 
     Args:
         addresses: The address of each range; see `_Block`.
@@ -118,7 +118,7 @@ class Lease:
 
     Attributes:
         num_bytes: Number of bytes of the fetches that this lease has started.
-        missing: The numbers of the ranges that have no fetch yet.
+        missing: The numbers of the nonempty ranges that have no fetch yet.
     """
 
     def __init__(self, addresses: Indices, sizes: Indices):
@@ -129,12 +129,12 @@ class Lease:
         self._fetch_of, self._requests, self._starts = np.full((3, len(sizes)), -1)
 
     def take(self, block: _Block, are_new: bool) -> None:
-        """Takes the fetches of a block that read missing ranges.
+        """Adds the fetches of a block that read missing ranges to this lease.
 
         Args:
             block: The block.
-            are_new: Whether the block was made for this lease. Fetches of other blocks may have
-                failed, and are not used then.
+            are_new: Whether the block was made for this lease. Failed fetches of other blocks are
+                not added.
         """
         addresses, sizes = self._addresses[self.missing], self._sizes[self.missing]
         places = np.searchsorted(block.addresses, addresses)
@@ -153,9 +153,10 @@ class Lease:
         self.missing = self.missing[~has]
 
     def arrays(self) -> list[NDArray[np.uint8]]:
-        """Waits for the ranges; returns uint8 [size] each, without a copy, at any address.
+        """Waits for the ranges, and returns the bytes of each range as a uint8 array.
 
-        The arrays can't be written to, because several reads may return the same memory.
+        The arrays are views of the received bytes, and may be unaligned. They are read-only,
+        because several reads may return the same memory.
 
         Raises:
             OSError: If a range can't be read.
@@ -175,7 +176,11 @@ class Lease:
         ]
 
     def parts(self, turns: Indices) -> dict[int, set[Fetch]]:
-        """Returns the fetches that read the ranges of each turn, given the turn of each range."""
+        """Returns, for each turn, the fetches that read its ranges.
+
+        Args:
+            turns: The turn of each range; see `RangeCache.lease`.
+        """
         count = len(self._fetches)
         has = self._fetch_of >= 0
         parts: dict[int, set[Fetch]] = {}
@@ -186,16 +191,16 @@ class Lease:
 
 
 class RangeCache:
-    """Byte ranges of numbered remote files.
+    """Requests byte ranges of numbered remote files, and shares them between reads.
 
     There is no lock, because a fork could copy a lock that is held. In a race, a range is requested
     twice.
 
     Args:
         urls: The URL of each file.
-        places: The place of each object; None for a file that fsspec reads.
-        versions: The version of each file that must be read.
-        client: Reads objects.
+        places: The place of each file; None for a file that fsspec reads.
+        versions: The version that each file must have.
+        client: Reads the files that have a place.
         checks_all: Whether the version of each response of an HTTP server is compared, not only
             that of the last response of a call. The edge servers of a site may have different
             versions of a file.
@@ -212,7 +217,7 @@ class RangeCache:
         self._urls, self._places, self._versions = urls, places, versions
         self._client = client
         checked = int(checks_all)
-        self._limits = np.array(  # of each file, in `_LIMITS`
+        self._limits = np.array(  # index of each file's limits in `_LIMITS`
             [2 if place is None else checked * (place.kind == "http") for place in places], int
         )
         sizes = np.array([version.size for version in versions], np.int64)
@@ -221,7 +226,7 @@ class RangeCache:
         self._blocks = PerProcess[set[weakref.ref[_Block]]](set)
 
     def num_bytes(self, files: Indices, offsets: Indices, sizes: Indices) -> int:
-        """Returns the number of bytes that requests for ranges read, if none is in the cache."""
+        """Returns how many bytes the requests for ranges read if no range is in the cache."""
         return num_bytes(files, offsets, sizes, _OBJECTS)
 
     def lease(
@@ -233,17 +238,18 @@ class RangeCache:
         turns: Indices | None = None,
         freed: collections.deque[int] | None = None,
     ) -> Lease:
-        """Requests ranges, except those that are in the cache.
+        """Requests the ranges that are not in the cache, and returns a lease of all ranges.
 
         Args:
             files: The file of each range.
             offsets: The first byte of each range.
-            sizes: The size of each range.
+            sizes: The size of each range in bytes.
             open_files: Opens files that fsspec reads, given their numbers.
-            turns: When each range is needed, if the ranges are announced; smaller numbers are
-                needed earlier. None: the ranges are needed now, so that their requests are sent
-                before those of announced ranges.
-            freed: Collects the number of bytes of each freed fetch.
+            turns: When each range is needed, if the ranges are announced; ranges with smaller
+                numbers are needed earlier. None: the ranges are needed now, so that their requests
+                are sent before those of announced ranges.
+            freed: The deque to which the number of bytes of each fetch is appended when its memory
+                is freed.
 
         Returns:
             The lease, which keeps the ranges in the cache while it exists.
@@ -280,11 +286,11 @@ class RangeCache:
         return lease
 
     def _job(self, planned: Plan, call: slice, fetch: Fetch, open_files: OpenFiles) -> Job:
-        """Returns the job that runs a call, and does not keep its fetch alive.
+        """Returns the job that runs a call; the job does not keep the call's fetch alive.
 
         Args:
-            planned: The requests.
-            call: The requests of the call.
+            planned: The requests of all calls.
+            call: The slice of the requests that belong to the call.
             fetch: The fetch of the call, whose result is set.
             open_files: Opens files that fsspec reads.
         """
@@ -298,7 +304,7 @@ class RangeCache:
             return ref() is not None
 
         def read(has_one: Callable[[], None]) -> list[memoryview]:
-            """Reads the ranges; see `ObjectClient.read`."""
+            """Reads and returns the bytes of each request; see `ObjectClient.read`."""
             running = ref()
             if running is None:
                 raise Unneeded

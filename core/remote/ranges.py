@@ -14,11 +14,11 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]i?)?B?", re.IGNORECASE)
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits of a plan.
+    """Limits of the requests and calls of a plan.
 
     Attributes:
         gap: Largest number of unwanted bytes between two ranges that one request reads.
-        most_bytes: Largest size of a request that several ranges share.
+        most_bytes: Largest size in bytes of a request that reads several ranges.
         most_requests: Largest number of requests of a call.
         several_files: Whether a call may read several files.
     """
@@ -37,8 +37,9 @@ class Plan:
         files: The file of each request.
         starts: The first byte of each request.
         ends: The byte after the last byte of each request.
-        bounds: The number of the first request of each call, and of all requests, [calls + 1].
-        request_of: The number of the request that reads each range.
+        bounds: The index of the first request of each call, then the number of all requests,
+            [calls + 1].
+        request_of: The index of the request that reads each range.
     """
 
     files: Indices
@@ -49,14 +50,14 @@ class Plan:
 
 
 def plan(files: Indices, offsets: Indices, sizes: Indices, turns: Indices, limits: Limits) -> Plan:
-    """Plans requests that read some ranges, each of at least one byte.
+    """Returns the requests that read some ranges, grouped into calls.
 
     Args:
         files: The file of each range.
         offsets: The first byte of each range.
-        sizes: The size of each range.
+        sizes: The size of each range in bytes, at least 1.
         turns: When each range is needed; ranges with smaller numbers are needed earlier.
-        limits: The limits.
+        limits: The limits of the requests and calls.
     """
     rows = np.lexsort((offsets, files))
     firsts, starts, ends = _merged(files[rows], offsets[rows], sizes[rows], limits)
@@ -80,7 +81,7 @@ def plan(files: Indices, offsets: Indices, sizes: Indices, turns: Indices, limit
 
 
 def num_bytes(files: Indices, offsets: Indices, sizes: Indices, limits: Limits) -> int:
-    """Returns the number of bytes that the requests of some ranges read."""
+    """Returns how many bytes the requests for some ranges read, with the gaps between ranges."""
     rows = np.lexsort((offsets, files))
     rows = rows[sizes[rows] > 0]
     _, starts, ends = _merged(files[rows], offsets[rows], sizes[rows], limits)
@@ -93,7 +94,8 @@ def _merged(
     """Merges ranges, sorted by file and offset, into requests.
 
     Returns:
-        The number of the first range, the start and the end of each request.
+        For each request, the index of its first range, its first byte, and the byte after its last
+        byte.
     """
     ends = offsets + sizes
     if not len(files):

@@ -25,11 +25,11 @@ _MOST_THREADS = 256
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A call of a client.
+    """A call of a client, which sends requests.
 
     Attributes:
-        run: Calls the client; handles its own errors. It gets a function to call when the client
-            sends no more than one request at once.
+        run: Calls the client, and handles its errors. Its argument is a function to call as soon as
+            the client sends at most one request at a time.
         weight: The number of requests that the call sends at once.
         is_wanted: Returns whether the result is still needed.
     """
@@ -40,9 +40,10 @@ class Job:
 
 
 class RequestThreads:
-    """Daemon threads that run jobs in order, while there is room for their requests.
+    """Daemon threads that run jobs in order, while there is room for the requests of the jobs.
 
-    Only these threads take a lock, because Ctrl-C interrupts only the main thread.
+    Only these threads take locks. Ctrl-C can't interrupt them while they have a lock, because it
+    interrupts only the main thread.
     """
 
     def __init__(self) -> None:
@@ -50,10 +51,10 @@ class RequestThreads:
         self._jobs = collections.deque[Job]()
         self._unfinished = collections.deque[None]()  # an item for each job
         self._wake = queue.SimpleQueue[None]()  # an item for each added job
-        self._turn = threading.Lock()  # of the thread that waits for room
-        self._room = MOST_REQUESTS  # further requests; negative while a thread waits for room
+        self._turn = threading.Lock()  # held by the thread that starts the next job
+        self._room = MOST_REQUESTS  # for further requests; negative while a thread waits for room
         self._room_lock = threading.Lock()
-        self._has_room = queue.SimpleQueue[None]()  # wakes the thread that waits
+        self._has_room = queue.SimpleQueue[None]()  # wakes the thread that waits for room
         self._count = 0
 
     def add(self, jobs: Sequence[Job], urgent: bool = False) -> None:
@@ -62,14 +63,14 @@ class RequestThreads:
         (self._urgent if urgent else self._jobs).extend(jobs)
         for _ in jobs:
             self._wake.put(None)
-        # Counts running jobs, too: they may wait for a server for minutes.
+        # Running jobs count, too: they may wait for a server for minutes.
         while self._count < min(len(self._unfinished), _MOST_THREADS):
             name = f"dalijax-remote_{self._count}"
             threading.Thread(target=self._work, name=name, daemon=True).start()
             self._count += 1
 
     def call(self, function: Callable[..., T], *arguments: Any) -> Result[T]:
-        """Schedules a function as an urgent job; returns its future result."""
+        """Schedules a call of a function as an urgent job, and returns the future result."""
         result = Result[T]()
         job = Job(lambda _: set_result(result, function, *arguments), 1, lambda: True)
         self.add([job], urgent=True)
@@ -95,7 +96,7 @@ class RequestThreads:
                 self._has_room.get()
 
         def keep(count: int) -> None:
-            """Releases the room of the job's requests, except for a number of them."""
+            """Releases the room of the job's requests, except for ``count`` requests."""
             nonlocal held
             freed, held = max(0, held - count), min(held, count)
             with self._room_lock:

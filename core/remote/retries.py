@@ -30,18 +30,18 @@ _RECHECK = 0.1  # seconds between checks whether a result is still needed
 _QUIET = 5.0  # seconds of waiting before a warning
 _REPEATED = 60.0  # seconds between warnings
 _STATUS = re.compile(r"status code: (\d{3})")  # in errors of obstore
-# s3fs has these numbers for errors of servers.
+# s3fs raises errors with these numbers if a server fails or is busy.
 _SERVER_ERRNOS = frozenset((errno.EBUSY, errno.EIO))
 _RANGES = (
     "the server ignores ranges. Tars and TFRecords need a server that supports range requests "
     "(python -m http.server does not). Use another server, or download the files"
 )
 _last_warning = -_REPEATED
-_random = random.Random()  # a user may have seeded the generator of the module
+_random = random.Random()  # its own generator, because a user may have seeded `random`
 
 
 class RemoteError(OSError):
-    """A remote file can't be read; its records are not bad records."""
+    """A remote file can't be read. Its records do not count as bad records."""
 
 
 class MissingError(FileNotFoundError, RemoteError):
@@ -71,7 +71,7 @@ class Unneeded(Exception):
 
 
 def patience(options: Mapping[str, Any], opens: bool = False) -> float:
-    """Returns the number of seconds after which no further attempt begins.
+    """Returns the number of seconds after which no further attempt of a request begins.
 
     Args:
         options: The user's storage options.
@@ -88,10 +88,11 @@ def repeated(
     seconds: float,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> list[T]:
-    """Repeats the requests that fail until all succeed.
+    """Sends requests, repeats failed requests until all succeed, and returns the results.
 
     Args:
-        attempt: Sends the requests with the given numbers; returns the result or the error of each.
+        attempt: Sends the requests with the given numbers; returns the result or the error of each
+            request.
         urls: The URL of each request.
         seconds: Time after which no further attempt begins.
         is_wanted: Returns whether the results are still needed.
@@ -132,11 +133,11 @@ def each(read: Callable[[int], T], rows: Sequence[int]) -> list[T | Exception]:
     """Sends requests one after the other; returns the result or the error of each request.
 
     After two errors in a row, the other requests are not sent, because the server may be
-    overloaded. Their result is the last error.
+    overloaded. The last error is the result of each of the other requests.
 
     Args:
-        read: Sends the request with a number.
-        rows: The numbers.
+        read: Sends the request with a given number, and returns its result.
+        rows: The numbers of the requests.
     """
     results: list[T | Exception] = []
     for row in rows:
@@ -150,7 +151,7 @@ def each(read: Callable[[int], T], rows: Sequence[int]) -> list[T | Exception]:
 
 
 def _delays() -> Iterator[float]:
-    """Yields the times between attempts in seconds: they double, with a random part."""
+    """Yields the seconds between attempts: they double up to 5 s, times a random factor."""
     delay = 0.25
     while True:
         yield delay * _random.uniform(0.5, 1.5)
@@ -162,8 +163,8 @@ def refusal(error: Exception, url: str) -> Exception | None:
 
     Args:
         error: The error of a client. obstore's classes are recognized by name, because a forked
-            process has another copy of them.
-        url: The URL.
+            process has another copy of the classes.
+        url: The URL of the request.
     """
     shown = printable(url)
     kinds = {kind.__name__ for kind in type(error).__mro__}
@@ -208,7 +209,7 @@ def refusal(error: Exception, url: str) -> Exception | None:
 
 
 def misconfigured(url: str, error: Exception) -> RemoteError:
-    """Returns the error about settings with which no request can be sent."""
+    """Returns the error about invalid settings of a store, with which no request can be sent."""
     text = str(error).partition("\n")[0].rstrip(".")
     return RemoteError(
         f"{printable(url)} can't be opened: {text:.300}. Check storage_options= and the "
@@ -222,7 +223,10 @@ def ignores_ranges(url: str) -> RemoteError:
 
 
 def is_wrong_answer(error: Exception) -> bool:
-    """Returns whether a server answered with other bytes, which another attempt rarely changes."""
+    """Returns whether an error tells that a server sent other bytes than requested.
+
+    Another attempt rarely changes the answer.
+    """
     return isinstance(error, WrongAnswerError) or bool(
         re.search(r"Requested \d+\.\.\d+, got", str(error))
     )
@@ -234,7 +238,12 @@ def wrong_length(start: int, end: int, count: int) -> WrongAnswerError:
 
 
 def changed(shown: str, difference: str) -> ChangedError:
-    """Returns the error about a file that was changed."""
+    """Returns the error about a file that was changed after it was opened.
+
+    Args:
+        shown: The URL, without credentials.
+        difference: A description of the change.
+    """
     return ChangedError(
         f"{shown} was changed after the source was opened: {difference}. Reopen the source"
     )
@@ -244,7 +253,7 @@ def exhausted(url: str, seconds: float, error: Exception) -> RemoteError:
     """Returns the error to raise after the last attempt.
 
     Args:
-        url: The URL.
+        url: The URL of the request.
         seconds: Time since the first attempt.
         error: The error of the last attempt.
     """
@@ -260,7 +269,7 @@ def exhausted(url: str, seconds: float, error: Exception) -> RemoteError:
 
 
 def _warn(url: str, waited: float, seconds: float, error: Exception) -> None:
-    """Warns of a server that does not answer, at most once a minute."""
+    """Logs a warning about a server that does not answer, at most once a minute."""
     global _last_warning
     now = time.monotonic()
     if waited > _QUIET and now - _last_warning > _REPEATED:

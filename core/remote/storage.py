@@ -21,11 +21,14 @@ _log = logging.getLogger("dalijax")
 
 
 class Storage:
-    """Access to remote files: by obstore for http, s3, gs and az, by fsspec for other URLs.
+    """Reads and writes remote files, and lists their folders.
+
+    obstore reads http, s3, gs and az URLs. fsspec reads the URLs that obstore does not support, and
+    all URLs if obstore is not installed.
 
     Args:
-        options: The user's storage options, the same for both clients.
-        cache: A local folder that keeps ranges of remote files, if there is one.
+        options: The user's storage options, which both obstore and fsspec get.
+        cache: The local folder that stores ranges of remote files; None: ranges are not stored.
     """
 
     def __init__(self, options: Mapping[str, Any] | None = None, cache: CacheFolder | None = None):
@@ -35,7 +38,7 @@ class Storage:
         self.cache = cache
         self.client = ObjectClient(self.options)
         self._checked: set[str] = set()  # kinds of stores that accept the options
-        # Versions of the objects that a pattern has found, until `versions` returns them.
+        # Versions of objects that a pattern has matched, until a method returns the versions.
         self._found: dict[Place, Version] = {}
 
     def __reduce__(self) -> Any:
@@ -45,21 +48,26 @@ class Storage:
         return f"Storage({', '.join(sorted(self.options))})"  # values may be secret
 
     def place(self, url: str) -> Place | None:
-        """Returns the place of a URL for obstore; None if fsspec reads the URL.
+        """Returns the store, root and key of a URL for obstore; None if fsspec reads the URL.
 
         Raises:
-            ValueError: If stores of this kind do not accept one of the options.
+            ValueError: If stores of this kind do not accept one of the storage options.
         """
         place = place_of(url)
         if place is None or not has_obstore():
             return None
-        if place.kind not in self._checked:  # once, as there may be thousands of URLs
+        if place.kind not in self._checked:  # once, as there may be thousands of URLs of a kind
             check_options(place.kind, self.options)
             self._checked.add(place.kind)
         return place
 
     def folders(self, url: str) -> tuple[Folders, str]:
-        """Returns the folders of the bucket or file system of a URL, and the URL's path in it."""
+        """Returns the lister of a URL's bucket or file system, and the path of the URL in it.
+
+        Raises:
+            ValueError: If stores of this kind do not accept one of the storage options.
+            ImportError: If fsspec reads the URL, and a package is not installed.
+        """
         place = folder_place_of(url)
         if place is None or not has_obstore():
             folders = FsspecFolders(url, self.options)
@@ -68,11 +76,11 @@ class Storage:
         return ObjectFolders(self.client, url, place, self._found), place.key
 
     def contents(self, urls: Sequence[str], opens: bool = False) -> list[Any]:
-        """Returns the contents of files, as bytes or memoryviews, requested together.
+        """Requests the contents of files at once, and returns them as bytes or memoryviews.
 
         Args:
-            urls: The URLs.
-            opens: Whether a source is being opened; retries then end earlier, see `patience`.
+            urls: The URLs of the files.
+            opens: Whether a source is being opened. Retries then end earlier; see `patience`.
 
         Raises:
             OSError: If a file can't be read.
@@ -89,9 +97,15 @@ class Storage:
         return [next(rest) if result is None else result.get() for result in results]
 
     def versions(self, places: Sequence[Place], urls: Sequence[str]) -> list[Version]:
-        """Returns the versions of objects, requested together.
+        """Returns the versions of objects, in the order of the URLs.
 
         Versions that were just listed to expand a pattern are returned once without a request.
+        Listings are requested for the others, and objects that are in no listing are then requested
+        at once.
+
+        Args:
+            places: The place of each object.
+            urls: The URL of each object.
 
         Raises:
             OSError: If an object can't be read.
@@ -110,7 +124,7 @@ class Storage:
     def listed_versions(self, urls: Sequence[str]) -> list[Version] | None:
         """Returns the versions of objects from listings, without a request for each object.
 
-        Returns None if fsspec reads one of the URLs, or listings do not contain all objects.
+        Returns None if fsspec reads one of the URLs, or the listings lack one of the objects.
         """
         places = [place for url in urls if (place := self.place(url)) is not None]
         listed = self._listed(places, urls) if len(places) == len(urls) else {}
@@ -119,7 +133,10 @@ class Storage:
         return versions if len(versions) == len(urls) else None
 
     def _listed(self, places: Sequence[Place], urls: Sequence[str]) -> dict[Place, Version]:
-        """Returns the versions of those objects that listings contain; requests the listings."""
+        """Returns the versions of the objects that listings contain, by place.
+
+        Uses the listings that expanded patterns, and then requests listings of the other objects.
+        """
         roots: dict[tuple[str, str, str], dict[str, tuple[Place, str]]] = {}
         versions = {place: self._found.pop(place) for place in {*places} if place in self._found}
         for place, url in zip(places, urls, strict=True):
@@ -142,10 +159,10 @@ class Storage:
         return versions
 
     def write(self, url: str, content: bytes) -> None:
-        """Writes a file.
+        """Writes a remote file, and replaces an existing file.
 
         Raises:
-            OSError: If it can't be written.
+            OSError: If the file can't be written.
         """
         place = self.place(url)
         if place is not None:
@@ -157,7 +174,7 @@ class Storage:
     def request(
         self, place: Place, url: str, start: int, end: int, version: Version
     ) -> Result[list[memoryview]]:
-        """Requests a range of an object; returns a future list of one memoryview.
+        """Requests a range of an object; returns the future response, a list of one memoryview.
 
         ``get()`` of the result raises OSError if the range can't be read, or the object has another
         version.
@@ -167,6 +184,6 @@ class Storage:
             url: The URL of the object.
             start: The first byte.
             end: The byte after the last byte.
-            version: The version of the object.
+            version: The version that the object must have.
         """
         return request_threads().call(self.client.read, place, url, [start], [end], version)

@@ -1,4 +1,7 @@
-"""Versions of remote objects: their size, and an ETag or a date."""
+"""Versions of remote files: their size, and an ETag or a date.
+
+The stamp of a file is its version as lists: [size, [name, value], ...].
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 _RECENT = 5.0  # seconds; Last-Modified has a resolution of 1 s
-# The name, in stamps, of a date that a later change of the file within seconds may not change.
+# The name of a recent date in stamps. If the file changes within seconds, the date may stay equal.
 _RECENT_DATE = "Last-Modified just now"
 
 
@@ -30,37 +33,37 @@ def is_settled(date: str, now: float) -> bool:
 
 
 def date_pair(date: str, now: float) -> list[str]:
-    """Returns the entry of a date in a stamp, whose name tells whether the date `is_settled`."""
+    """Returns the entry [name, date] of a stamp; the name tells whether the date `is_settled`."""
     return ["Last-Modified", date] if is_settled(date, now) else unsettled_pair(date)
 
 
 def unsettled_pair(date: str) -> list[str]:
-    """Returns the entry of a value in a stamp that may stay equal when the file changes later."""
+    """Returns the stamp entry [name, value] of a value that may stay equal when a file changes."""
     return [_RECENT_DATE, date]
 
 
 def has_version(stamp: list[Any]) -> bool:
-    """Returns whether every change of a file changes its stamp."""
+    """Returns whether every later change of the file changes its stamp."""
     return len(stamp) > 1 and plain(stamp) == stamp
 
 
 def is_certain(stamp: list[Any]) -> bool:
-    """Returns whether a stamp of an HTTP server or object store identifies the bytes of a file.
+    """Returns whether a stamp identifies the bytes of a file: by an ETag, or an HTTP date alone.
 
-    Other values of fsspec's files, such as their times, may stay equal when the bytes change.
+    Other values that fsspec reports, such as an mtime, may stay equal when the bytes change.
     """
     names = [pair[0] for pair in stamp[1:]]
     return "ETag" in names or names == ["Last-Modified"]
 
 
 def plain(stamp: list[Any]) -> list[Any]:
-    """Returns a stamp whose date is named "Last-Modified" even if it was recent, to compare it."""
+    """Returns a stamp to compare with others: even a recent date is named "Last-Modified"."""
     is_recent = len(stamp) > 1 and isinstance(stamp[1], list) and stamp[1][0] == _RECENT_DATE
     return [stamp[0], ["Last-Modified", stamp[1][1]]] if is_recent else stamp
 
 
 class Version(NamedTuple):  # created faster than a dataclass; a data set has thousands
-    """A version of an object.
+    """The version of an object.
 
     Attributes:
         size: The size in bytes.
@@ -83,12 +86,12 @@ class Version(NamedTuple):  # created faster than a dataclass; a data set has th
 
     @classmethod
     def from_stamp(cls, stamp: list[Any]) -> Version:
-        """Returns the version with a `stamp`; the stamp [size] gives neither an ETag nor a date."""
+        """Returns the version with a `stamp`; of the stamp [size], only the size is known."""
         names = dict(plain(stamp)[1:])
         return cls(stamp[0], names.get("ETag"), names.get("Last-Modified"))
 
     def stamp(self, now: float) -> list[Any]:
-        """Returns the version as a stamp: [size], or with ["ETag", value] or a `date_pair`.
+        """Returns the stamp: [size], [size, ["ETag", value]] or [size, `date_pair`].
 
         Args:
             now: The time in seconds since 1970.
@@ -99,11 +102,14 @@ class Version(NamedTuple):  # created faster than a dataclass; a data set has th
 
     @property
     def match(self) -> str | None:
-        """Returns the ETag for the header If-Match; None for a weak ETag, which never matches."""
+        """Returns the ETag for the header If-Match; None if it is missing, or weak.
+
+        A weak ETag never matches.
+        """
         return None if self.etag is None or self.etag.startswith("W/") else self.etag
 
     def difference(self, other: Version) -> str:
-        """Describes how another version differs; "" if it does not."""
+        """Returns a description of how another version differs; "" if it is equal."""
         if self == other:
             return ""
         if self.size != other.size:
@@ -116,13 +122,14 @@ class Version(NamedTuple):  # created faster than a dataclass; a data set has th
 
 
 def named_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Describes how the ETag or the date of a version differs; "" if it does not; None if unknown.
+    """Returns how the ETag or the date of a version differs; "" if it is equal, None if unknown.
 
-    Dates are compared only without ETags, because the servers of one site may have different dates.
+    Dates are compared only if an ETag is missing, because the servers of a site may have different
+    dates.
 
     Args:
         before: Names and values of the version, such as HTTP headers.
-        now: The same of another version.
+        now: Names and values of the other version.
     """
     for name in ("ETag", "Last-Modified"):
         values = before.get(name), now.get(name)

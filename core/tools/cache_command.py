@@ -46,12 +46,15 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def clean(folder: str, old: bool = False, days: float | None = None) -> None:
-    """Prints the contents of a cache, and removes files.
+    """Prints the number and size of the files in a cache, and removes unneeded files.
+
+    Files that running processes use are never removed.
 
     Args:
-        folder: The folder.
-        old: Whether to remove old versions.
-        days: Age of the files to remove, in days since a process last opened them.
+        folder: The folder of the cache.
+        old: Whether to remove versions of files that were replaced by newer versions.
+        days: Files that no process has opened for this number of days are removed; None: no file is
+            removed because of its age.
 
     Raises:
         OSError: If a file can't be read or removed.

@@ -1,4 +1,4 @@
-"""Arguments of the commands: ``module:name`` and ``--arg NAME=VALUE``."""
+"""Arguments that the commands share: ``module:name``, ``--arg NAME=VALUE`` and ``--source``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser, target: str, batch_size: bool
 
     Args:
         parser: Parser of the command.
-        target: Help text of the target.
-        batch_size: Whether the batch size is required.
+        target: Help text of the argument ``target``.
+        batch_size: Whether ``--batch-size`` is required.
     """
     parser.add_argument("target", metavar="module:name", help=target)
     parser.add_argument("--batch-size", type=int, required=batch_size)
@@ -43,10 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser, target: str, batch_size: bool
 
 
 def arguments_of(options: argparse.Namespace, open_folder: Callable[[str], Any]) -> dict[str, Any]:
-    """Returns the arguments that ``--arg`` and ``--source`` pass to the iterator function.
+    """Returns the arguments that ``--arg`` and ``--source`` pass to the iterator function, by name.
 
     Args:
-        options: Options of the command.
+        options: The parsed options of the command.
         open_folder: Creates a source from a directory.
 
     Raises:
@@ -72,10 +72,10 @@ def _source(text: str, open_folder: Callable[[str], Any]) -> Any:
 
 
 def load(text: str) -> Any:
-    """Loads ``module:name``; the module may also be in the current directory.
+    """Returns the object ``module:name``; the module may also be in the current directory.
 
     Raises:
-        SystemExit: If it can't be loaded; the message explains what to write.
+        SystemExit: If the object can't be loaded; the message explains what to write.
     """
     module, _, name = text.partition(":")
     if not name:
@@ -94,9 +94,9 @@ def check_complete(iterator_fn: IteratorFunction, call: Mapping[str, Any]) -> No
     """Ends the command if a required argument of the iterator function is missing.
 
     Raises:
-        SystemExit: The message explains what to pass.
+        SystemExit: If an argument is missing; the message explains what to pass.
     """
-    if iterator_fn._has_source(call):  # its fields are arguments, too
+    if iterator_fn._has_source(call):  # the fields of the source are arguments, too
         return
     supplied = {"hw_decoder_load", "shard_id", "num_shards", *call}
     parameters = inspect.signature(iterator_fn.pipeline_fn).parameters.values()
@@ -110,12 +110,18 @@ def check_complete(iterator_fn: IteratorFunction, call: Mapping[str, Any]) -> No
 
 
 def write(text: str, file: Any = None) -> None:
-    """Writes a line to the standard output, or to another file."""
+    """Writes a line to an open file; by default to the standard output."""
     (file or sys.stdout).write(text + "\n")
 
 
 def argument(text: str) -> tuple[str, Any]:
-    """Parses ``NAME=VALUE``, where the value is a Python literal or a string."""
+    """Returns the name and the value of ``NAME=VALUE``.
+
+    The value is a Python literal; if it can't be parsed, it is a string.
+
+    Raises:
+        argparse.ArgumentTypeError: If the text has no "=".
+    """
     name, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r}: write NAME=VALUE")

@@ -62,16 +62,17 @@ def _run(options: argparse.Namespace) -> None:
 def write_indexes(
     paths: Sequence[str], storage_options: dict[str, object], output: str | None = None
 ) -> None:
-    """Writes shared indexes, and prints their sizes.
+    """Writes shared indexes of tars or TFRecords, and prints the sizes of the indexes.
 
     Args:
         paths: Paths, URLs or patterns of the files.
-        storage_options: As for the sources.
+        storage_options: Options of the remote storage, as for the sources.
         output: The local file to write; None: a file in the folder of the indexed files.
 
     Raises:
         OSError: If a file can't be read, or an index can't be written.
-        ValueError: If a file is neither a tar nor a TFRecord, or is damaged.
+        ValueError: If a file is neither a tar nor a TFRecord, or is damaged. Also if the files are
+            on an HTTP server, and ``output`` is None.
     """
     storage = Storage(storage_options)
     files = list(dict.fromkeys(path_list(paths, storage)))

@@ -1,4 +1,4 @@
-"""Metadata of LeRobot data sets of the versions 2.0, 2.1 and 3."""
+"""Reads the metadata of LeRobot data sets of the versions 2.0, 2.1 and 3."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _OWN = ("episode_index", "length", "tasks", "dataset_from_index", "dataset_to_in
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """A feature, which has a value in each step of an episode.
+    """A feature of a data set, which has a value in each step of an episode.
 
     Attributes:
         dtype: VIDEO, IMAGE, TEXT or the name of a NumPy dtype.
-        shape: The shape of a value; () for a single value; height, width, channels of an image.
+        shape: The shape of a value: () for a single value, (height, width, channels) for an image.
         depth: The encoding of depth images; None for other features.
     """
 
@@ -39,13 +39,13 @@ class Feature:
 
     @property
     def is_image(self) -> bool:
-        """Whether the values are images, stored in videos or in parquet files."""
+        """Returns whether the values are images, stored in videos or in parquet files."""
         return self.dtype in (VIDEO, IMAGE)
 
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-    """An episode.
+    """An episode of a LeRobot data set.
 
     Attributes:
         number: The ``episode_index``.
@@ -87,7 +87,7 @@ class LeRobotDataset:
 
 
 def open_dataset(root: str, exclude: Sequence[str] = ()) -> LeRobotDataset:
-    """Reads the metadata of a data set.
+    """Reads and returns the metadata of a LeRobot data set.
 
     Args:
         root: The folder of the data set.
@@ -150,14 +150,23 @@ def open_dataset(root: str, exclude: Sequence[str] = ()) -> LeRobotDataset:
 
 
 def _feature(path: str, name: str, node: Any) -> Feature | None:
-    """Parses the description of a feature; returns None if its kind is not supported."""
+    """Returns a feature, given its description; returns None if its dtype is not supported.
+
+    Args:
+        path: The path of info.json, for errors.
+        name: The name of the feature.
+        node: The description of the feature in info.json.
+
+    Raises:
+        ValueError: If the name or the description is invalid.
+    """
     try:
         dtype, shape = node["dtype"], tuple(int(size) for size in node["shape"])
         if "/" in name or not isinstance(dtype, str) or any(size < 1 for size in shape):
             raise ValueError("a name with '/', or a dtype or shape of no array")
         if dtype in (VIDEO, IMAGE):
             return Feature(dtype, _image_shape(shape, node.get("names")), DepthCodes.parse(node))
-        if shape == (1,):  # such values are stored without a dimension
+        if shape == (1,):  # parquet files have these values without a dimension
             shape = ()
         if dtype == TEXT:
             return Feature(TEXT, shape)
@@ -170,7 +179,11 @@ def _feature(path: str, name: str, node: Any) -> Feature | None:
 
 
 def _image_shape(shape: tuple[int, ...], names: Any) -> tuple[int, ...]:
-    """Returns height, width and channels of a feature of images.
+    """Returns the height, width and channels of a feature of images.
+
+    Args:
+        shape: The shape of the feature in info.json.
+        names: The names of the dimensions in info.json, if it has them.
 
     Raises:
         ValueError: If the order of the dimensions is unknown.
@@ -192,7 +205,7 @@ def _image_shape(shape: tuple[int, ...], names: Any) -> tuple[int, ...]:
 def _episodes_of_tables(
     root: str, info: Mapping[str, Any], cameras: Sequence[str]
 ) -> tuple[dict[int, str], list[Episode]]:
-    """Reads the tasks and the episodes of version 3, which are parquet files."""
+    """Returns the tasks and the episodes of a data set of version 3, from parquet files."""
     rows = []
     pattern = os.path.join(glob.escape(root), "meta", "episodes", "*", "*.parquet")
     for path in sorted(glob.glob(pattern)):
@@ -227,7 +240,7 @@ def _file(row: Mapping[str, Any], prefix: str) -> dict[str, int]:
 def _episodes_of_lines(
     root: str, info: Mapping[str, Any], cameras: Sequence[str]
 ) -> tuple[dict[int, str], list[Episode]]:
-    """Reads the tasks and the episodes of version 2, which are lines of JSON."""
+    """Returns the tasks and the episodes of a data set of version 2, from lines of JSON."""
     rows = _lines(os.path.join(root, "meta", "episodes.jsonl"))
     episodes = []
     for row, values in zip(rows, _metadata(rows), strict=True):
@@ -247,7 +260,10 @@ def _episodes_of_lines(
 
 
 def _metadata(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the custom numbers and texts of each episode that all episodes have in one type."""
+    """Returns the custom numbers, bools and texts of each episode, by name.
+
+    Values that not all episodes have with the same type are omitted.
+    """
     names = [
         name
         for name in (rows[0] if rows else ())
@@ -267,7 +283,7 @@ def _place(root: str, info: Mapping[str, Any], key: str, **values: Any) -> str:
         root: The folder of the data set.
         info: The contents of info.json.
         key: The key of the template, "data_path" or "video_path".
-        **values: Values of the fields of the template, such as ``chunk_index``.
+        **values: The values to insert into the template, such as ``chunk_index``.
 
     Raises:
         ValueError: If the template is damaged, or leads out of the data set.
@@ -286,11 +302,11 @@ def _place(root: str, info: Mapping[str, Any], key: str, **values: Any) -> str:
 def read_table(
     path: str, is_wanted: Callable[[str], bool] = lambda name: True
 ) -> list[dict[str, Any]]:
-    """Reads the rows of a parquet file of metadata.
+    """Returns the rows of a parquet file of metadata, as dicts of values by column.
 
     Args:
         path: The file.
-        is_wanted: Returns whether to read the column of a name.
+        is_wanted: Returns whether to read the column with a given name.
 
     Raises:
         OSError, ValueError: If the file can't be read; the message contains the path.

@@ -1,4 +1,4 @@
-"""Depth of LeRobot's depth cameras, in millimeters."""
+"""Converts the images of LeRobot's depth cameras to millimeters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class DepthCodes:
 
     @classmethod
     def parse(cls, feature: Mapping[str, Any]) -> DepthCodes | None:
-        """Returns the parameters that info.json has for a feature; None if it is not depth.
+        """Returns the parameters of a feature; None if the feature is not depth.
+
+        Args:
+            feature: The description of the feature in info.json.
 
         Raises:
             ValueError: If the range of depths is empty, infinite or has no logarithm.
@@ -54,7 +57,7 @@ class DepthCodes:
         return codes
 
     def decode(self, codes: NDArray[np.uint16]) -> NDArray[np.uint16]:
-        """Converts the 12-bit codes of a video frame, [height, width], to depths in millimeters."""
+        """Returns the depths, in millimeters, of a video frame of 12-bit codes, [height, width]."""
         low, high = self.depth_min, self.depth_max
         if self.use_log:
             low, high = math.log(low + self.shift), math.log(high + self.shift)
@@ -67,8 +70,8 @@ class DepthCodes:
     def convert(self, pixels: NDArray[Any]) -> NDArray[np.uint16]:
         """Returns the depths of a stored image, uint16 [height, width].
 
-        Integers are unchanged. Floats are converted to millimeters; they are in meters, unless
-        `unit` is ``"mm"``.
+        Integers keep their values. Floats are converted from meters to millimeters, unless `unit`
+        is ``"mm"``.
         """
         if pixels.dtype.kind != "f":
             return pixels.astype(np.uint16)

@@ -1,4 +1,4 @@
-"""The rows of episodes in LeRobot's parquet files."""
+"""Reads the rows of episodes from LeRobot's parquet files."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Column = NDArray[Any] | list[bytes]
 
 
 class EpisodeRows:
-    """Reads the rows of episodes.
+    """Reads the rows of episodes from parquet files.
 
-    Keeps the last row groups of the parquet file in memory, because the next episode may be in the
-    same groups.
+    Keeps the row groups that were read last in memory, because the next episode may be in the same
+    groups.
 
     Args:
         features: The features to read, by name.
@@ -38,16 +38,16 @@ class EpisodeRows:
         self._path = ""
         self._file: Any = None
         self._numbers: NDArray[Any] = np.zeros(0)  # episode of each row of the file
-        self._first: NDArray[Any] = np.zeros(1)  # first row of each row group, and the total
+        self._first: NDArray[Any] = np.zeros(1)  # first row of each row group, and number of rows
         self._groups: tuple[int, int] = (0, 0)
         self._table: Any = None
 
     def read(self, episode: Episode) -> dict[str, Column]:
-        """Reads an episode.
+        """Reads the steps of an episode, and returns a column for each feature.
 
         Returns:
-            For each feature, an array [length, ...] of numbers, or a list with the bytes of each
-            text (UTF-8) or encoded image.
+            For each feature that is not a video, an array [length, ...] of numbers, or a list with
+            the bytes of each text (UTF-8) or encoded image.
 
         Raises:
             OSError: If the file can't be read.
@@ -97,7 +97,11 @@ class EpisodeRows:
         return self._table.slice(int(rows[0] - self._first[low]), len(rows))
 
     def _column(self, column: Any, feature: Feature) -> Column:
-        """Converts a pyarrow column; raises ValueError if it does not match the feature."""
+        """Returns the values of a pyarrow column; see `read`.
+
+        Raises:
+            ValueError: If the column does not match the feature.
+        """
         if column.null_count:
             raise ValueError("has rows without a value")
         if feature.dtype == IMAGE:
@@ -122,15 +126,18 @@ class EpisodeRows:
 
 
 def _flattened(column: Any, arrow: Any) -> tuple[Any, list[set[int]]]:
-    """Flattens nested lists.
+    """Flattens the nested lists of a pyarrow column.
 
     Returns:
-        The values, and for each level of nesting the set of the lists' lengths.
+        The values, and for each level of nesting the set of the lengths of its lists.
+
+    Raises:
+        ValueError: If a list has a missing value.
     """
     array = column.combine_chunks()
     lengths = []
     while True:
-        if isinstance(array, arrow.ExtensionArray):  # datasets.Array2D, if it was imported
+        if isinstance(array, arrow.ExtensionArray):  # e.g. Array2D of Hugging Face's datasets
             array = array.storage
         if arrow.types.is_fixed_size_list(array.type):
             lengths.append({array.type.list_size})
@@ -145,11 +152,11 @@ def _flattened(column: Any, arrow: Any) -> tuple[Any, list[set[int]]]:
 
 
 def _cast(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Converts values to the dtype of info.json.
+    """Returns values in the dtype that info.json has.
 
     Raises:
-        ValueError: If the values are of another kind (integers, floats or bools), or an integer is
-            out of range.
+        ValueError: If integers, floats or bools are mixed up, or an integer does not fit into the
+            dtype, or into int64.
     """
     kinds: Sequence[str] = ("iu", "f", "b")
     kind = next(kind for kind in kinds if dtype.kind in kind)

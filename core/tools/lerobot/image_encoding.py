@@ -1,4 +1,4 @@
-"""Encoding of camera frames and stored images as JPEG or PNG."""
+"""Encodes camera frames and stored images as JPEG or PNG."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from ...environment.extras import extra
 from .dataset import Feature
 
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by number of channels
-_FORMATS = {1: "gray", 3: "rgb24", 4: "rgba"}  # FFmpeg's
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's modes, by number of channels
+_FORMATS = {1: "gray", 3: "rgb24", 4: "rgba"}  # FFmpeg's pixel formats, by number of channels
 CODES = "gray12le"  # FFmpeg's pixel format of depth in videos
 
 
@@ -30,7 +30,11 @@ class ImageEncoding:
     subsampling: str
 
     def encode_frame(self, frame: Any, feature: Feature) -> bytes:
-        """Encodes a frame of a video.
+        """Returns a frame of a video as the bytes of a JPEG or PNG.
+
+        Args:
+            frame: An av.VideoFrame.
+            feature: The feature that the video belongs to.
 
         Raises:
             ValueError: If the frame has another size than the feature.
@@ -41,9 +45,14 @@ class ImageEncoding:
         return self._encoded(frame.to_ndarray(format=_FORMATS[feature.shape[2]]), feature)
 
     def encode_stored(self, data: bytes, feature: Feature) -> bytes:
-        """Encodes a stored image again.
+        """Returns a stored image as the bytes of a JPEG or PNG.
 
-        JPEGs of colors in the feature's mode, and PNGs of depth in 16 bits, are returned unchanged.
+        A JPEG with the feature's channels, and a PNG of depth in 16 bits, are returned unchanged.
+        Other images are decoded, and encoded again.
+
+        Args:
+            data: The bytes of the stored image.
+            feature: The feature that the image belongs to.
 
         Raises:
             ValueError: If the image can't be decoded, or has another size than the feature.
@@ -78,7 +87,7 @@ class ImageEncoding:
 
 
 def is_jpeg(feature: Feature) -> bool:
-    """Returns whether the images of a feature become JPEGs rather than PNGs."""
+    """Returns whether the images of a feature are encoded as JPEGs rather than PNGs."""
     return feature.depth is None and feature.shape[2] in (1, 3)
 
 

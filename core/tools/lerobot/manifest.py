@@ -16,7 +16,7 @@ _CHUNK = 1 << 20
 
 
 class Manifest:
-    """The manifest of a folder.
+    """The manifest of a folder of shards, which lists the finished shards.
 
     The first line contains the plan, and each following line describes a finished shard.
 
@@ -58,7 +58,7 @@ class Manifest:
         return digest.hexdigest() == entry["sha256"]
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Appends a finished shard."""
+        """Appends the description of a finished shard."""
         self.entries[entry["name"]] = dict(entry)
         with open(self.path, "ab") as file:
             file.write(_line(entry))
@@ -66,7 +66,7 @@ class Manifest:
             os.fsync(file.fileno())
 
     def finish(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Writes the entries of the named shards in this order, and returns them."""
+        """Rewrites the manifest with the named shards in this order; returns their entries."""
         entries = [self.entries[name] for name in names]
         self._write(entries)
         return entries

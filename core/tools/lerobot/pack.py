@@ -45,7 +45,7 @@ class PackOptions:
         quality: Quality of JPEGs, 1 to 100.
         subsampling: Chroma subsampling of JPEGs, ``"4:2:0"`` or ``"4:4:4"``.
         tolerance: Largest distance between a step and its frame, in seconds.
-        shard_steps: A shard ends with the episode that reaches so many steps.
+        shard_steps: A shard ends with the episode that reaches this number of steps.
         exclude: Names of features to omit.
         name: Name of the data set; empty: the name of its folder.
 
@@ -82,7 +82,7 @@ class Packed:
         num_bytes: Total size of the files, in bytes.
         num_kept: Number of files that an earlier call had written.
         seconds: Duration of this call, in seconds.
-        omitted: Features of kinds that are not packed, with their dtypes.
+        omitted: The dtypes of the features that are not supported and not packed, by name.
     """
 
     episodes: int
@@ -95,10 +95,11 @@ class Packed:
 
 
 def pack_lerobot(root: str, out: str, options: PackOptions, workers: int) -> Packed:
-    """Packs a LeRobot data set.
+    """Packs a LeRobot data set as RLDS TFRecords, and returns the numbers of files and steps.
 
     The files are written to ``OUT.incomplete``, which is renamed when all are complete. After an
-    interruption, another call verifies the checksums of the finished shards, and writes the others.
+    interruption, another call verifies the checksums of the finished shards, and writes the other
+    shards.
     The output is the same for any number of workers and interruptions.
 
     Args:
@@ -109,7 +110,8 @@ def pack_lerobot(root: str, out: str, options: PackOptions, workers: int) -> Pac
 
     Raises:
         OSError: If a file can't be read or written.
-        ValueError: If the data set is damaged, or the output belongs to other data or options.
+        ValueError: If the data set is damaged, the output belongs to other data or options, or
+            ``workers`` is less than 1.
         ImportError: If PyAV, pyarrow, Pillow or google-crc32c is not installed.
         RuntimeError: If a process was killed.
     """
@@ -174,9 +176,9 @@ def _name_of(root: str) -> str:
 
 
 def _with_depth(dataset: LeRobotDataset) -> LeRobotDataset:
-    """Marks features of stored images as depth if their first image has 16 or more bits.
+    """Returns the data set, with gray stored images marked as depth if they have over 8 bits.
 
-    Older versions of LeRobot do not mark them.
+    Older versions of LeRobot do not mark depth. The first image of a feature decides.
     """
     gray = {
         name: feature
@@ -200,8 +202,8 @@ def _with_depth(dataset: LeRobotDataset) -> LeRobotDataset:
 def _plan(dataset: LeRobotDataset, options: PackOptions, name: str) -> dict[str, Any]:
     """Returns the values that determine the output, for the manifest.
 
-    They are the options, the versions of libraries, and a digest of the data set's metadata and of
-    the sizes and times of its files.
+    The values are the options, the versions of libraries, and a digest of the data set's metadata
+    and of the sizes and times of its files.
 
     Raises:
         OSError: If a file of the data set is missing.

@@ -1,4 +1,4 @@
-"""Calls of a function in several processes."""
+"""Calls a function in several processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def call_in_processes(
         function: Is called with an item and a function that reports progress.
         items: The items; like the function, they must be picklable.
         count: Number of processes; 1: the function runs in this process.
-        advance: Is called in this process with each progress that a call of ``function`` reports.
+        advance: Is called in this process with each number that ``function`` reports as progress.
 
     Raises:
         BaseException: The first error of a call. The other processes are then ended.
@@ -79,7 +79,7 @@ def call_in_processes(
 
 @contextlib.contextmanager
 def _living(process: Any) -> Iterator[None]:
-    """Context manager that converts errors of the connection to a process.
+    """Context manager that replaces errors of the connection to a process.
 
     Raises:
         RuntimeError: If the process has ended.
@@ -106,7 +106,10 @@ def _end(processes: dict[Connection, Any]) -> None:
 
 
 def _serve(connection: Connection, function: Callable[..., Any]) -> None:
-    """Calls the function for the items of a connection until it is closed."""
+    """Calls the function for each item that a connection receives, and sends the results.
+
+    Returns when the connection is closed.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, OSError):

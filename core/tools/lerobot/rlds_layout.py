@@ -22,7 +22,7 @@ _TEXT = Feature(TEXT, ())
 
 
 def step_key(name: str) -> str:
-    """Returns the key of a feature of the steps in packed records.
+    """Returns the key that a feature of the steps has in packed records.
 
     ``observation.state`` becomes ``steps/observation/state``, as in Open X-Embodiment. Other dots
     stay, because ``action`` and ``action.original`` may both exist.
@@ -35,7 +35,7 @@ def packed_features(dataset: LeRobotDataset) -> dict[str, Feature]:
     """Returns the features of the packed records, by key.
 
     Raises:
-        ValueError: If two features would have the same key.
+        ValueError: If a feature is named "observation", which is a folder of other keys.
     """
     features = {step_key(name): feature for name, feature in dataset.features.items()}
     if f"{STEPS}/{_OBSERVATION}" in features:
@@ -54,7 +54,7 @@ def packed_features(dataset: LeRobotDataset) -> dict[str, Feature]:
 
 
 def episode_values(dataset: LeRobotDataset, number: int) -> dict[str, Any]:
-    """Returns the metadata of an episode, by name; the task is empty."""
+    """Returns the metadata of an episode, by name; the value of "task" is empty."""
     episode = dataset.episodes[number]
     values = {
         **episode.metadata,
@@ -93,7 +93,11 @@ def features_json(features: Mapping[str, Feature]) -> str:
 
 
 def _dictionary(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns TFDS's description of a dict of features."""
+    """Returns TFDS's description of a dict of features.
+
+    Args:
+        tree: Descriptions of features, or dicts of descriptions, by name.
+    """
     children = {
         name: node if "pythonClassName" in node else _dictionary(node)
         for name, node in tree.items()
@@ -129,7 +133,7 @@ def dataset_info_json(name: str, root: str, shards: Sequence[tuple[int, int]]) -
     Args:
         name: Name of the data set.
         root: Name of the LeRobot data set's folder.
-        shards: Number of episodes, and of bytes, of each shard.
+        shards: The number of episodes, and the number of bytes, of each shard.
     """
     split = {
         "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",

@@ -1,4 +1,4 @@
-"""Writing of a shard: a TFRecord file with some episodes."""
+"""Writes shards: TFRecord files that contain some episodes each."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class ShardWriter:
-    """Writes shards.
+    """Writes the shards of a packed data set.
 
     Args:
-        dataset: The data set.
-        folder: The folder of the files.
-        encoding: Encoding of images.
+        dataset: The LeRobot data set.
+        folder: The folder in which the files are written.
+        encoding: Encodes the images.
         tolerance: Largest distance between a step and its frame, in seconds.
     """
 
@@ -67,7 +67,9 @@ class ShardWriter:
     tolerance: float
 
     def write(self, shard: Shard, advance: Callable[[int], object]) -> dict[str, Any]:
-        """Writes the file of a shard; writes no file if an error is raised.
+        """Writes the file of a shard, and returns the shard's entry in the manifest.
+
+        If an error is raised, no file is written.
 
         Args:
             shard: The shard.
@@ -109,7 +111,7 @@ class ShardWriter:
         }
 
     def _features(self, rows: EpisodeRows, number: int) -> dict[str, Column]:
-        """Returns the columns of an episode's record, by key."""
+        """Returns the columns of the record of an episode, by key."""
         dataset, episode = self.dataset, self.dataset.episodes[number]
         with at_place(episode, episode.data):
             columns = rows.read(episode)
@@ -180,12 +182,12 @@ def at_place(episode: Episode, path: str, camera: str = "") -> Iterator[None]:
 
 
 def divide(dataset: LeRobotDataset, name: str, shard_steps: int) -> list[Shard]:
-    """Divides episodes into shards; a shard ends with the episode that reaches a number of steps.
+    """Returns the shards of a data set, each of which has consecutive episodes.
 
     Args:
-        dataset: The data set.
+        dataset: The LeRobot data set.
         name: Name of the packed data set, for the names of the files.
-        shard_steps: The number of steps.
+        shard_steps: A shard ends with the episode that reaches this number of steps.
     """
     lengths = [episode.length for episode in dataset.episodes]
     bounds, steps = [0], 0
@@ -205,7 +207,8 @@ def check_features(dataset: LeRobotDataset) -> None:
     """Checks that a data set can be packed.
 
     Raises:
-        ValueError: If it has no timestamps, or two features would have the same name.
+        ValueError: If the data set has no timestamps or episode indices, or a name of a feature
+            can't be a key of records.
     """
     if TIMESTAMP not in dataset.features or "episode_index" not in dataset.features:
         raise ValueError(

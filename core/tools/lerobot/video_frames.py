@@ -1,4 +1,4 @@
-"""Frames of videos at given times."""
+"""Reads the frames of videos at given times."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from ...environment.extras import extra
 
-# Seconds to move further back if a video begins to decode after the wanted frame: decoders drop
-# frames that need others from before a key frame.
+# Seconds by which to seek further back if the first decoded frame is after the wanted frame:
+# decoders drop frames that depend on frames before a key frame.
 _STEPS_BACK = (0.0, 1.0, 10.0, math.inf)
 
 

@@ -1,4 +1,4 @@
-"""Time of a training loop: inside ``next()``, by purpose, and outside."""
+"""Computes the time that a training loop spends in ``next()``, by purpose, and outside."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _FIRST_STEPS = 3
 
 @dataclasses.dataclass(frozen=True)
 class LoopTimes:
-    """The time of the steps of a loop.
+    """The times of the steps of a training loop.
 
     Attributes:
         steps: Number of steps.
-        samples: Samples of a step in this process, including padding.
+        samples: Average number of samples of a step in this process, including padding.
         seconds: Total time of the steps.
         waits: Seconds in ``next()`` by purpose: `PIPELINES` (DALI, and the sources that it reads),
-            `PLACING`, "function NAME" (of the placed batch).
+            `PLACING` (of batches on devices), "function NAME" (which ``batch_map`` calls).
     """
 
     steps: int
@@ -33,23 +33,23 @@ class LoopTimes:
 
     @property
     def wait_share(self) -> float:
-        """Share of the time spent in ``next()``."""
+        """Returns the share of the loop's time that is spent in ``next()``, 0 to 1."""
         return min(1.0, sum(self.waits.values()) / self.seconds) if self.seconds else 0.0
 
     @property
     def rate(self) -> float:
-        """Samples per second."""
+        """Returns the samples per second of the loop."""
         return self.samples * self.steps / self.seconds if self.seconds else 0.0
 
     @property
     def unblocked_rate(self) -> float:
-        """Samples per second if ``next()`` took no time."""
+        """Returns the samples per second that the loop would have if ``next()`` took no time."""
         compute_seconds = self.seconds * (1 - self.wait_share)
         return self.samples * self.steps / compute_seconds if compute_seconds else float("inf")
 
 
 def loop_times(calls: Sequence[Call], end: float, samples: float) -> LoopTimes:
-    """Computes the times of a loop's steps, without the first three steps.
+    """Returns the times of a loop's steps, without the first three steps.
 
     If there are fewer than six calls, the first half of them is left out instead. A step is a call
     of ``next()`` that returns a batch, and everything up to the next call.
@@ -57,7 +57,7 @@ def loop_times(calls: Sequence[Call], end: float, samples: float) -> LoopTimes:
     Args:
         calls: The calls of ``next()``, in order.
         end: End of the loop, by `time.perf_counter`.
-        samples: Samples of a step.
+        samples: Average number of samples of a step.
     """
     calls = calls[min(_FIRST_STEPS, len(calls) // 2) :]
     waits = {PIPELINES: 0.0}

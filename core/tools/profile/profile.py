@@ -19,19 +19,22 @@ class Report:
     """The result of `profile`, after the end of its block; ``str()`` describes it in words.
 
     Attributes:
-        input_bound: Whether the loop waits for its input: ``next()`` takes at least a tenth of its
-            time. None if it took no batch.
-        input: The slowest part of the input: an operator ("fn.decoders.image"), a source
-            ("source Files"), "placing" or "function NAME"; "" if unknown.
+        input_bound: Whether the loop waits for its input: ``next()`` takes at least a tenth of the
+            loop's time. None if the loop took no batch.
+        input: The part of the input that the loop waits for: an operator ("fn.decoders.image"), a
+            source ("source Files"), "placing" or "function NAME"; "" if the part is unknown, or the
+            loop does not wait.
         steps: Number of measured steps, without the first steps, which compile.
-        steps_per_second: Rate of these steps.
+        steps_per_second: Measured steps per second.
         loop_rate: Samples per second of the loop, in this process.
         unblocked_rate: Samples per second of the loop if ``next()`` took no time.
         wait_share: Share of the loop's time spent in ``next()``.
         waits: `wait_share` by purpose: "pipelines", "placing", "function NAME" (of ``batch_map``).
-        pipeline_rate: Samples per second of the graph alone; None if it could not be replayed.
-        stages: Share of the graph's time by operator, in order; empty if it could not be replayed.
-        unknown: Why it could not be replayed; "" if it was.
+        pipeline_rate: Samples per second of the graph alone; None if the graph was not replayed,
+            i.e. run without the loop.
+        stages: Share of the graph's time by operator, in the order of the graph; empty if the graph
+            was not replayed.
+        unknown: The reason why the graph was not replayed; "" if it was replayed.
     """
 
     def __init__(self) -> None:
@@ -40,7 +43,7 @@ class Report:
     def _set(
         self, loop: LoopTimes, alone: Replay | None, unknown: str, outcome: Verdict | None
     ) -> None:
-        """Sets all attributes."""
+        """Sets all attributes from the measurements."""
         self.input_bound = outcome.input_bound if outcome else None
         self.input = outcome.input if outcome else ""
         self.steps = loop.steps
@@ -70,10 +73,10 @@ def profile(iterator: Any, *, seconds: float = 4.0) -> Iterator[Report]:
                 step(batch)
         print(report)    # input-bound: ...; input: fn.decoders.image takes 71 % of ...
 
-    After the block, separate pipelines of the same graph run without the loop, complete and
-    truncated after their operators, which shows the speed of the graph and of its parts. The
-    iterator does not move. The block should have at least twenty steps. A loop that never waits for
-    its results only measures how fast it dispatches them.
+    After the block, separate pipelines of the same graph run without the loop. They show the speed
+    of the graph and, truncated after some of its operators, the speed of its parts. The iterator
+    does not move. The block should have at least twenty steps. If a loop never waits for its
+    results, only the dispatch of its steps is measured.
 
     Args:
         iterator: An iterator of `dalijax.data_iterator` or `DALIGenericIterator`, or of a CLU

@@ -1,9 +1,10 @@
-"""Measures the graph alone, and truncated after its operators.
+"""Measures the speed of a graph without the training loop, and the time of its operators.
 
 DALI does not report times of operators. So pipelines of the same graph are built with the outputs
 of the first operators only, and the time of an operator is the difference that it makes. The
-pipelines run one batch at a time, because operators of overlapping batches hide each other, with a
-pause in which readers read ahead, so that reading does not count. Readers are measured alone.
+pipelines run one batch at a time, because operators of overlapping batches hide each other. There
+is a pause before each batch, in which readers read ahead, so that reading does not count. Readers
+are measured alone.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Stage:
 
     Attributes:
         name: Name as users write it: "fn.decoders.image", "function flip".
-        lane: "input", "cpu" or "gpu", each of which processes another batch at the same time.
+        lane: "input", "cpu" or "gpu". At a time, each lane processes another batch.
         seconds: Time for a batch.
     """
 
@@ -50,12 +51,12 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """The speed of a graph that runs alone.
+    """The speed of a graph that runs without the training loop.
 
     Attributes:
         seconds: Time for a batch, with the same prefetching as in the loop.
-        stages: Its operators, or groups of them, with their times; empty if there was no time to
-            measure them.
+        stages: The operators of the graph, or groups of operators, with their times; empty if the
+            operators were not measured.
         num_threads: Number of DALI threads of each pipeline.
         pipelines: Number of pipelines.
     """
@@ -67,13 +68,13 @@ class Replay:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of each stage in the total time."""
+        """Returns the share of each stage in the total time of all stages, by name."""
         total = sum(stage.seconds for stage in self.stages)
         return {stage.name: stage.seconds / total for stage in self.stages} if total else {}
 
     @property
     def slowest(self) -> Stage | None:
-        """The longest stage of the slowest lane."""
+        """Returns the longest stage of the slowest lane; None if no stage was measured."""
         lanes: Counter[str] = Counter()
         for stage in self.stages:
             lanes[stage.lane] += stage.seconds  # type: ignore[assignment]
@@ -85,7 +86,7 @@ class Replay:
 
 
 def replay(iterator: DALIGenericIterator, seconds: float) -> Replay:
-    """Measures the speed of an iterator's graph, without moving the iterator.
+    """Measures and returns the speed of an iterator's graph, without moving the iterator.
 
     Args:
         iterator: The iterator.
@@ -128,17 +129,19 @@ def replay(iterator: DALIGenericIterator, seconds: float) -> Replay:
 def measured(
     cuts: Sequence[int], latency: Callable[[int], float], going_on: Callable[[], bool]
 ) -> dict[int, float]:
-    """Measures a graph truncated after some of its operators; refines the slowest parts.
+    """Returns the times of a graph that is truncated after some of its operators.
+
+    The slowest part between two truncations is divided first.
 
     Args:
-        cuts: Increasing numbers of operators after which the graph may be truncated: first that of
-            its inputs, last that of all operators.
-        latency: Measures the graph with the given number of operators; raises RuntimeError if it
-            can't be truncated there.
-        going_on: Returns whether there is time left. Without it, only the slowest part is divided.
+        cuts: Increasing numbers of operators after which the graph may be truncated. The first is
+            the number of inputs, the last the number of all operators.
+        latency: Returns the seconds for a batch of the graph with the given number of operators;
+            raises RuntimeError if the graph can't be truncated there.
+        going_on: Returns whether there is time left. If not, only the slowest part is divided.
 
     Returns:
-        Seconds by number of operators.
+        Seconds for a batch, by number of operators.
     """
     first, last = cuts[0], cuts[-1]
     latencies = {first: latency(first) if first else 0.0}
@@ -165,13 +168,16 @@ def measured(
 
 
 def _cuts(names: Sequence[str], inputs: int) -> list[int]:
-    """Chooses where to truncate a graph, so that each part has an operator that takes time."""
+    """Returns the numbers of operators after which to truncate a graph, in increasing order.
+
+    Each part between two truncations has an operator that takes time.
+    """
     costly = _costly(names, inputs, len(names))
     return sorted({inputs, *(k + 1 for k in costly[:-1]), len(names)})
 
 
 def _costly(names: Sequence[str], start: int, stop: int) -> list[int]:
-    """Returns the indices from ``start`` to ``stop`` of operators that are not constants."""
+    """Returns the indices, from ``start`` up to ``stop``, of operators that are not constants."""
     return [k for k in range(start, stop) if names[k] != _CONSTANT]
 
 
@@ -179,13 +185,15 @@ def _costly(names: Sequence[str], start: int, stop: int) -> list[int]:
 def _running(
     iterator: DALIGenericIterator, cut: int | None = None
 ) -> Iterator[tuple[Runner, list[str], list[str]]]:
-    """Builds pipelines of an iterator's graph, and closes them after the block.
-
-    Yields the runner of the pipelines, and the names and lanes of the operators, inputs first.
+    """Builds pipelines of an iterator's graph, and closes the pipelines after the block.
 
     Args:
         iterator: The iterator.
-        cut: Number of operators; None: the whole graph, with prefetching.
+        cut: Number of operators after which the graph is truncated; None: the whole graph runs,
+            with prefetching.
+
+    Yields:
+        The runner of the pipelines, and the names and lanes of the operators, inputs first.
     """
     with warnings.catch_warnings(), iterator._engine.replicas() as (pipelines, feeder):
         warnings.simplefilter("ignore")  # e.g. about unused fields of records
@@ -219,14 +227,14 @@ def _lane(operator: Any) -> str:
 
 
 def _cut(pipeline: Pipeline, count: int) -> None:
-    """Truncates an unbuilt pipeline to its first operators."""
+    """Truncates an unbuilt pipeline to its first ``count`` operators."""
     remaining = _ordered(pipeline)[:count]
     used = {id(node.source) for operator in remaining for node in operator_inputs(operator)}
     outputs = [
         node for operator in remaining if id(operator) not in used for node in operator.outputs
     ]
     remaining_ids = {id(operator) for operator in remaining}
-    # Private in DALI: operators without outputs.
+    # `_sinks` is private in DALI: operators without outputs.
     sinks = [sink for sink in getattr(pipeline, "_sinks", ()) if id(sink.source) in remaining_ids]
     pipeline._sinks = sinks
     pipeline.set_outputs(
@@ -235,7 +243,7 @@ def _cut(pipeline: Pipeline, count: int) -> None:
 
 
 def _throughput(runner: Runner, seconds: float) -> float:
-    """Measures the seconds per batch, once prefetched batches are used up."""
+    """Returns the measured seconds per batch, without the batches that were prefetched."""
     for _ in range(1 + max(map(queue_depth, runner.pipelines))):
         _run_batch(runner, lambda: runner.take(discard))
     start = now = time.perf_counter()
@@ -247,7 +255,7 @@ def _throughput(runner: Runner, seconds: float) -> float:
 
 
 def _latency(runner: Runner, pause: float, seconds: float) -> float:
-    """Measures the seconds of a batch that runs alone, after a pause for readers to read ahead."""
+    """Returns the median time of a batch that runs alone, after a pause to read ahead."""
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < _FEWEST or (time.perf_counter() < end and len(times) < _MOST):
@@ -268,13 +276,13 @@ def _run_batch(runner: Runner, run: Callable[[], Any]) -> None:
 
 
 def _joined(names: Sequence[str]) -> str:
-    """Names a stage of successive operators: by its one or two operators, or by first and last."""
+    """Returns the name of a stage: its one or two operators, or its first and last operator."""
     distinct = list(dict.fromkeys(names))
     return " and ".join(distinct) if len(distinct) < 3 else f"{distinct[0]} to {distinct[-1]}"
 
 
 def _distinct(stages: Sequence[Stage]) -> Iterator[Stage]:
-    """Appends numbers to repeated names of stages."""
+    """Yields the stages, with numbers appended to repeated names."""
     seen: Counter[str] = Counter()
     for stage in stages:
         seen[stage.name] += 1

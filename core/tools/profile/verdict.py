@@ -1,4 +1,4 @@
-"""Expresses the times of a loop and of its graph in words, as a pure function."""
+"""Expresses the times of a training loop and of its graph in words, as a pure function."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from .replay import Replay, Stage
 
 BOUND, NOT_BOUND = "input-bound", "not input-bound"
 _LEAST = 0.1  # minimum share of next() in the time of an input-bound loop
-_ALIKE = 1.5  # maximum speed-up of the graph alone; above it, the machine is busy
+_ALIKE = 1.5  # above this speed-up of the graph alone, the machine is busy in the loop
 _TUNE = "python -m dalijax.tune"
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The conclusion about a loop.
+    """The conclusion about a training loop.
 
     Attributes:
-        input_bound: Whether it waits for its input; None if it took no batch.
-        input: The part of the input that it waits for: "fn.decoders.image", "placing",
-            "function flip"; "" if unknown, or if it does not wait.
+        input_bound: Whether the loop waits for its input; None if the loop took no batch.
+        input: The part of the input that the loop waits for: "fn.decoders.image", "placing",
+            "function flip"; "" if the part is unknown, or the loop does not wait.
         text: The conclusion in words.
     """
 
@@ -30,14 +30,14 @@ class Verdict:
 
 
 def verdict(loop: LoopTimes, replay: Replay | None, unknown: str, cores: int) -> Verdict:
-    """Concludes whether a loop waits for its input, and for which part.
+    """Returns whether a loop waits for its input, and for which part, as a `Verdict`.
 
-    The loop's own times decide; the replay explains them.
+    The times of the loop decide; the replay explains the times.
 
     Args:
-        loop: The loop's times.
-        replay: The speed of its graph alone; None if it could not be replayed.
-        unknown: Why it could not be replayed.
+        loop: The times of the loop.
+        replay: The speed of the graph alone; None if the graph could not be replayed.
+        unknown: The reason why the graph could not be replayed.
         cores: Number of cores that this process may use.
     """
     if not loop.steps:

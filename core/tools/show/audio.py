@@ -1,4 +1,4 @@
-"""Sounds as images: envelopes of waveforms, and spectrograms."""
+"""Draws sounds: envelopes of waveforms, and spectrograms."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 _WINDOW, _HOP = 256, 64  # samples
-_DECIBELS = 80.0  # below the loudest value: drawn black
+_DECIBELS = 80.0  # values this far below the loudest value are black
 # From quiet to loud: black, violet, red, yellow, white.
 _COLORS = np.array([(0, 0, 8), (80, 18, 123), (214, 69, 65), (252, 193, 80), (255, 255, 230)])
 
 
 def envelope(sound: NDArray[Any], columns: int) -> NDArray[np.float64]:
-    """Computes the minimum and maximum in columns of equal width.
+    """Returns the minimum and maximum of a sound in columns of equal width.
 
     Args:
         sound: Samples, [time]; non-finite values count as 0.
-        columns: Number of columns, at most the number of samples.
+        columns: Number of columns; a shorter sound has a column for each sample.
 
     Returns:
-        An array [columns, 2].
+        The minimum and maximum of each column, [columns, 2].
     """
     values = np.where(np.isfinite(sound), sound, 0).astype(np.float64)
     edges = np.linspace(0, len(values), min(columns, len(values)) + 1).astype(int)[:-1]
@@ -29,10 +29,11 @@ def envelope(sound: NDArray[Any], columns: int) -> NDArray[np.float64]:
 
 
 def spectrogram(sound: NDArray[Any]) -> NDArray[np.float64]:
-    """Computes the power of a sound relative to its maximum, in windows of 256 samples every 64.
+    """Returns the power of a sound relative to its maximum, in windows of 256 samples every 64.
 
     Args:
-        sound: Samples, [time]; padded with zeros to a window.
+        sound: Samples, [time]. A sound shorter than a window is padded with zeros; non-finite
+            values count as 0.
 
     Returns:
         Decibels from -80 to 0, [129, windows], with the lowest frequency first.
@@ -48,7 +49,10 @@ def spectrogram(sound: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def spectrogram_picture(sound: NDArray[Any]) -> NDArray[np.uint8]:
-    """Draws a spectrogram in colors, high frequencies above: uint8 [129, windows, 3]."""
+    """Returns the spectrogram of a sound as an RGB image, uint8 [129, windows, 3].
+
+    High frequencies are above.
+    """
     loudness = spectrogram(sound)[::-1] / _DECIBELS + 1
     stops = np.linspace(0, 1, len(_COLORS))
     colors = [np.interp(loudness, stops, _COLORS[:, k]) for k in range(3)]

@@ -1,4 +1,4 @@
-"""Takes batches from iterators and other objects, without moving them."""
+"""Takes batches from iterators, datasets and sources; iterators keep their positions."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Taken:
     Attributes:
         batches: Pairs of a title and a batch.
         failures: Descriptions of failures.
-        mask: Name of the mask, if known.
-        device_axis: Whether batches have pmap's layout.
+        mask: Name of the output that is the mask; None if unknown.
+        device_axis: Whether arrays have pmap's layout, [devices, batch, ...].
     """
 
     batches: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
@@ -37,7 +37,7 @@ class Taken:
     device_axis: bool = False
 
     def take(self, iterator: Any, count: int, take: Callable[[], Any]) -> None:
-        """Takes batches up to the end of the epoch, and adds failures to `failures`.
+        """Adds batches up to the end of the epoch to `batches`, and errors to `failures`.
 
         Args:
             iterator: The iterator, for the titles of the batches; None without an iterator.
@@ -60,7 +60,7 @@ class Taken:
                 self.failures.append(f"{title}: {described(error)}")
 
     def learn(self, iterator: Any) -> None:
-        """Reads the mask and the layout of an iterator, and adds its last errors to `failures`."""
+        """Sets `mask` and `device_axis` from an iterator; adds its last errors to `failures`."""
         for failed in tuple(getattr(iterator, "errors", ()))[-_MOST_NAMED:]:
             text = str(getattr(failed, "message", failed))
             if hasattr(failed, "step"):
@@ -76,7 +76,7 @@ class Taken:
 
 
 def described(error: Exception) -> str:
-    """Describes an error, with the files that it names."""
+    """Returns the text of an error, with the error's files that the text does not name."""
     return printable_lines(f"{type(error).__name__}: {error}") + _files(error)
 
 
@@ -88,16 +88,16 @@ def _files(error: Any) -> str:
 
 
 def take(data: Any, count: int, call: Mapping[str, Any], samples: int) -> Taken:
-    """Takes batches to show.
+    """Returns batches to show, and failures. An iterator keeps its position.
 
     Args:
         data: An iterator function, an iterator, a dataset, a source or a batch.
-        count: Number of batches.
+        count: Maximum number of batches.
         call: Arguments of an iterator function.
-        samples: Number of records of a source.
+        samples: Maximum number of records of a source.
 
     Raises:
-        TypeError: If ``data`` is none of these, or an iterator can't return to its position.
+        TypeError: If ``data`` has another type, or an iterator can't return to its position.
         Exception: Any error of calling an iterator function.
     """
     result = Taken()
@@ -131,7 +131,7 @@ def take(data: Any, count: int, call: Mapping[str, Any], samples: int) -> Taken:
 
 
 def _from_iterator(result: Taken, iterator: Any, count: int) -> None:
-    """Takes batches from an iterator, and returns it to its position."""
+    """Adds batches of an iterator to a result, and returns the iterator to its position."""
     if count == 1 and hasattr(iterator, "peek"):
         result.take(iterator, 1, iterator.peek)
     elif hasattr(iterator, "get_state") and hasattr(iterator, "set_state"):
@@ -152,7 +152,7 @@ def _from_iterator(result: Taken, iterator: Any, count: int) -> None:
 
 @contextlib.contextmanager
 def _uncounted(iterator: Any) -> Iterator[None]:
-    """Disables the counters of an iterator during a block."""
+    """Context manager that disables the counters of an iterator during its block."""
     if not isinstance(iterator, DALIGenericIterator):
         yield
         return
@@ -164,7 +164,7 @@ def _uncounted(iterator: Any) -> Iterator[None]:
 
 
 def _records(source: Source, indices: Any) -> dict[str, Any]:
-    """Reads records of a source as a batch; paths are replaced by the contents of the files."""
+    """Returns records of a source as a batch, with the contents of files instead of paths."""
     columns = source.read(indices, list(source.fields))
     batch: dict[str, Any] = {}
     for name, values in columns.items():

@@ -16,7 +16,7 @@ from .show import SAMPLES, check_suffix, show
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command.
+    """Draws batches, and writes the page or the contact sheet.
 
     Args:
         arguments: The arguments; by default the arguments of the command line.

@@ -29,8 +29,8 @@ class Figures:
         deviation: Standard deviation of the finite values.
         nans: Number of NaNs.
         infinities: Number of infinities.
-        counts: Number of finite values in each bin of a histogram.
-        edges: Edges of the bins, one more than counts.
+        counts: Number of finite values in each bin of a histogram, [bins].
+        edges: Edges of the bins, [bins + 1].
     """
 
     least: float
@@ -44,7 +44,7 @@ class Figures:
 
 
 def figures_of(values: NDArray[Any]) -> Figures | None:
-    """Computes statistics of an array of numbers or bools; None if no value is finite."""
+    """Returns statistics of an array of numbers or bools; None if no value is finite."""
     flat: NDArray[Any] = values.astype(np.float64).ravel()
     finite: NDArray[Any] = flat[np.isfinite(flat)]
     if not finite.size:
@@ -72,17 +72,17 @@ class Output:
     """An output of a batch.
 
     Attributes:
-        name: The name.
+        name: The name of the output.
         shape: Shape of the global array.
-        dtype: The dtype.
-        device: The devices.
-        sharding: The sharding; "" if there is none.
+        dtype: The dtype of the array.
+        device: The devices of the array.
+        sharding: The sharding of the array; "" for an array of NumPy.
         samples: A NumPy array, text or bytes for each sample of this process.
         layout: Layout of a sample; one of `LAYOUTS`.
-        figures: Statistics of the numbers of this process; None if there are none.
-        brightness: Mapping of values to pixels.
+        figures: Statistics of the numbers of this process; None if no number is finite.
+        brightness: Mapping of values to pixels; None if the output has no images.
         classes: Names of the classes that the output's numbers represent.
-        steps: Mask of the steps of each sample, [samples, steps]; None if there is none.
+        steps: Mask of the steps of each sample, [samples, steps]; None without a mask.
     """
 
     name: str
@@ -99,13 +99,17 @@ class Output:
 
     @property
     def is_label(self) -> bool:
-        """Whether a sample is a short description, to be written below images."""
+        """Returns whether a sample is a short description, to be written below images."""
         first = self.samples[0] if len(self.samples) else None
         scalar = isinstance(first, np.ndarray) and first.size == 1
         return scalar or bool(self.classes) or self.layout == "text"
 
     def caption(self, row: int) -> str:
-        """Describes the sample of a row in words."""
+        """Returns the text that describes a sample: its text, class names or first numbers.
+
+        Args:
+            row: Index of the sample.
+        """
         sample = self.samples[row]
         if not isinstance(sample, np.ndarray) or self.layout == "text":
             text = as_text(sample)
@@ -128,8 +132,8 @@ class Contents:
 
     Attributes:
         title: Title of the batch.
-        outputs: Its outputs.
-        valid: Whether each sample belongs to the epoch; None if unknown.
+        outputs: The outputs of the batch.
+        valid: Whether each sample belongs to the epoch, bool [samples]; None if unknown.
         mask: Name of the output that contains ``valid``; "" if there is none.
     """
 
@@ -140,18 +144,21 @@ class Contents:
 
     @property
     def strip(self) -> Sequence[Output]:
-        """The outputs that are drawn in a row for each sample, if there are several."""
+        """Returns the outputs that are drawn together, in a row for each sample.
+
+        Returns no outputs if there are fewer than two.
+        """
         outputs = [output for output in self.outputs if output.layout in IN_STRIPS]
         most = max((len(output.samples) for output in outputs), default=0)
         outputs = [output for output in outputs if len(output.samples) == most]
         return outputs if len(outputs) > 1 else []
 
     def is_padding(self, row: int) -> bool:
-        """Returns whether a sample is padding."""
+        """Returns whether the sample with an index is padding."""
         return self.valid is not None and row < len(self.valid) and not self.valid[row]
 
     def caption(self, row: int, with_numbers: bool = False) -> list[str]:
-        """Returns the labels of the sample of a row, in the form "name: value".
+        """Returns the labels of a sample, each in the form "name: value".
 
         Args:
             row: Index of the sample.
@@ -175,18 +182,18 @@ def contents_of(
     classes: Mapping[str, Sequence[str]] | None = None,
     device_axis: bool = False,
 ) -> Contents:
-    """Describes the outputs of a batch.
+    """Returns a description of a batch and of each of its outputs.
 
     Args:
         batch: Arrays of shape [batch, ...] by name, possibly nested.
         title: The title of the batch.
-        mask: The output that is True for samples of the epoch; by default "mask", if an output of
-            bools has this name.
+        mask: The name of the output that is True for samples of the epoch; None: "mask", if an
+            output of bools has this name.
         classes: Names of the classes that the numbers of an output represent, by output.
         device_axis: Whether arrays have pmap's layout, [devices, batch, ...].
 
     Raises:
-        ValueError: If the batch has no output with a given name.
+        ValueError: If the batch has no output with a name in ``mask`` or ``classes``.
     """
     arrays = _leaves(batch)
     classes = dict(classes or {})
@@ -227,7 +234,10 @@ def _leaves(batch: Any, prefix: str = "") -> dict[str, Any]:
 def _output(
     name: str, array: Any, classes: Sequence[str], device_axis: bool, mask: Any = None
 ) -> Output:
-    """Describes an output; ``mask`` is used if it is a mask of the steps of the samples."""
+    """Returns the description of an output.
+
+    ``mask`` is ignored unless it is bool [samples, steps].
+    """
     values = _rows(array, device_axis)
     steps = None if mask is None else _rows(mask, device_axis)
     if steps is not None and (
@@ -242,7 +252,7 @@ def _output(
             samples = [np.asarray(row) for row in values]
     figures = figures_of(values) if is_number else None
     layout = guess_layout(samples)
-    # Integers with a mask are tokens.
+    # Integers with a mask are tokens, whose plot would mean nothing.
     if steps is not None and values.dtype.kind == "f" and layout in ("numbers", *PICTURES):
         layout = WINDOW
     drawn = None
@@ -267,13 +277,18 @@ def _output(
 
 
 def _rows(array: Any, device_axis: bool) -> NDArray[Any]:
-    """Returns the rows of an array in this process, [rows, ...], without an axis of devices."""
+    """Returns the samples of an array in this process, [samples, ...].
+
+    Args:
+        array: The array.
+        device_axis: Whether the array has pmap's layout, [devices, batch, ...].
+    """
     values = _local(array)
     return values.reshape(-1, *values.shape[2:]) if device_axis and values.ndim > 1 else values
 
 
 def _place(array: Any) -> tuple[str, str]:
-    """Returns the devices of an array, and its sharding."""
+    """Returns the devices of an array, and its sharding, as text."""
     if not isinstance(array, jax.Array):
         return "host (NumPy)", ""
     devices = [str(device) for device in sorted(array.sharding.device_set, key=_number_of)]
@@ -288,7 +303,7 @@ def _number_of(device: Any) -> int:
 
 
 def _plain(row: Any) -> Any:
-    """Returns text, bytes and numeric arrays unchanged, and other samples as text."""
+    """Returns a sample unchanged if it is text, bytes or a numeric array; otherwise as text."""
     if isinstance(row, (str, bytes)):
         return row
     if isinstance(row, np.ndarray) and row.dtype.kind in "biuf":

@@ -1,4 +1,4 @@
-"""Images of a sample, as drawn on the page."""
+"""Converts samples to the images that the page shows."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def pixels_of(output: Output, row: int, side: int = _SIDE) -> list[Pixels]:
     Args:
         output: An output whose samples are drawn.
         row: Index of the sample.
-        side: Maximum length of the longer side in pixels; larger images are scaled down.
+        side: Maximum length of the longer side in pixels; larger images are scaled down, except
+            spectrograms.
 
     Returns:
-        uint8 arrays [height, width, 3]; empty for a file that Pillow can't read.
+        RGB images, uint8 [height, width, 3]; empty for a file that Pillow can't read.
     """
     sample = output.samples[row]
     if output.layout in SOUNDS:
@@ -57,7 +58,10 @@ def pixels_of(output: Output, row: int, side: int = _SIDE) -> list[Pixels]:
 
 
 def waveforms_of(output: Output, row: int) -> list[NDArray[np.float64]]:
-    """Computes envelopes of a sound's channels, [columns, 2], relative to the output's maximum."""
+    """Returns the envelope of each channel of a sound, [columns, 2].
+
+    The values are divided by the largest absolute value of the output.
+    """
     figures = output.figures
     most = max(abs(figures.least), abs(figures.most)) if figures is not None else 0
     return [
@@ -67,7 +71,7 @@ def waveforms_of(output: Output, row: int) -> list[NDArray[np.float64]]:
 
 
 def _plot(output: Output, row: int, height: int) -> Pixels:
-    """Plots a window, in the range of all windows of the output."""
+    """Returns the plot of a window, with the range of all windows of the output."""
     figures, steps = output.figures, output.steps
     least, most = (0.0, 1.0) if figures is None else (figures.least, figures.most)
     values = np.asarray(output.samples[row], np.float64)
@@ -77,7 +81,7 @@ def _plot(output: Output, row: int, height: int) -> Pixels:
 
 
 def png_uri(pixels: Pixels) -> str:
-    """Encodes an image as a data URI, losslessly."""
+    """Returns an image as a data URI of a PNG."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

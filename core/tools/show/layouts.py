@@ -29,12 +29,12 @@ def is_encoded(data: bytes) -> bool:
 
 
 def as_text(value: Any) -> str | None:
-    """Returns the text of a sample: a str, UTF-8 bytes, or an array of these bytes.
+    """Returns the text of a sample: a str, UTF-8 bytes, or a uint8 array of these bytes.
 
-    Trailing zeros are padding.
+    Trailing zeros of an array are padding, and are removed.
 
     Returns:
-        The text; None if the sample isn't text.
+        The text; None if the sample isn't printable text.
     """
     if isinstance(value, np.ndarray):
         if value.dtype != np.uint8 or value.ndim != 1:
@@ -53,12 +53,14 @@ def as_text(value: Any) -> str | None:
 def guess_layout(samples: Sequence[Any]) -> str:
     """Returns the layout of an output's samples, guessed from the first sample.
 
+    Arrays of uint8 are text only if all samples are text.
+
     Args:
-        samples: An array per sample; str and bytes are text or encoded images.
+        samples: An array, a str or bytes for each sample.
 
     Returns:
-        One of `LAYOUTS`: "HWC", "CHW" and "HW" are images, layouts with F are videos and volumes,
-        and layouts with T are sounds.
+        One of `LAYOUTS`, except `WINDOW`: "HWC", "CHW" and "HW" are images, layouts with F are
+        videos and volumes, and layouts with T are sounds.
     """
     first = samples[0] if len(samples) else np.zeros([])
     if not isinstance(first, np.ndarray):
@@ -85,7 +87,7 @@ def guess_layout(samples: Sequence[Any]) -> str:
 
 
 def _vector_layout(samples: Sequence[Any], first: NDArray[Any]) -> str:
-    """Returns the layout of samples with one dimension."""
+    """Returns the layout of samples that are arrays with one dimension."""
     if first.dtype == np.uint8:
         if is_encoded(first[:16].tobytes()):
             return "encoded"
@@ -104,6 +106,9 @@ def pictures_of(sample: NDArray[Any], layout: str) -> NDArray[Any]:
 
     Returns:
         An array of shape [frames, height, width, channels]; an image has one frame.
+
+    Raises:
+        ValueError: If the sample has another number of dimensions than the layout.
     """
     if sample.ndim != len(layout):
         raise ValueError(f"layout {layout!r} does not fit a sample of shape {sample.shape}")
@@ -115,7 +120,15 @@ def pictures_of(sample: NDArray[Any], layout: str) -> NDArray[Any]:
 
 
 def channels_of(sample: NDArray[Any], layout: str) -> NDArray[Any]:
-    """Returns a sound as an array of shape [channels, time]; layout is one of `SOUNDS`."""
+    """Returns a sound as an array of shape [channels, time].
+
+    Args:
+        sample: An array of the layout.
+        layout: One of `SOUNDS`.
+
+    Raises:
+        ValueError: If the sample has another number of dimensions than the layout.
+    """
     if sample.ndim != len(layout):
         raise ValueError(f"layout {layout!r} does not fit a sample of shape {sample.shape}")
     return sample.T if layout == "TC" else np.atleast_2d(sample)

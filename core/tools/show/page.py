@@ -1,4 +1,4 @@
-"""The page: self-contained HTML without scripts."""
+"""Draws batches as a page of self-contained HTML without scripts."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ _SMALL = 100  # pixels; images up to this size are enlarged without smoothing
 def page(
     title: str, about: str, batches: Sequence[Contents], failures: Sequence[str], samples: int
 ) -> str:
-    """Returns the HTML of batches.
+    """Returns the HTML of a page that draws batches.
 
     Args:
-        title: The heading.
-        about: A line below the heading.
+        title: The heading of the page.
+        about: A line of text below the heading.
         batches: The contents of each batch.
         failures: The messages of failures.
         samples: Maximum number of samples to draw per output.
@@ -96,12 +96,12 @@ def page(
 
 
 def _escaped(text: str) -> str:
-    """Escapes HTML's special characters and control characters."""
+    """Returns a text with HTML's special characters and control characters escaped."""
     return html.escape(printable_lines(text))
 
 
 def frame(text: str) -> str:
-    """Wraps a page in an iframe for notebooks, which isolates the page's styles."""
+    """Returns the HTML of an iframe with a page, which isolates the page's styles in notebooks."""
     return (
         f'<iframe srcdoc="{html.escape(text)}" style="width:100%;height:40rem;border:0" '
         'title="batches"></iframe>'
@@ -146,7 +146,7 @@ def _output(contents: Contents, output: Output, samples: int) -> str:
 
 
 def _strips(contents: Contents, samples: int) -> str:
-    """Draws all images and windows of each sample in a row."""
+    """Returns the HTML of all images and windows of each sample in a row; "" without a strip."""
     if not (strip := contents.strip):
         return ""
     count = min(samples, len(strip[0].samples))
@@ -164,7 +164,7 @@ def _strips(contents: Contents, samples: int) -> str:
 
 
 def _figure(contents: Contents, output: Output, row: int) -> str:
-    """Returns the HTML of a sample of an output: images and caption."""
+    """Returns the HTML of a sample of an output: its images and its caption."""
     drawn, caption = "", [output.caption(row)]
     if is_drawn(output):
         caption = contents.caption(row)
@@ -192,7 +192,10 @@ def _picture(pixels: NDArray[np.uint8]) -> str:
 
 
 def _waveform(columns: NDArray[np.float64]) -> str:
-    """Draws an envelope as a filled outline: maxima left to right, minima right to left."""
+    """Returns the SVG of an envelope, [columns, 2], as a filled outline.
+
+    The outline follows the maxima from left to right, and the minima from right to left.
+    """
     above = [f"{x},{-high:.3f}" for x, (_, high) in enumerate(columns)]
     below = [f"{x},{-low:.3f}" for x, (low, _) in reversed([*enumerate(columns)])]
     return (
@@ -203,7 +206,7 @@ def _waveform(columns: NDArray[np.float64]) -> str:
 
 
 def _histogram(figures: Figures) -> str:
-    """Draws a histogram, with the minimum and maximum below."""
+    """Returns the SVG of a histogram, with the minimum and maximum below."""
     heights = 70 * figures.counts / max(1, figures.counts.max())
     width = 240 / len(heights)
     bars = "".join(

@@ -1,4 +1,4 @@
-"""Mapping of numbers to pixels."""
+"""Maps numbers to pixels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Brightness:
 
 
 def brightness(dtype: Any, least: float, most: float, channels: bool = True) -> Brightness:
-    """Chooses a common brightness of an output's images, so that they can be compared.
+    """Returns the mapping for all images of an output, so that the images can be compared.
 
     Args:
         dtype: Dtype of the images.
@@ -61,15 +61,15 @@ def brightness(dtype: Any, least: float, most: float, channels: bool = True) -> 
 
 
 def to_rgb(picture: NDArray[Any], rule: Brightness) -> NDArray[np.uint8]:
-    """Converts an image to RGB bytes; NaN and infinities become magenta.
+    """Returns an image in RGB; pixels with NaN or infinities are magenta.
 
     Args:
         picture: An array [height, width, channels] with 1 to 4 channels. A fourth channel is
             ignored; with two channels, the third is 0.
-        rule: The black and white values.
+        rule: The values that are drawn black and white.
 
     Returns:
-        uint8 [height, width, 3].
+        The RGB image, uint8 [height, width, 3].
     """
     values = picture[..., :3].astype(np.float64)
     finite = np.isfinite(values)
@@ -90,5 +90,10 @@ def faded(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def chosen_frames(count: int, most: int) -> list[int]:
-    """Returns the indices of at most ``most`` evenly spaced frames, including first and last."""
+    """Returns the indices of ``most`` evenly spaced frames, including the first and the last.
+
+    Args:
+        count: Number of frames of the video; if it is at most ``most``, all frames are chosen.
+        most: Maximum number of frames to choose.
+    """
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()

@@ -1,4 +1,4 @@
-"""The contact sheet: the images of batches in one PNG, for examples and pages of documentation."""
+"""Draws a contact sheet: the images of batches in one PNG, for examples and documentation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_LINES = 3  # of a caption
 
 
 def sheet(batches: Sequence[Contents], failures: Sequence[str], samples: int) -> Image.Image:
-    """Draws the images, frames and spectrograms of batches, with their labels.
+    """Returns an image with the images, frames and spectrograms of batches, and their labels.
 
     Args:
         batches: The contents of the batches.
@@ -49,7 +49,7 @@ def sheet(batches: Sequence[Contents], failures: Sequence[str], samples: int) ->
 
 
 def _stacked(images: Sequence[Image.Image], axis: int) -> Image.Image:
-    """Places images below one another (axis 0), or side by side."""
+    """Returns an image with images below one another (axis 0), or side by side (axis 1)."""
     sizes = np.array([image.size[::-1] for image in images]).reshape(-1, 2) + _GAP
     size = sizes.max(0, initial=_GAP)
     size[axis] = sizes[:, axis].sum()
@@ -62,7 +62,7 @@ def _stacked(images: Sequence[Image.Image], axis: int) -> Image.Image:
 
 
 def _sample(contents: Contents, output: Output, row: int) -> Image.Image:
-    """Draws a sample: its images in a row, and its labels below."""
+    """Returns an image of a sample: its images in a row, and its labels below."""
     return _cell(_images(output, row), [*contents.caption(row), *_padding(contents, row)])
 
 
@@ -71,7 +71,7 @@ def _images(output: Output, row: int) -> list[Image.Image]:
 
 
 def _of_equal_height(output: Output, row: int) -> list[Image.Image]:
-    """Returns the images of a sample with the height of a strip."""
+    """Returns the images of a sample, scaled to the height of a strip."""
     images = []
     for pixels in pixels_of(output, row, 2 * _STRIP):
         image = Image.fromarray(_enlarged(pixels, _STRIP))
@@ -85,7 +85,7 @@ def _padding(contents: Contents, row: int) -> list[str]:
 
 
 def _strip(contents: Contents, row: int) -> Image.Image:
-    """Draws all images and windows of a sample in a row, and its labels below."""
+    """Returns an image of all images and windows of a sample in a row, and its labels below."""
     panels = [
         _cell(_of_equal_height(output, row), [output.name], _STRIP // 2)
         for output in contents.strip
@@ -95,7 +95,7 @@ def _strip(contents: Contents, row: int) -> Image.Image:
 
 
 def _cell(images: Sequence[Image.Image], caption: Sequence[str], width: int = _CELL) -> Image.Image:
-    """Draws images side by side, and a caption below."""
+    """Returns an image with images side by side, and a caption below."""
     width = max(width, sum(image.width + 3 for image in images) - 3)
     height = max([image.height + 3 for image in images], default=0)
     text = [line for part in caption for line in printable_lines(part).splitlines()]
@@ -113,6 +113,6 @@ def _cell(images: Sequence[Image.Image], caption: Sequence[str], width: int = _C
 
 
 def _enlarged(pixels: np.ndarray, side: int) -> np.ndarray:
-    """Repeats the pixels of a small image a whole number of times."""
+    """Returns a small image enlarged by a whole factor, to at most ``side`` pixels."""
     times = max(1, side // max(pixels.shape[:2]))
     return pixels.repeat(times, 0).repeat(times, 1)

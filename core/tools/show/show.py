@@ -43,7 +43,7 @@ class Page:
 
     @functools.cached_property
     def html(self) -> str:
-        """The page as self-contained HTML."""
+        """Returns the page as self-contained HTML."""
         versions = f"DALI {nvidia.dali.__version__}, jax {jax.__version__}"
         return page(self.title, versions, self.batches, self.failures, self.samples)
 
@@ -102,15 +102,15 @@ def show(
     Args:
         data: One of these: an iterator function of `dalijax.data_iterator`, with its arguments in
             ``call``; an iterator of dalijax, which keeps its position (a single batch is peeked,
-            for several its state is restored); a dataset of Grain or tf.data or a `DALIDataset`,
-            of which a new iterator is created; a source of `dalijax.sources`, whose records are
-            drawn as they are stored; a batch.
+            after several batches the iterator's state is restored); a dataset of Grain or tf.data
+            or a `DALIDataset`, of which a new iterator is created; a source of `dalijax.sources`,
+            whose records are drawn as they are stored; a batch.
         batches: The number of batches.
         samples: The maximum number of samples to draw per output. Statistics are of all samples.
-        mask: The output that marks valid samples, a bool array of shape [batch]; by default the
-            iterator's mask, or the output "mask".
+        mask: The name of the output that marks valid samples, a bool array of shape [batch]; by
+            default the iterator's mask, or "mask".
         classes: The names of classes, in the order of their numbers, by the name of an output.
-        **call: Arguments of an iterator function: batch_size and the function's own.
+        **call: Arguments of an iterator function, such as ``batch_size``.
 
     Returns:
         A `Page`, which a notebook displays, and which can be saved.

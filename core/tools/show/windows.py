@@ -1,4 +1,4 @@
-"""Windows of steps as line plots."""
+"""Plots windows of steps as lines."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def window_picture(
     most: float,
     size: tuple[int, int],
 ) -> NDArray[np.uint8]:
-    """Draws a line for each number of a step; steps outside of the mask are gray.
+    """Returns a plot with a line for each number of a step; steps outside of the mask are gray.
 
     Args:
-        values: [steps, numbers]; a line has gaps at non-finite values.
-        valid: The mask of the steps.
+        values: The numbers of each step, [steps, numbers]. A line has gaps at non-finite values.
+        valid: The mask of the steps, [steps].
         least: The value at the lower edge.
         most: The value at the upper edge.
         size: Width and height in pixels.
 
     Returns:
-        uint8 [height, width, 3].
+        The RGB image, uint8 [height, width, 3].
     """
     width, height = size[0] * _SCALE, size[1] * _SCALE
     image = Image.new("RGB", (width, height), "white")

@@ -23,10 +23,13 @@ from .tune import Tuned, figure_class, tune
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command.
+    """Measures an iterator function, and prints its fastest settings.
 
     Args:
         arguments: The arguments; by default the arguments of the command line.
+
+    Raises:
+        SystemExit: If the arguments are invalid, or Ctrl-C was pressed.
     """
     options = _parser().parse_args(arguments)
     if options.plot:  # checked now, instead of after all measurements
@@ -90,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _report(tuned: Tuned) -> str:
-    """Formats the result, as the command prints it."""
+    """Returns the text that the command prints."""
     device = jax.devices()[0].device_kind
     cores = len(os.sched_getaffinity(0))
     lines = [
@@ -111,7 +114,7 @@ def _report(tuned: Tuned) -> str:
 
 
 def _plain(tuned: Tuned) -> dict[str, Any]:
-    """Converts the result to values that JSON supports."""
+    """Returns the result as values that JSON supports."""
     plain = {key: value for key, value in vars(tuned).items() if key != "name"}
     rates = {
         name: list(map(list, rates_by_value.items()))

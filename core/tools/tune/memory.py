@@ -1,4 +1,4 @@
-"""Memory of this process, and memory in use on the GPU."""
+"""Measures the memory of this process, and the memory in use on the GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MEBIBYTE = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Memory in MiB.
+    """An amount of memory, in MiB.
 
     Attributes:
         host: Resident memory of this process.
@@ -29,21 +29,21 @@ class Memory:
 
     @classmethod
     def measure(cls) -> Memory:
-        """Measures the memory in use."""
+        """Returns the memory that is in use now."""
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return cls(pages * _PAGE / _MEBIBYTE, _gpu_memory())
 
     @classmethod
     def unused(cls) -> Memory:
-        """Measures the memory in use after releasing freed memory that pipelines would reuse."""
+        """Releases freed memory that new pipelines would reuse, and returns the memory in use."""
         gc.collect()  # frees DALI's pipelines, which are in reference cycles even if closed
-        backend.ReleaseUnusedMemory()  # of DALI's memory pools
+        backend.ReleaseUnusedMemory()  # frees memory in DALI's pools
         with contextlib.suppress(AttributeError):  # a C library other than glibc
             ctypes.CDLL(None).malloc_trim(0)
         return Memory.measure()
 
     def since(self, before: Memory) -> Memory:
-        """Returns the additional memory, at least 0."""
+        """Returns the memory in addition to an earlier measurement, at least 0."""
         gpu = None
         if self.gpu is not None:
             gpu = max(0.0, self.gpu - (before.gpu or 0.0))
@@ -59,7 +59,7 @@ def _gpu_memory() -> float | None:
 
     Asks the driver, since JAX does not count DALI's memory.
     """
-    try:  # only a driver that DALI or JAX has loaded; there is none on a CPU
+    try:  # finds the driver only if DALI or JAX has loaded it
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
         context, free, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
         if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0):

@@ -1,9 +1,10 @@
-"""Search for the fastest settings of a pipeline, measured with the user's pipeline.
+"""Searches for the fastest settings of a pipeline, by measuring the user's pipeline.
 
-The settings are varied in sequence, with the best values of earlier settings: threads, the load of
-the hardware decoder (if the graph takes it as an argument), the prefetch depth, the batch size. The
-values of a setting are measured in alternating rounds, so that other load on the machine affects
-all of them. Among values that can't be distinguished from the fastest, the cheapest is chosen.
+One setting after the other is varied: threads, the load of the hardware decoder (if the graph takes
+it as an argument), the prefetch depth, the batch size. The settings before it have their best
+values. The values of a setting are measured in alternating rounds, so that other load on the
+machine affects all values. Among values that can't be distinguished from the fastest, the cheapest
+is chosen.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ class Choice:
 
     Attributes:
         value: The value.
-        rate: Median rate, in samples per second.
+        rate: Median rate of this value, in samples per second.
         tolerance: Relative difference of rates below which values can't be distinguished.
-        clear: False if the machine was too noisy to distinguish it from the previous value.
+        clear: False if the machine was too noisy to compare values, so that the previous value is
+            kept.
     """
 
     value: Any
@@ -56,11 +58,11 @@ class Choice:
 
 
 def choose(rates: Mapping[Any, Sequence[float]], before: Any) -> Choice:
-    """Chooses the cheapest value that is not measurably slower than the fastest.
+    """Returns the cheapest value that is not measurably slower than the fastest, as a `Choice`.
 
     Args:
         rates: Samples per second of each value, in each round; cheaper values come first.
-        before: The current value, which is kept if the values can't be distinguished.
+        before: The current value, which is kept if the rates are too noisy to compare.
     """
     medians = {value: statistics.median(rounds) for value, rounds in rates.items()}
     spreads = [(max(rounds) - min(rounds)) / medians[value] for value, rounds in rates.items()]
@@ -87,7 +89,7 @@ class Tuned:
             prefetch queue.
         unchanged: Settings that keep their initial values, because the machine was too noisy, the
             time was over, or Ctrl-C was pressed.
-        failures: Messages about values that could not be measured.
+        failures: Messages about values and settings that could not be measured.
         began: The initial settings: from the call, or the defaults.
         interrupted: Whether Ctrl-C ended the measurements early.
     """
@@ -105,18 +107,18 @@ class Tuned:
 
     @property
     def clear(self) -> bool:
-        """Whether the measurements decided every setting; False if some are `unchanged`."""
+        """Returns whether the measurements decided every setting; False if some are `unchanged`."""
         return not self.unchanged
 
     @property
     def line(self) -> str:
-        """The line of code to paste."""
+        """Returns a line of code with the chosen settings, to paste into a program."""
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
         return f"iterator = {self.name}(..., {arguments})"
 
     @property
     def summary(self) -> str:
-        """The speed with the chosen settings, as a sentence."""
+        """Returns a sentence about the speed with the chosen settings."""
         if not self.measured:
             return "Nothing was measured: pass more max_seconds."
         rate, percent = f"{self.rate:,.0f} samples/s", 100 * (self.rate / self.before - 1)
@@ -148,7 +150,10 @@ class Tuned:
         return "\n".join(f"| {row} |" for row in rows)
 
     def save_plot(self, path: str | os.PathLike[str]) -> None:
-        """Plots samples per second against each setting.
+        """Plots samples per second against each setting, and saves the plot.
+
+        Args:
+            path: The file to write; its suffix determines the format, e.g. ".png".
 
         Raises:
             ImportError: If matplotlib is not installed.
@@ -214,7 +219,7 @@ def tune(
     progress: Callable[[int, int, str], None] | None = progress_bar,
     **call: Any,
 ) -> Tuned:
-    """Measures an iterator function with different settings, on this machine.
+    """Returns the fastest settings of an iterator function on this machine, by measuring them.
 
     Args:
         iterator_fn: An iterator function, from `dalijax.data_iterator`.
@@ -224,10 +229,12 @@ def tune(
             tried. None: twice ``seconds``.
         num_threads: Numbers of threads of each pipeline to try; None: powers of two up to the
             number of cores.
-        hw_decoder_load: Loads of the hardware JPEG decoder to try. None: 0 to 1 if the graph
-            function has an argument of this name (to pass to its decoder).
-        prefetch_queue_depth: Depths to try; None: 2, 3 and 4.
-        batch_sizes: Batch sizes to try; by default only ``batch_size``, because the model decides.
+        hw_decoder_load: Loads of the hardware JPEG decoder to try; None: 0, 0.65, 0.8, 0.9 and 1.
+            They are tried only if the graph function has an argument ``hw_decoder_load``, which it
+            passes to its decoder.
+        prefetch_queue_depth: Depths of the prefetch queue to try; None: 2, 3 and 4.
+        batch_sizes: Batch sizes to try in addition to ``batch_size``. The default is empty, because
+            the batch size usually depends on the model.
         progress: Called with the number of finished measurements, the total number, and the name of
             the next measurement; by default a bar on the standard error. None: no progress.
         **call: Further arguments of the iterator function. They may include initial settings.
@@ -334,13 +341,13 @@ def _measure(
     """Measures the values of one setting in alternating rounds.
 
     Args:
-        name: The setting.
-        values: Its values.
-        settings: All settings; the current value must not fail.
+        name: The name of the setting.
+        values: The values of this setting to measure.
+        settings: The current values of all settings; an error with these values is raised.
         open_stream: Opens a stream with the given settings.
         seconds: Duration of each measurement.
-        end: Time after which no further round starts.
-        show_next: Called before each measurement with its name.
+        end: The time.perf_counter() after which no further round starts.
+        show_next: Called before each measurement with the name of the measurement.
     """
     rates: dict[Any, list[float]] = {value: [] for value in values}
     memory: dict[Any, Memory] = {}
@@ -382,7 +389,15 @@ def _default(function: Callable[..., Any], name: str, otherwise: Any) -> Any:
 
 
 def _memory(stream: BatchStream, settings: Mapping[str, Any], free: Memory) -> Memory:
-    """Measures the memory of a stream with a full queue, by holding that many batches."""
+    """Returns the additional memory of a stream with a full prefetch queue.
+
+    The memory is measured while as many batches as the depth of the queue are kept.
+
+    Args:
+        stream: The stream.
+        settings: The settings of the stream.
+        free: The memory that was in use before the stream was opened.
+    """
     queued = [next(stream) for _ in range(settings["prefetch_queue_depth"])]
     memory = Memory.measure().since(free)
     del queued
@@ -390,7 +405,7 @@ def _memory(stream: BatchStream, settings: Mapping[str, Any], free: Memory) -> M
 
 
 def _rate(stream: BatchStream, settings: Mapping[str, Any], seconds: float) -> float:
-    """Measures samples per second of a stream, once its prefetched batches are used up."""
+    """Returns the measured samples per second of a stream, without prefetched batches."""
     for _ in range(max(3, settings["prefetch_queue_depth"] + 1)):
         next(stream)
     start = now = time.perf_counter()
