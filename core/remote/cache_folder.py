@@ -71,7 +71,7 @@ class CacheFolder:
         return os.path.join(self.path, "users")
 
     def object(self, name: str) -> str:
-        """Returns the path of the object with a name."""
+        """Returns the path of an object, given its name."""
         return os.path.join(self.objects, name)
 
 
@@ -194,7 +194,7 @@ def object_name(url: str, stamp: Sequence[Any], options: Mapping[str, Any]) -> s
 
 
 def _significant(options: Any) -> Any:
-    """Returns the storage options that change which object a URL names, for `repr`."""
+    """Returns the storage options that determine which object a URL names, without secrets."""
     if isinstance(options, Mapping):
         return sorted(
             (str(name), significant)

@@ -87,7 +87,7 @@ class DiskCache:
         return rows
 
     def _hashes(self, files: Indices, offsets: Indices, sizes: Indices) -> Bits:
-        """Returns a hash of each range that identifies the range, uint64 [ranges]."""
+        """Returns hashes that identify the ranges, uint64 [ranges]."""
         return fold(self._objects[files], offsets, sizes)
 
     def are_right(
@@ -126,7 +126,7 @@ class DiskCache:
         arrays: Sequence[NDArray[np.uint8]],
         checksums: Bits,
     ) -> None:
-        """Stores ranges, as many as there is space for.
+        """Stores as many of the ranges as the cache has space for.
 
         If the space is used up, or storing fails, a warning is logged, and no ranges are stored for
         some minutes.

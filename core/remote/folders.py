@@ -69,7 +69,7 @@ class FsspecFolders:
         return entries
 
     def glob(self, pattern: str) -> list[Entry]:
-        """Returns the entries that match a pattern, or only the file named like the pattern."""
+        """Returns the entries that match a pattern, which may also be the path of a file."""
         if self.isfile(pattern):
             return [{"name": pattern, "type": "file"}]
         found = self._patiently(lambda: self._system.glob(pattern, detail=True))
@@ -144,12 +144,12 @@ class ObjectFolders:
         return folders + [{"name": key, "type": "file"} for key in versions]
 
     def _list(self, path: str) -> Result[_Listed]:
-        """Requests the listing of a folder, and returns the future listing."""
+        """Requests a folder's listing; returns its future subfolders, and versions of objects."""
         url = self.unstrip_protocol(path)
         return request_threads().call(self._client.entries, self._place.at(path), url)
 
     def glob(self, pattern: str) -> list[Entry]:
-        """Returns the files that match a pattern, or only the file named like the pattern."""
+        """Returns the entries that match a pattern, which may also be the key of an object."""
         fixed = re.split(r"[*\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
         place, url = self._place.at(fixed), self.unstrip_protocol(fixed)
         end = pattern[len(fixed) :].lstrip("/")

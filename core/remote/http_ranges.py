@@ -71,7 +71,7 @@ async def check_range(response: Any) -> None:
 
 
 def version_change(opened: Mapping[str, Any], headers: Mapping[str, str]) -> str:
-    """Returns how the version of a response differs from the opened version; "" if it is equal.
+    """Returns in words how a response differs from the opened version; "" if it does not.
 
     Args:
         opened: fsspec's info of the opened file.
@@ -86,7 +86,7 @@ def version_change(opened: Mapping[str, Any], headers: Mapping[str, str]) -> str
 
 
 def range_problem(headers: Any, requested: str) -> str:
-    """Returns how a partial response differs from the requested range; "" if it does not differ.
+    """Returns in words how a response differs from the requested range; "" if it does not.
 
     Args:
         headers: The headers of the response.

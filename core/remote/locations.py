@@ -237,7 +237,7 @@ def store_arguments(
 
 
 def _check_server(kind: str, config: Mapping[str, str], environment: Mapping[str, str]) -> None:
-    """Checks that the setting of the server is a URL; otherwise, a request ends the process.
+    """Checks that the setting of the server is a URL; else a request would end the process.
 
     Raises:
         ValueError: If the setting is not a URL.
@@ -339,7 +339,7 @@ def _profile_values(
 
 
 def needs_boto3(profile: str, environment: Mapping[str, str]) -> bool:
-    """Returns whether an AWS profile gets its keys by SSO, a role or a process, as boto3 can."""
+    """Returns whether an AWS profile needs boto3 to get its keys by SSO, a role or a process."""
     values = _profile_values(profile, environment, "config") or {}
     return any(name.startswith(("sso_", "role_arn", "credential_process")) for name in values)
 

@@ -288,7 +288,7 @@ class ObjectClient:
         return views
 
     def _store(self, place: Place) -> tuple[Any, Any]:
-        """Returns obstore's module, and the store of a place, which this process may create."""
+        """Returns obstore's module, and the store of a place, which is created if necessary."""
         module = obstore()
         stores, key = self._stores.get(), (place.kind, place.root, place.account)
         store = stores.get(key)

@@ -223,7 +223,7 @@ def ignores_ranges(url: str) -> RemoteError:
 
 
 def is_wrong_answer(error: Exception) -> bool:
-    """Returns whether an error tells that a server sent other bytes than requested.
+    """Returns whether an error means that a server sent other bytes than requested.
 
     Another attempt rarely changes the answer.
     """

@@ -62,7 +62,7 @@ class Storage:
         return place
 
     def folders(self, url: str) -> tuple[Folders, str]:
-        """Returns the lister of a URL's bucket or file system, and the path of the URL in it.
+        """Returns an object that lists the bucket or file system of a URL, and the URL's path.
 
         Raises:
             ValueError: If stores of this kind do not accept one of the storage options.

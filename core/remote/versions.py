@@ -122,7 +122,7 @@ class Version(NamedTuple):  # created faster than a dataclass; a data set has th
 
 
 def named_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Returns how the ETag or the date of a version differs; "" if it is equal, None if unknown.
+    """Returns in words how the ETag or date differs; "" if it is equal, None if unknown.
 
     Dates are compared only if an ETag is missing, because the servers of a site may have different
     dates.

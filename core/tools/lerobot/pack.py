@@ -1,4 +1,4 @@
-"""`pack_lerobot`, which packs LeRobot data sets as RLDS TFRecords."""
+"""`pack_lerobot`: packs LeRobot data sets as RLDS TFRecords."""
 
 from __future__ import annotations
 

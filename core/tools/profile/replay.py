@@ -40,7 +40,7 @@ class Stage:
 
     Attributes:
         name: Name as users write it: "fn.decoders.image", "function flip".
-        lane: "input", "cpu" or "gpu". At a time, each lane processes another batch.
+        lane: "input", "cpu" or "gpu". The lanes process different batches at the same time.
         seconds: Time for a batch.
     """
 
@@ -243,7 +243,7 @@ def _cut(pipeline: Pipeline, count: int) -> None:
 
 
 def _throughput(runner: Runner, seconds: float) -> float:
-    """Returns the measured seconds per batch, without the batches that were prefetched."""
+    """Returns the measured seconds per batch, not counting prefetched batches."""
     for _ in range(1 + max(map(queue_depth, runner.pipelines))):
         _run_batch(runner, lambda: runner.take(discard))
     start = now = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The command ``python -m dalijax.show``."""
+"""The command ``python -m dalijax.show``, which draws batches."""
 
 from __future__ import annotations
 

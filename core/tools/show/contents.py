@@ -154,7 +154,7 @@ class Contents:
         return outputs if len(outputs) > 1 else []
 
     def is_padding(self, row: int) -> bool:
-        """Returns whether the sample with an index is padding."""
+        """Returns whether the sample with the index ``row`` is padding."""
         return self.valid is not None and row < len(self.valid) and not self.valid[row]
 
     def caption(self, row: int, with_numbers: bool = False) -> list[str]:

@@ -71,7 +71,7 @@ def waveforms_of(output: Output, row: int) -> list[NDArray[np.float64]]:
 
 
 def _plot(output: Output, row: int, height: int) -> Pixels:
-    """Returns the plot of a window, with the range of all windows of the output."""
+    """Returns the plot of a window, scaled to the range of all windows of the output."""
     figures, steps = output.figures, output.steps
     least, most = (0.0, 1.0) if figures is None else (figures.least, figures.most)
     values = np.asarray(output.samples[row], np.float64)

@@ -146,7 +146,7 @@ def _output(contents: Contents, output: Output, samples: int) -> str:
 
 
 def _strips(contents: Contents, samples: int) -> str:
-    """Returns the HTML of all images and windows of each sample in a row; "" without a strip."""
+    """Returns the HTML with the images and windows of each sample in a row; "" without them."""
     if not (strip := contents.strip):
         return ""
     count = min(samples, len(strip[0].samples))

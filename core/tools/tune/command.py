@@ -1,4 +1,4 @@
-"""The command ``python -m dalijax.tune``."""
+"""The command ``python -m dalijax.tune``, which searches for the fastest settings."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def progress_bar(finished: int, total: int, label: str) -> None:
 
 
 def thread_counts(cores: int) -> list[int]:
-    """Returns the powers of two up to the number of cores, and that number."""
+    """Returns the powers of two up to the number of cores, and the number of cores."""
     counts = [1 << k for k in range(cores.bit_length()) if 1 << k <= cores]
     return counts if counts[-1] == cores else [*counts, cores]
 
@@ -405,7 +405,7 @@ def _memory(stream: BatchStream, settings: Mapping[str, Any], free: Memory) -> M
 
 
 def _rate(stream: BatchStream, settings: Mapping[str, Any], seconds: float) -> float:
-    """Returns the measured samples per second of a stream, without prefetched batches."""
+    """Returns the measured samples per second of a stream, not counting prefetched batches."""
     for _ in range(max(3, settings["prefetch_queue_depth"] + 1)):
         next(stream)
     start = now = time.perf_counter()
