@@ -278,7 +278,7 @@ class FedEngine(Engine[P]):
         except _BadRecords as failed:
             error = self._bad_records(position, failed.bad, with_dali_text=True)
         except RuntimeError as failed:
-            return self._failed(position, runner, supply, run, failed)
+            return self._failed(position, supply, run, failed)
         except RaggedError as failed:
             rows = supply.rows(run, failed.pipeline)
             error = failed.named({row: rows.name(row) for row in failed.rows})
@@ -396,7 +396,7 @@ class FedEngine(Engine[P]):
         return BatchError
 
     def _failed(
-        self, position: P, runner: Runner, supply: RowSupply[P], run: int, error: RuntimeError
+        self, position: P, supply: RowSupply[P], run: int, error: RuntimeError
     ) -> Outcome[P] | None:
         """Finds the records that made a run fail, and returns the outcome of the run.
 

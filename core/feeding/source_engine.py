@@ -32,7 +32,7 @@ from ..state.envelope import damaged
 from ..stats import InputStats
 from .fed_engine import FedEngine
 from .graph import FedGraph
-from .source_supply import RowRange, Rows, SourceSupply
+from .source_supply import RowRange, SourceRows, SourceSupply
 from .stand_ins import BadSamples
 from .supply import RowSupply
 
@@ -352,7 +352,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         supply.seek(self._samples.run_from(self.position))
         lead = 1  # the number of runs that a pipeline may be ahead of the others
 
-        def rows_of(run: int, part: int) -> Rows:
+        def rows_of(run: int, part: int) -> SourceRows:
             """Returns the rows of a run; forgets runs that every pipeline has taken."""
             if run > lead:
                 supply.forget(run - lead - 1)

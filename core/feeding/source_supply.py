@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from nvidia.dali.tensors import TensorListCPU
 
 from ..formats.image_size import ImageInput
-from ..order.samples import Rows as SampleRows
-from ..order.samples import SamplePlan, SamplePosition
+from ..order.samples import SamplePlan, SamplePosition, SampleRows
 from ..order.shuffle import Indices
 from ..pipeline.calls import calls
 from ..random.draw import DrawRows
@@ -142,7 +141,7 @@ class PendingRows:
         return self._read
 
 
-class Rows:
+class SourceRows:
     """The rows of one run of one pipeline; see `RowBatch`. Methods wait for the reading threads.
 
     Args:
@@ -311,7 +310,7 @@ class SourceSupply:
         self._parts = list(parts)
         self._depth = depth
         self._positions: dict[int, SamplePosition] = {0: SamplePosition()}
-        self._rows: dict[int, tuple[PendingRows, list[Rows]]] = {}
+        self._rows: dict[int, tuple[PendingRows, list[SourceRows]]] = {}
 
     def submit(self, function: Callable[..., object], *arguments: Any) -> None:
         """Calls a function in a reading thread, without waiting for the call.
@@ -356,7 +355,7 @@ class SourceSupply:
         """Returns True: the stream of a record source is endless."""
         return True
 
-    def rows(self, run: int, part: int) -> Rows:
+    def rows(self, run: int, part: int) -> SourceRows:
         """Returns the rows of a pipeline in a run."""
         self.next_run = max(self.next_run, run + 1)
         if run not in self._rows:
@@ -403,8 +402,8 @@ class SourceSupply:
 
     def _pending(
         self, samples: Indices, valid: Sequence[NDArray[np.bool_]], chunk_size: int, *where: Any
-    ) -> tuple[PendingRows, list[Rows]]:
-        """Creates the `PendingRows` of a run, and the `Rows` of each pipeline.
+    ) -> tuple[PendingRows, list[SourceRows]]:
+        """Creates the `PendingRows` of a run, and the `SourceRows` of each pipeline.
 
         Args:
             samples: The samples of all pipelines.
@@ -415,7 +414,9 @@ class SourceSupply:
         ends = list(itertools.accumulate(map(len, valid)))
         parts = [slice(end - len(part), end) for part, end in zip(valid, ends)]
         pending = PendingRows(self, samples, parts, chunk_size, *where)
-        return pending, list(map(Rows, itertools.repeat(pending), itertools.count(), parts, valid))
+        return pending, list(
+            map(SourceRows, itertools.repeat(pending), itertools.count(), parts, valid)
+        )
 
     def forget(self, run: int) -> None:
         """Drops the rows of a run and of all earlier runs, and reads further ahead.
@@ -430,7 +431,7 @@ class SourceSupply:
             del self._positions[old]
         self._read_from(self.next_run)
 
-    def alone(self, samples: Indices) -> Rows:
+    def alone(self, samples: Indices) -> SourceRows:
         """Returns rows of some samples, for a separate pipeline."""
         pending, rows = self._pending(samples, [np.ones(len(samples), bool)], len(samples))
         self.submit(pending.start)

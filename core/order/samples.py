@@ -39,7 +39,7 @@ class SamplePosition:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class SampleRows:
     """A range of rows of a batch.
 
     Attributes:
@@ -128,7 +128,7 @@ class SamplePlan:
         fills = self.policy is LastBatchPolicy.FILL and not self.padded
         return fills and position.sample > self.end(position)
 
-    def rows(self, position: SamplePosition, first: int = 0, last: int | None = None) -> Rows:
+    def rows(self, position: SamplePosition, first: int = 0, last: int | None = None) -> SampleRows:
         """Returns the rows of the next batch, which must exist.
 
         Args:
@@ -143,7 +143,7 @@ class SamplePlan:
             last = min(last, end - position.sample)
         samples = position.sample + np.arange(first, max(first, last), dtype=np.int64)
         valid = samples < end
-        return Rows(np.minimum(samples, end - 1) if self.padded else samples, valid)
+        return SampleRows(np.minimum(samples, end - 1) if self.padded else samples, valid)
 
     def skip(self, position: SamplePosition, batches: int) -> SamplePosition:
         """Returns the position after some of the epoch's batches, which must exist."""

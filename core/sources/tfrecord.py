@@ -122,7 +122,7 @@ class TFRecord(ByteRecords):
                 decode, dtype = _DECODERS[kind]
                 schema[name] = field or Field(dtype, 1)
                 decoders[name] = functools.partial(_decoded, decode, schema[name].dtype or dtype)
-        values = {name: _as_value(name, value, schema[name]) for name, value in defaults.items()}
+        values = {name: _as_value(value, schema[name]) for name, value in defaults.items()}
         index_again = functools.partial(
             index_records, wanted=dataclasses.replace(wanted, kinds=schema)
         )
@@ -191,7 +191,7 @@ def _from_shared(files: Sequence[str], wanted: Wanted, stamps: Sequence[Stamp]) 
     return select_records(table, files, sizes, wanted)
 
 
-def _as_value(name: str, default: Any, field: Field) -> Any:
+def _as_value(default: Any, field: Field) -> Any:
     """Converts the user's default of a field to the value that `TFRecord.read` returns."""
     if isinstance(default, (bytes, str)):
         data = default.encode() if isinstance(default, str) else default
