@@ -160,7 +160,7 @@ def check_call(
     names: Collection[str],
     extra: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> None:
-    """Rejects unknown arguments.
+    """Rejects arguments that neither a graph function nor pipeline_def nor ``extra`` accepts.
 
     Args:
         pipeline_fn: The graph function.

@@ -94,7 +94,7 @@ def _policy(value: Any, drop_remainder: bool | None) -> LastBatchPolicy:
         )
     if drop_remainder is None:
         return policy
-    # FILL may be the default.
+    # FILL may be the default, which drop_remainder replaces.
     is_given = isinstance(value, str) or policy is not LastBatchPolicy.FILL
     if is_given and (policy is drop) != bool(drop_remainder):
         raise ValueError(
@@ -185,7 +185,7 @@ class EpochRules:
 
 @dataclasses.dataclass(frozen=True)
 class IteratorConfig:
-    """Arguments of an iterator, in DALI's names; see `dalijax.DALIGenericIterator`.
+    """Arguments of an iterator, with DALI's names; see `dalijax.DALIGenericIterator`.
 
     Raises:
         ValueError: If a value is not allowed, or two arguments exclude each other.
@@ -275,7 +275,7 @@ class IteratorConfig:
         policy = _policy(self.last_batch_policy, self.drop_remainder)
         set_field(self, "last_batch_policy", policy)
         set_field(self, "drop_remainder", None)  # so that a copy has a single policy
-        if self.shuffle is None:  # it would not shuffle, unlike an omitted shuffle=
+        if self.shuffle is None:  # None would not shuffle, unlike an omitted shuffle=
             raise TypeError("shuffle must be True or False, not None")
         _check_seconds(self.check_processes)
         if not (self.batch_map is None or isinstance(self.batch_map, BatchMap)):

@@ -195,5 +195,5 @@ class Watched(Protocol):
     """An iterator of the core or of an adapter that counts its batches."""
 
     def watch(self) -> InputStats:
-        """Returns the counters of delivered batches, which start at the first call."""
+        """Returns the counters of delivered batches; counting starts at the first call of watch."""
         ...

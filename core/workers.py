@@ -64,12 +64,12 @@ class Result(Generic[T]):
 
     @property
     def is_set(self) -> bool:
-        """Returns whether the value or the error is set."""
+        """Returns whether the value or the error of the task is set."""
         return self._is_set
 
     @property
     def error(self) -> BaseException | None:
-        """Returns the error, if it is set."""
+        """Returns the error of the task; None if the task has not failed."""
         return self._error
 
     def get(self, workers: Workers | None = None) -> T:
@@ -135,7 +135,9 @@ def ending() -> BaseException:
 
 @contextlib.contextmanager
 def busy() -> Iterator[None]:
-    """Makes the exit of Python wait briefly for a block that another library's thread runs.
+    """Context manager that makes the exit of Python wait briefly for its block.
+
+    It is for blocks that threads of other libraries run.
 
     Raises:
         SystemExit, WorkersEnded: If Python exits; see `ending`.

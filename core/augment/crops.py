@@ -147,7 +147,8 @@ def center_crop(
 
     Sizes and positions are rounded as in torchvision. Nothing is random. Without ``draw``, the
     graph computes the windows from the images' sizes, over any reader or source and after any
-    operator. With ``draw``, dalijax computes the same windows from the sizes in the files' headers.
+    operator. With ``draw``, dalijax computes the same windows from the sizes that ``draw`` looks
+    up.
 
     Args:
         images: Images [height, width, channels]; with ``draw``, of sizes that it can look up.

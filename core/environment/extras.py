@@ -33,7 +33,7 @@ def extra(name: str, needed_by: str) -> Iterator[None]:
 
 
 def check_dali() -> None:
-    """Checks that a wheel of DALI is installed, and warns if both wheels are.
+    """Checks that a wheel of DALI is installed, and warns if two wheels are installed.
 
     Raises:
         ImportError: If no wheel is installed; the message has the commands that install one.

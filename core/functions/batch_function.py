@@ -46,7 +46,8 @@ class BatchFunction:
         # The batch size, and the types, shapes, dtypes and shardings of the last outputs.
         self._last: Any = None
         # A compiled function takes NumPy views, which are created ten times faster than
-        # jax.Arrays. If the default device isn't a CPU, JAX would move them there.
+        # jax.Arrays. If the default device isn't a CPU, it takes jax.Arrays on the CPU, because JAX
+        # would move NumPy views to the default device.
         self.takes_views = (
             device_type == "cpu"
             and isinstance(function, jax.stages.Wrapped)
@@ -118,7 +119,10 @@ class BatchFunction:
         return placed
 
     def arrays(self, batches: Sequence[np.ndarray]) -> list[Any]:
-        """Returns NumPy batches as arguments of the function: unchanged, or as jax.Arrays on a CPU.
+        """Returns NumPy batches as arguments of the function, in a list.
+
+        The arguments are the batches themselves if `takes_views` is True, otherwise jax.Arrays on
+        the CPU.
 
         Raises:
             TypeError: If a batch has a dtype of 64 bits, which JAX would narrow.

@@ -16,7 +16,7 @@ from ..pipeline.output_notes import mark_bfloat16
 @do_not_convert
 @knows_its_names
 def cast(data: DataNode, dtype: Any) -> DataNode:
-    """Converts numbers to a dtype; unlike ``nvidia.dali.fn.cast``, outputs also to bfloat16.
+    """Converts numbers to a dtype, like ``nvidia.dali.fn.cast``, and outputs also to bfloat16.
 
     DALI has no bfloat16: the output stays float32 in the graph, and each batch is rounded to
     bfloat16 on the output's device, with ties to even. Operators can't take the rounded result.

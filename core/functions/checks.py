@@ -140,7 +140,7 @@ def key_words(device: str = "cpu") -> DataNode:
 
 
 def key_of(words: np.ndarray) -> np.ndarray:
-    """Returns the data of a batch's key, uint32 [2], from the first row of uint8 [batch, 8]."""
+    """Returns the data of a batch's key, uint32 [2]: the first row of ``words``, uint8 [n, 8]."""
     return np.frombuffer(np.ascontiguousarray(words[0], np.uint8).tobytes(), np.uint32)
 
 
@@ -194,7 +194,7 @@ def results(name: str, returned: Any, count: int) -> tuple[Any, ...]:
 
 
 def check_array(name: str, number: int, array: Any) -> str:
-    """Returns a label for messages, "output 0 of f()"; raises TypeError for other than arrays."""
+    """Returns a label for messages, "output 0 of f()"; raises TypeError if given no array."""
     label = f"output {number} of {name}()"
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         raise TypeError(

@@ -64,7 +64,8 @@ def dlpack_operator() -> Callable[..., Any]:
         @property
         def preserve(self: Any) -> bool:
             # DALI's schema never prunes this operator, since a function without outputs may print,
-            # for example. preserve=False is the user's choice. (Private, like the method above.)
+            # for example. preserve=False is the user's choice. (_preserve is private, like the
+            # method above.)
             preserve = self._init_args.get("preserve")
             return bool(self._preserve if preserve is None else preserve)
 

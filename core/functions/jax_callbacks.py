@@ -58,8 +58,8 @@ def on_cpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
                 else array
                 for array in outputs
             )
-        # JAX's capsules may be freed on any thread. NumPy's need the GIL, which DALI's threads
-        # don't hold after a failed run.
+        # JAX's capsules may be freed on any thread. NumPy's capsules need the GIL, which DALI's
+        # threads don't hold after a failed run.
         return tuple([array.block_until_ready().__dlpack__() for array in outputs]) or None
 
     return run

@@ -122,7 +122,7 @@ def numba_function(
                 f"ins_ndim={ins}. Pass setup_fn, which determines the shapes"
             )
         # Without setup_fn DALI also takes the outputs' types from the inputs, and would write
-        # beyond their memory.
+        # beyond the memory of the outputs.
         if (len(outs), output_types) != (len(ins), input_types):
             setup_fn = _shapes_of_inputs
     operator_arguments = checks.arguments(seed, bytes_per_sample_hint, name)
@@ -345,7 +345,8 @@ def _operator_class() -> Any:
             return self._setup.address
 
         def _compiled_setup(self, setup_fn: Any) -> Any:
-            # DALI's own code, but with views of all inputs. Not public, as all methods here.
+            # DALI's own code, but with views of all inputs. It is private, like all methods of this
+            # class.
             view, compiled_fn = dalis._get_shape_view, dalis.njit(setup_fn)
 
             @dalis.cfunc(self._setup_fn_sig(), nopython=True)  # type: ignore[untyped-decorator]

@@ -140,8 +140,8 @@ def _outputs(
 def _check_pure(name: str, first: Sequence[Any], second: Sequence[Any]) -> None:
     """Checks that two calls of a draw's function returned equal, new arrays.
 
-    Threads call the function for several batches concurrently. If it returned the same array each
-    time, a batch would contain the numbers of another batch.
+    Threads call the function for several batches concurrently. If the function returned the same
+    array each time, a batch would contain the numbers of another batch.
 
     Args:
         name: The draw's name.
@@ -213,11 +213,11 @@ class DrawRows:
         return function(self) if self.ahead is None else self.ahead(name, function)
 
 
-# The function of a draw: returns an array [rows, ...] for each output.
+# The function of a draw: returns an array [rows, ...] for each input of the graph; see `_packs`.
 DrawFunction = Callable[[DrawRows], list[NDArray[Any]]]
 DRAW = "draw"  # the parameter of a graph function that receives the Draw
 _DRAW = "_dalijax_draw"
-# Replacements for methods of NumPy's and JAX's generators.
+# Methods of `Draw` that replace methods of NumPy's and JAX's generators.
 _NUMPY_METHODS = {
     **dict.fromkeys(("randint", "integers", "categorical"), "choice(range(10))"),
     **dict.fromkeys(("bernoulli", "binomial"), "coin_flip(probability)"),
@@ -234,8 +234,8 @@ def _draw_of(pipeline: Pipeline | None) -> Draw | None:
 def described_draws(pipeline: Pipeline) -> list[tuple[str, str, dict[str, Any]]]:
     """Returns the kind, name and settings of each draw of a pipeline.
 
-    They are described like operators of DALI and their arguments. Without them, a state that was
-    saved with different augmentation would be restored silently.
+    Draws are described like operators of DALI and their arguments. Without these descriptions, a
+    state that was saved with different augmentation would be restored silently.
     """
     draw = _draw_of(pipeline)
     return [] if draw is None else draw._described()
