@@ -18,6 +18,9 @@ import tensorflow as tf
 from lerobot_data import AV1, DEPTH, FPS, H264, LENGTHS, TASKS, TOP, WRIST
 from PIL import Image, JpegImagePlugin
 
+from dalijax.core.tools.lerobot.dataset import Feature
+from dalijax.core.tools.lerobot.depth import DepthCodes
+from dalijax.core.tools.lerobot.image_encoding import ImageEncoding
 from dalijax.core.tools.lerobot.pack import PackOptions, pack_lerobot
 from dalijax.core.tools.lerobot.processes import call_in_processes
 from dalijax.sources import RLDS
@@ -200,6 +203,47 @@ def test_stored_jpegs_and_deep_pngs_are_kept(roots, tmp_path):
     assert jpeg["steps/observation/images.wrist"][0] == lerobot_data.encoded(drawn, "JPEG")
 
 
+@pytest.mark.parametrize("unit", (None, "mm", "m"))
+@pytest.mark.parametrize(
+    "stored",
+    (
+        np.array([[0, 1, 66, 65535]], np.uint16),
+        np.array([[-5, 0, 3, 70000]], np.int32),
+        np.array([[-1, 0, 0.0014, 2.5, 70, 70000, np.nan, np.inf]], np.float32),
+    ),
+    ids=lambda stored: stored.dtype.name,
+)
+def test_stored_depth_has_lerobots_unit(stored, unit):
+    """LeRobot multiplies meters by 1000; new images have the unit that it infers from the dtype."""
+    info = {"is_depth_map": True, **({"depth_unit": unit} if unit else {})}
+    codes = DepthCodes.parse({"info": info})
+    factor = 1000 if (unit or ("m" if stored.dtype.kind == "f" else "mm")) == "m" else 1
+    wanted = np.rint(np.nan_to_num(stored.astype(float) * factor, posinf=65535)).clip(0, 65535)
+    converted = codes.convert(stored)
+    assert converted.dtype == np.uint16
+    np.testing.assert_array_equal(converted, wanted)
+    if stored.dtype != np.int32:  # Pillow's modes of depth images
+        format = "PNG" if stored.dtype == np.uint16 else "TIFF"
+        data = lerobot_data.encoded(stored, format)
+        feature = Feature("image", (*stored.shape, 1), codes)
+        kept = Image.open(io.BytesIO(ImageEncoding(95, "4:2:0").encode_stored(data, feature)))
+        np.testing.assert_array_equal(np.asarray(kept), wanted)
+
+
+def test_a_feature_may_be_named_like_the_folder_of_observations(copied, tmp_path):
+    root = copied("v3-images")
+    features = json.loads((root / "meta" / "info.json").read_text())["features"]
+    names = [name for name in features if name.startswith("observation.")]
+    change_info(root, lambda info: info["features"].update(observation=features["action"]))
+    for path in (root / "data").rglob("*.parquet"):
+        change_table(path, lambda table: table.append_column("observation", table["action"]))
+    with pytest.raises(ValueError, match="'observation' can't be next to 'observation.' features"):
+        pack(root, tmp_path / "both")
+    pack(root, tmp_path / "alone", exclude=tuple(names))
+    for example in examples(tmp_path / "alone"):
+        assert example["steps/observation"] == example["steps/action"]
+
+
 def test_single_steps_are_found_by_their_timestamps(copied, tmp_path):
     """Episodes that use every second frame of a video, from the third on."""
     root = copied("v2.1-h264")
@@ -333,6 +377,12 @@ DAMAGES = {
     "feature": (
         lambda r: change_info(r, lambda info: info["features"].update({"a/b": {}})),
         "the feature 'a/b' can't be read",
+    ),
+    "unit": (
+        lambda r: change_info(
+            r, lambda info: info["features"][DEPTH].setdefault("info", {}).update(depth_unit="cm")
+        ),
+        "depth_unit='cm' is neither 'm' nor 'mm'",
     ),
 }
 

@@ -49,8 +49,10 @@ class DepthCodes:
         codes = cls(
             **{key: float(value) for key, value in stored.items() if value is not None},
             use_log=True if use_log is None else bool(use_log),
-            unit=str(info.get("depth_unit") or ""),
+            unit=info.get("depth_unit") or "",
         )
+        if codes.unit not in ("", "m", "mm"):
+            raise ValueError(f"depth_unit={codes.unit!r} is neither 'm' nor 'mm'")
         lowest = codes.depth_min + codes.shift if codes.use_log else 1.0
         if not (codes.depth_min < codes.depth_max < math.inf and lowest > 0):
             raise ValueError(f"depth from {codes.depth_min} to {codes.depth_max} m has no codes")
@@ -67,16 +69,20 @@ class DepthCodes:
             depth = np.exp(depth) - np.float32(self.shift)
         return _rounded(np.clip(depth, self.depth_min, self.depth_max) * np.float32(1000))
 
-    def convert(self, pixels: NDArray[Any]) -> NDArray[np.uint16]:
-        """Returns the depths of a stored image, uint16 [height, width].
+    def has_meters(self, dtype: np.dtype[Any]) -> bool:
+        """Returns whether stored images of a dtype contain meters instead of millimeters.
 
-        Integers keep their values. Floats are converted from meters to millimeters, unless `unit`
-        is ``"mm"``.
+        Without `unit`, floats are meters and integers are millimeters, as in LeRobot.
         """
-        if pixels.dtype.kind != "f":
-            return pixels.astype(np.uint16)
-        return _rounded(pixels * np.float32(1 if self.unit == "mm" else 1000))
+        return self.unit == "m" if self.unit else dtype.kind == "f"
+
+    def convert(self, pixels: NDArray[Any]) -> NDArray[np.uint16]:
+        """Returns the depths of a stored image, in millimeters, uint16 [height, width].
+
+        Depths outside of uint16 are clipped. NaN becomes 0, which means an unknown depth.
+        """
+        return _rounded(pixels * np.float32(1000) if self.has_meters(pixels.dtype) else pixels)
 
 
 def _rounded(depth: NDArray[Any]) -> NDArray[np.uint16]:
-    return np.rint(np.clip(depth, 0, 65535)).astype(np.uint16)
+    return np.rint(np.clip(np.nan_to_num(depth), 0, 65535)).astype(np.uint16)

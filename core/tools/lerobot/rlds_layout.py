@@ -35,10 +35,11 @@ def packed_features(dataset: LeRobotDataset) -> dict[str, Feature]:
     """Returns the features of the packed records, by key.
 
     Raises:
-        ValueError: If a feature is named "observation", which is a folder of other keys.
+        ValueError: If a feature is named "observation", and others are named "observation.NAME".
     """
     features = {step_key(name): feature for name, feature in dataset.features.items()}
-    if f"{STEPS}/{_OBSERVATION}" in features:
+    folder = f"{STEPS}/{_OBSERVATION}"
+    if folder in features and any(key.startswith(f"{folder}/") for key in features):
         raise ValueError(
             f"the feature {_OBSERVATION!r} can't be next to 'observation.' features in records. "
             f"Pass --exclude {_OBSERVATION}"

@@ -34,7 +34,7 @@ class Memory:
         return cls(pages * _PAGE / _MEBIBYTE, _gpu_memory())
 
     @classmethod
-    def unused(cls) -> Memory:
+    def after_release(cls) -> Memory:
         """Releases freed memory that new pipelines would reuse, and returns the memory in use."""
         gc.collect()  # frees DALI's pipelines, which are in reference cycles even if closed
         backend.ReleaseUnusedMemory()  # frees memory in DALI's pools

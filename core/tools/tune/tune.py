@@ -366,7 +366,7 @@ def _measure(
                     tried = {**settings, name: value}
                     try:
                         if value not in streams:
-                            free = Memory.unused()
+                            free = Memory.after_release()
                             streams[value] = open_stream(**tried)
                             opened.callback(streams[value].close)
                             memory[value] = _memory(streams[value], tried, free)
