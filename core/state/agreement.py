@@ -1,6 +1,7 @@
-"""Comparison of the iterators of several processes, which must be equal for a global batch.
+"""Compares the iterators of several processes, which must be equal to form global batches.
 
-The functions are pure; `dalijax.core.pipeline.processes` exchanges the descriptions.
+An *offer* is the description that a process gives of its iterator. The functions are pure;
+`dalijax.core.pipeline.processes` exchanges the offers between the processes.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ _POSITION = "position"
 
 
 def without_seeds(line: str) -> str:
-    """Returns an operator's line of a fingerprint without the seed, which differs by shard."""
+    """Returns an operator's line without the seed, which differs between shards."""
     kind, name, arguments = split_line(line)
     return operator_line(kind, name, {k: v for k, v in arguments.items() if k != "seed"})
 
 
 class Batches(NamedTuple):
-    """The batches of one process.
+    """The number of batches of one process, as far as the process knows it.
 
     Attributes:
-        certain: Number of batches that the process certainly has, from the first.
-        ended: Whether the process has no further batches.
+        certain: Number of batches that the process certainly has, counted from the first batch.
+        ended: Whether the process has no batches after these.
     """
 
     certain: int
@@ -44,13 +45,13 @@ class Batches(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """The description of an iterator that waits for the other processes.
+    """The description of an iterator that waits until the other processes describe theirs.
 
     Attributes:
-        process: The process.
-        number: The number of the description among those of its process.
-        values: The values that must be equal.
-        batches: The batches of this process; None if they are not compared.
+        process: Index of the process that made the offer.
+        number: Index of the offer among the offers of the process, in the order of creation.
+        values: The values that must be equal in all processes.
+        batches: How many batches the process has; None if this is not compared.
     """
 
     process: int
@@ -59,18 +60,18 @@ class Offer:
     batches: Batches | None = None
 
     def to_json(self) -> str:
-        """Returns the values and the batches, as JSON."""
+        """Returns ``values`` and ``batches`` as JSON text."""
         return json.dumps([self.values, self.batches])
 
     @classmethod
     def from_json(cls, process: int, number: int, text: str) -> Offer:
-        """Returns the inverse of `to_json`."""
+        """Returns the offer whose values and batches `to_json` has returned as ``text``."""
         values, batches = json.loads(text)
         return cls(process, number, values, batches and Batches(*batches))
 
     @functools.cached_property
     def digest(self) -> str:
-        """The digest of the values; offers that agree have equal digests."""
+        """The digest of the values. Offers with equal values have equal digests."""
         return digest(json.dumps(self.values, sort_keys=True).encode(), length=64)
 
 
@@ -79,8 +80,10 @@ class Round:
     """The offers of other processes with which an offer of this process is compared.
 
     Attributes:
-        equal: By process, an offer with equal values.
-        different: By process, the most similar offer if no offer has equal values.
+        equal: The offer with equal values of each process that has one, by process. Includes the
+            offer of this process.
+        different: The most similar offer of each process that has no offer with equal values, by
+            process.
         absent: Processes that have no offer to compare.
     """
 
@@ -90,15 +93,16 @@ class Round:
 
     @property
     def offers(self) -> dict[int, Offer]:
-        """The offers of all processes that have one, by process."""
+        """The offers in ``equal`` and ``different``, by process."""
         return dict(sorted({**self.equal, **self.different}.items()))
 
 
 def counterparts(local: Offer, offers: Iterable[Offer], processes: Sequence[int]) -> Round:
-    """Finds the offers of other processes that belong to an offer of this process.
+    """Returns the offers of other processes that must be compared with an offer of this process.
 
-    Offers with equal values belong together, even if the processes created their iterators in
-    different orders. An offer equal to another offer of this process belongs to that offer.
+    Offers with equal values are compared, even if the processes created their iterators in
+    different orders. An offer of another process is left out if it equals an offer of this process
+    other than ``local``.
 
     Args:
         local: The offer of this process.
@@ -127,12 +131,15 @@ def counterparts(local: Offer, offers: Iterable[Offer], processes: Sequence[int]
 
 
 def similarity(first_values: Values, second_values: Values) -> int:
-    """Returns the number of equal values."""
+    """Returns how many of the first values are equal to the second values of the same name."""
     return sum(value == second_values.get(name) for name, value in first_values.items())
 
 
 def described(offers: Mapping[int, Offer]) -> list[str]:
-    """Returns a line for each value that differs, with the value of each process."""
+    """Returns a line for each value that differs between offers, with the value of each process.
+
+    Differences after the first 12 are only counted, in a last line.
+    """
     lines = []
     first, *remaining = offers.values()
     names = dict.fromkeys(name for offer in offers.values() for name in offer.values)
@@ -141,7 +148,8 @@ def described(offers: Mapping[int, Offer]) -> list[str]:
             having = {p: offer.values.get(name, "none") for p, offer in offers.items()}
             if len({json.dumps(value) for value in having.values()}) > 1:
                 lines.append(f"{name}: {_shares(having)}")
-    # Arguments of operators, each with the values of the processes that differ from the first.
+    # Differences of operators, with the values of the first process and of the processes that
+    # differ from it.
     arguments: dict[str, dict[int, Any]] = {}
     for offer in remaining:
         before, after = (
@@ -157,7 +165,7 @@ def described(offers: Mapping[int, Offer]) -> list[str]:
 
 
 def _shares(having: Mapping[int, Any]) -> str:
-    """Formats values with their processes: "processes 0, 2 have 21, process 1 has 20"."""
+    """Formats the values of processes: "processes 0, 2 have 21, process 1 has 20"."""
     groups: dict[str, list[int]] = {}
     for process, value in having.items():
         groups.setdefault(str(value), []).append(process)
@@ -168,18 +176,18 @@ def _shares(having: Mapping[int, Any]) -> str:
 
 
 def _processes(numbers: Sequence[int]) -> str:
-    """Formats numbers of processes: "process 1", "processes 0, 2", or the first 8 of many."""
+    """Formats the indices of processes, at most 8 of them: "process 1" or "processes 0, 2"."""
     shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
     return f"process {shown}" if len(numbers) == 1 else f"processes {shown}"
 
 
 def difference_text(name: str, offers: Mapping[int, Offer], cure: str = "") -> str:
-    """Returns the message about iterators that differ between processes.
+    """Returns the error message about an iterator that differs between processes.
 
     Args:
         name: Name of the iterator.
         offers: The offers, by process.
-        cure: The fix; by default it depends on the values that differ.
+        cure: The advice at the end; by default it depends on the values that differ.
     """
     lines = described(offers)
     if cure:
@@ -205,12 +213,12 @@ def difference_text(name: str, offers: Mapping[int, Offer], cure: str = "") -> s
 
 
 def departure_text(name: str, goal: str, errors: Mapping[int, str]) -> str:
-    """Returns the message about processes that can't take part.
+    """Returns the error message about processes that have raised an error or ended.
 
     Args:
         name: Name of the iterator.
         goal: The point that the processes must reach.
-        errors: By process, the error that it raised; "" if its program has ended.
+        errors: The error that each process raised, by process; "" if its program has ended.
     """
     lines = [
         f"process {process} raised {error}" if error else f"the program of process {process} ended"
@@ -230,15 +238,15 @@ def absence_text(
     seconds: float,
     cure: str = "",
 ) -> str:
-    """Returns the message about processes that did not arrive in time.
+    """Returns the error message about processes that did not reach a point in time.
 
     Args:
         name: Name of the iterator.
         goal: The point that the processes must reach.
-        absent: The processes that did not reach it.
+        absent: The processes that did not reach the point.
         offers: The pending offers of all processes.
-        seconds: The timeout.
-        cure: The fix.
+        seconds: The timeout, in seconds.
+        cure: The advice; by default, to take the batches in every process.
     """
     elsewhere = [
         f"process {offer.process} waits for {offer.values.get('function')}"

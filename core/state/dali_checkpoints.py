@@ -1,9 +1,10 @@
-"""Checkpoints in DALI's format, as bytes for each pipeline, of this package and of DALI's plugin.
+"""Writes states as checkpoints in DALI's format, and reads such checkpoints.
 
-A checkpoint is DALI's protobuf message ``Checkpoint``: the operators' states, and an external
-context of two texts, the pipeline's and the iterator's. For this package, the iterator's text is a
-state; for DALI's plugin, it is a dict of counters. A checkpoint can be passed as ``checkpoints=``
-here, and as ``checkpoint=`` to a pipeline that the user creates.
+There is one checkpoint per pipeline. It is DALI's protobuf message ``Checkpoint``, which contains
+the operators' states and two texts: one of the pipeline and one of the iterator. The text of the
+iterator is a state if this package wrote the checkpoint, and a dict of counters if DALI's JAX
+plugin did. Checkpoints of both can be passed to this package as ``checkpoints=``, and to a pipeline
+that the user creates as ``checkpoint=``.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from . import reader_state
 from .envelope import brief
 from .position import Checkpoints, Position
 
-_CONTEXT, _ITERATOR_DATA = 2, 2  # fields of a checkpoint, and of its external context
+_CONTEXT, _ITERATOR_DATA = 2, 2  # field numbers in a checkpoint, and in its external context
 
 
 def to_bytes(state: Mapping[str, Any]) -> list[bytes]:
-    """Returns a checkpoint for each pipeline: DALI's checkpoint with the state in its context."""
-    # Protobuf merges a repeated field with the first: the pipeline's text is unchanged.
+    """Returns DALI's checkpoint of each pipeline, with the state as the text of the iterator."""
+    # Protobuf merges the appended context with the first, so that the pipeline's text is kept.
     text = json.dumps(state).encode()
     context = protobuf.message([(_CONTEXT, protobuf.message([(_ITERATOR_DATA, text)]))])
     checkpoints = reader_state.decode(state).position.checkpoints or Checkpoints()
@@ -32,13 +33,13 @@ def to_bytes(state: Mapping[str, Any]) -> list[bytes]:
 
 
 def read(pieces: Sequence[bytes]) -> reader_state.ReaderState | None:
-    """Decodes the state in checkpoints of `to_bytes`; None for checkpoints of DALI's plugin.
+    """Returns the state in checkpoints from `to_bytes`; None if DALI's plugin wrote them.
 
     Args:
         pieces: The checkpoints, in any order.
 
     Raises:
-        StateError: If they are not checkpoints, or not all checkpoints of one state.
+        StateError: If ``pieces`` are not checkpoints, or not all checkpoints of one state.
     """
     if isinstance(pieces, (str, bytes)):
         raise StateError(
@@ -60,10 +61,10 @@ def read(pieces: Sequence[bytes]) -> reader_state.ReaderState | None:
 
 
 def _iterator_data(piece: bytes) -> dict[str, Any]:
-    """Returns the iterator's part of a checkpoint: a state of this package, or DALI's counters.
+    """Returns the iterator's dict in a checkpoint: a state of this package, or DALI's counters.
 
     Raises:
-        StateError: If the bytes are not a checkpoint, or a checkpoint without this part.
+        StateError: If the bytes are not a checkpoint, or a checkpoint without this dict.
     """
     text = b""
     try:
@@ -86,13 +87,13 @@ def plugin_position(
 ) -> Position:
     """Returns the position that checkpoints of DALI's own JAX iterator describe.
 
-    DALI saves the number of samples that were read ahead when the epoch started, the number that
-    were read in the epoch so far, and the current shard of each pipeline, which shows the rotation
-    of shards. It does not save the start of the epoch, so that ``reset()`` can't go back to it.
+    DALI saves how many samples had been read ahead when the epoch started, how many have been read
+    in the epoch so far, and the current shard of each pipeline. DALI does not save the start of the
+    epoch, so that ``reset()`` can't move back to it.
 
     Args:
         pieces: The checkpoint of each pipeline.
-        plan: The epochs of this iterator; None if they are unknown.
+        plan: The epochs of the iterator to restore; None if the epochs are unknown.
         streams: The shard of each pipeline in epoch 0.
 
     Raises:
@@ -131,7 +132,7 @@ def plugin_position(
 
 
 def _are_counts(value: Any) -> bool:
-    """Returns whether a value is a list of whole numbers, 0 or more, written as 3 or 3.0."""
+    """Returns whether a value is a non-empty list of whole numbers from 0, such as 3 or 3.0."""
     return (
         isinstance(value, list)
         and bool(value)
@@ -145,7 +146,14 @@ def _are_counts(value: Any) -> bool:
 def _epoch_of(
     plan: EpochPlan, streams: Sequence[int], shards: Sequence[int], ahead: Sequence[int]
 ) -> int | None:
-    """Returns the first epoch whose start matches DALI's counters; None without a match."""
+    """Returns the first epoch whose start matches DALI's counters; None if no epoch does.
+
+    Args:
+        plan: The epochs of the iterator.
+        streams: The shard of each pipeline in epoch 0.
+        shards: The current shard of each pipeline.
+        ahead: Number of samples that DALI had read ahead in each shard when the epoch started.
+    """
     runs_on = any(ahead)
     epoch = 0
     for _ in range(2 * plan.num_shards * plan.batch_size + 1):

@@ -1,8 +1,9 @@
-"""Comparison of the fingerprint of a state with the iterator's, for states of every kind.
+"""Compares the fingerprint of a state with the fingerprint of the iterator that restores it.
 
-A fingerprint is a dict of the values that a restore depends on. ``operators`` is a list of lines
-from `dalijax.core.state.fingerprint.operator_line`, and ``sources`` a list of "name: value" lines;
-``unchecked`` is not compared. All other values are texts, numbers, or lists of texts.
+A fingerprint is a dict of the values that a restore depends on; its keys depend on the kind of the
+state. ``operators`` is a list of lines from `dalijax.core.state.fingerprint.operator_line`, and
+``sources`` a list of "name: value" lines. ``unchecked`` is not compared. All other values are
+texts, numbers, or lists of texts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .fingerprint import (
 )
 from .operators import FIELD
 
-# Positions are counted in these units: if any of them differs, a saved position has no meaning.
+# Positions depend on these values: if any of the values differs, a saved position has no meaning.
 _FIXED = frozenset(
     {
         *("epoch_size", "batch_size", "num_shards", "shard_ids", "policy", "padded", "stick"),
@@ -31,8 +32,8 @@ _FIXED = frozenset(
     }
 )
 _FIXED_ARGUMENTS = frozenset({"num_shards", "pad_last_batch", "stick_to_shard"})
-_LEFT_OUT = "(left out)"  # the text for a missing argument
-# Values of an unknown graph or a missing seed, which match any value.
+_LEFT_OUT = "(left out)"  # the text that replaces the value of a missing argument
+# Values that stand for an unknown graph or a missing seed, and match any value.
 _BLANKS = {"operators": [], "outputs": [], "seed": -1}
 # Explanations of values with unclear names.
 _MEANINGS = {
@@ -49,12 +50,13 @@ def check(
     Args:
         saved: The fingerprint of the state.
         current: The fingerprint of the iterator, with the same keys.
-        allow: Names of differences that are ignored.
-        named: Further names of ignored differences; each must exist in a fingerprint.
+        allow: Names of differences to ignore. Names that do not exist are accepted.
+        named: Further names of differences to ignore. Each must be the name of a value in a
+            fingerprint, or of a difference.
 
     Raises:
-        StateError: If the data differ; the message lists each difference as saved -> now, and how
-            to ignore it.
+        StateError: If the fingerprints differ. The message lists each difference as saved -> now,
+            and explains how to ignore it.
         ValueError: If ``named`` has an unknown name.
     """
     all_differences = differences(saved, current)
@@ -91,7 +93,10 @@ def different_data_error(
 
 
 def differences(saved: Fingerprint, current: Fingerprint) -> list[Difference]:
-    """Lists the differences; a value that is unknown before the first build matches any value."""
+    """Returns the differences between two fingerprints, except in ``unchecked``.
+
+    Values that are unknown before the pipelines were first built match any value.
+    """
     result: list[Difference] = []
     not_built = _is_unknown(saved) or _is_unknown(current)
     for name, before in saved.items():
@@ -111,7 +116,10 @@ def differences(saved: Fingerprint, current: Fingerprint) -> list[Difference]:
 
 
 def _is_unknown(fingerprint: Fingerprint) -> bool:
-    """Returns whether a fingerprint has only the names of outputs, as before the first build."""
+    """Returns whether a fingerprint is that of pipelines that were not built; see `unknown`.
+
+    Only the names of its outputs are then known.
+    """
     blanks = unknown().items()
     return all(fingerprint.get(name) == blank for name, blank in blanks if name != "outputs")
 
@@ -126,7 +134,14 @@ def _sources_differ(before: Sequence[str], after: Sequence[str]) -> Iterator[Dif
 
 
 class _Operator(NamedTuple):
-    """An operator of a fingerprint; ``label`` is its name in differences, from `labels_of`."""
+    """An operator of a fingerprint.
+
+    Attributes:
+        kind: The kind of the operator, such as "readers.file".
+        name: The name of the operator in its graph.
+        arguments: The arguments, by name.
+        label: The name of the operator in differences, from `labels_of`.
+    """
 
     kind: str
     name: str
@@ -135,7 +150,7 @@ class _Operator(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The text that identifies the operator in another graph."""
+        """A text that is equal for operators of two graphs that may correspond to each other."""
         return self.kind if AUTOMATIC.match(self.name) else f"={self.name}"
 
     def __str__(self) -> str:
@@ -151,10 +166,13 @@ def _read_operators(texts: Sequence[str]) -> list[_Operator]:
 def _paired(
     before: Sequence[str], after: Sequence[str]
 ) -> list[tuple[_Operator | None, _Operator | None]]:
-    """Returns the operators of two graphs in pairs: each with its counterpart, or None."""
+    """Returns pairs of corresponding operators of two graphs, given as lines.
+
+    An operator without a counterpart is paired with None.
+    """
     pairs: list[tuple[_Operator | None, _Operator | None]] = []
 
-    # Pairs operators with equal arguments first, and then the others by kind or name.
+    # Pairs operators with equal arguments first, and then the remaining operators by kind or name.
     def pair(left: Sequence[_Operator], right: Sequence[_Operator], exact: bool) -> None:
         def keys(operators: Sequence[_Operator]) -> list[str]:
             return [f"{o.key} {sorted(o.arguments.items()) if exact else ''}" for o in operators]
@@ -180,7 +198,7 @@ def _operators_differ(before: Sequence[str], after: Sequence[str]) -> Iterator[D
     for old, new in pairs:
         if old is not None and new is not None and old.kind == new.kind:
             if new.kind == CONNECTIONS and not alike:
-                continue  # added and removed operators, which are named, change the connections
+                continue  # because of added or removed operators, which are reported
             for argument in sorted(old.arguments.keys() | new.arguments.keys()):
                 old_text, new_text = (o.arguments.get(argument, _LEFT_OUT) for o in (old, new))
                 if old_text != new_text:
@@ -196,13 +214,13 @@ def _operators_differ(before: Sequence[str], after: Sequence[str]) -> Iterator[D
 
 
 def renamed(saved: Fingerprint, current: Fingerprint) -> dict[str, str] | None:
-    """Maps the present names of operators to their names in a state.
+    """Returns the names that operators have in a state, by their current names.
 
     Returns:
-        None if all names are the same, and no operator was added or removed.
+        None if no operator was renamed, added or removed, or if the operators are unknown.
     """
     if [] in (saved["operators"], current["operators"]):
-        return None  # they could not be read
+        return None  # the operators could not be read
     pairs = _paired(saved["operators"], current["operators"])
     names = {
         new.name: old.name
@@ -214,7 +232,10 @@ def renamed(saved: Fingerprint, current: Fingerprint) -> dict[str, str] | None:
 
 
 def _not_allowed(different: Sequence[Difference], allow: Sequence[str]) -> list[Difference]:
-    """Returns the forbidden differences; "operators.resize" allows all of that operator."""
+    """Returns the differences that ``allow`` does not name, or that can't be ignored.
+
+    "operators.resize" allows all differences of the operator ``resize``.
+    """
     return [
         difference
         for difference in different
@@ -240,7 +261,7 @@ def _covers(allowed: str, name: str) -> bool:
 
 
 def _names(fingerprints: Iterable[Fingerprint]) -> set[str]:
-    """Returns the names that differences may have."""
+    """Returns the names that differences between these fingerprints may have."""
     names = set[str]()
     for fingerprint in fingerprints:
         names |= fingerprint.keys() - {"operators", "sources", "unchecked"}

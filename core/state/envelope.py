@@ -1,4 +1,4 @@
-"""The encoding of states, and the check of their fields, for every engine and adapter.
+"""Encodes states, and validates the fields of states, for every engine and adapter.
 
 A state is a flat dict of JSON values with the same keys and types over its whole lifetime::
 
@@ -7,10 +7,11 @@ A state is a flat dict of JSON values with the same keys and types over its whol
      "data": "eJyr...", "digest": "5f0c9e6a41b2d783"}
 
 ``data`` holds the other fields of the kind as JSON, deflated (RFC 1950) and in base64. ``digest``
-covers all fields. A state may come from an untrusted place: nothing is ever unpickled. The kinds
-are the `Form`s of `core.state.reader_state`, `core.sources.state`, `adapters.grain.transform`,
-`adapters.grain.data_loader` and `adapters.tfdata.stepped_stream`. These modules also check whether
-the values are consistent; the engines check whether the position exists.
+covers all fields. Nothing is ever unpickled, because a state may come from an untrusted place.
+
+The kinds are the `Form`s of `core.state.reader_state`, `core.sources.state`,
+`adapters.grain.transform`, `adapters.grain.data_loader` and `adapters.tfdata.stepped_stream`. These
+modules also check whether the values are consistent; the engines check whether the position exists.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 from ..errors import StateError
 
 VERSION = 3
-COUNT = range(1 << 53)  # every JSON reader keeps whole numbers in this range
+COUNT = range(1 << 53)  # JSON readers that store numbers as float64 keep these exactly
 INTEGER = range(-(1 << 63), 1 << 64)
 _FORMAT = "dalijax"
 _HEAD: Mapping[str, Any] = {"format": str, "version": int, "kind": str, "data": str, "digest": str}
@@ -36,7 +37,10 @@ _MOST_BYTES = 1 << 24  # of inflated data
 
 
 def digest(*pieces: bytes, length: int = 12) -> str:
-    """Returns the first hexadecimal digits of the SHA-256 hash of pieces and their lengths."""
+    """Returns the first ``length`` hexadecimal digits of the SHA-256 hash of pieces of data.
+
+    The hash includes the length of each piece.
+    """
     state = hashlib.sha256()
     for piece in pieces:
         state.update(b"%d " % len(piece))
@@ -54,7 +58,7 @@ class Form:
 
     Attributes:
         kind: The name of the kind.
-        owner: The iterators that have states of the kind, for errors.
+        owner: A description of the iterators that have states of this kind, for errors.
         shown: The fields that are keys of the state.
         packed: The fields that are compressed in the state's ``data``.
     """
@@ -65,7 +69,7 @@ class Form:
     packed: Mapping[str, Any]
 
     def encode(self, **values: Any) -> dict[str, Any]:
-        """Encodes the values of all fields as a state."""
+        """Returns a state with the values of all fields."""
         packed = {name: values.pop(name) for name in self.packed}
         text = json.dumps(packed, separators=(",", ":")).encode()
         state = {
@@ -80,14 +84,14 @@ class Form:
         return {**state, "digest": _digest(state)}
 
     def decode(self, saved: Mapping[str, Any] | str | bytes) -> dict[str, Any]:
-        """Validates a state and returns the values of its fields, in one dict.
+        """Validates a state, and returns the values of all its fields by name.
 
         Args:
-            saved: The result of `encode`, or its JSON text or bytes. It is not changed; the values
-                of ``object`` fields are returned without a copy.
+            saved: The result of `encode`, or its JSON text or bytes, which are not changed. The
+                values of ``object`` fields are returned without a copy.
 
         Raises:
-            StateError: If it is not a state, has another kind or version, or is damaged.
+            StateError: If ``saved`` is not a state, has another kind or version, or is damaged.
         """
         state = self._recognized(parsed(saved))
         _check(state, {**_HEAD, **self.shown})
@@ -104,9 +108,9 @@ class Form:
         """Returns a state of this kind and version as a dict.
 
         Raises:
-            StateError: If it is not a state of this kind and version.
+            StateError: If ``state`` is not a state of this kind and version.
         """
-        # The type is compared, too, because a comparison with an array is an array.
+        # The type is checked first, because comparing an array with a text returns an array.
         known = isinstance(state, Mapping) and type(state.get("format")) is str
         if not known or state["format"] != _FORMAT:
             raise StateError(
@@ -129,7 +133,7 @@ class Form:
 
 
 def damaged(reason: str) -> StateError:
-    """Returns the error for a state that differs from every state that an iterator saves."""
+    """Returns the error for a state that no iterator saves."""
     return StateError(
         f"the state is damaged: {reason}. It was cut short or changed after get_state(): restore "
         "an undamaged copy"
@@ -137,10 +141,10 @@ def damaged(reason: str) -> StateError:
 
 
 def parsed(saved: Any) -> Any:
-    """Parses JSON text or bytes; returns any other value as it is.
+    """Returns the value of JSON text or bytes; returns values of other types unchanged.
 
     Raises:
-        StateError: If the text is not JSON.
+        StateError: If the text or bytes are not JSON, or if ``saved`` is a path.
     """
     if isinstance(saved, os.PathLike):
         saved = os.fspath(saved)
@@ -156,21 +160,22 @@ def parsed(saved: Any) -> Any:
 
 
 def brief(value: Any) -> str:
-    """Shortens a value to about 80 characters, for messages."""
+    """Returns the repr of a value, cut to about 80 characters, for messages."""
     return repr(value[:80]) if isinstance(value, (str, bytes)) else reprlib.repr(value)[:80]
 
 
 def deflate(data: bytes, dictionary: bytes = b"", level: int = -1) -> bytes:
-    """Deflates bytes (RFC 1950) with a preset dictionary of similar bytes."""
+    """Returns bytes deflated (RFC 1950) with a preset dictionary of similar bytes."""
     compressor = zlib.compressobj(level, zdict=dictionary)
     return compressor.compress(data) + compressor.flush()
 
 
 def inflate(data: bytes, dictionary: bytes = b"") -> bytes:
-    """Inflates the result of `deflate`, up to 16 MiB.
+    """Returns the bytes that `deflate` compressed.
 
     Raises:
-        ValueError: If it is not deflated data, or was deflated with another dictionary.
+        ValueError: If ``data`` is not deflated data, was deflated with another dictionary, or has
+            more than 16 MiB when inflated.
     """
     decompressor = zlib.decompressobj(zdict=dictionary)
     try:
@@ -190,7 +195,13 @@ def _digest(state: Mapping[str, Any]) -> str:
 
 
 def _check(value: Any, form: Any, path: str = "") -> None:
-    """Raises StateError if a value does not have the form, with the path of the first misfit."""
+    """Raises StateError if a value does not have a form; the error names the first wrong field.
+
+    Args:
+        value: The value.
+        form: The declaration of the value, as for the fields of `Form`.
+        path: The name of the value in the state; empty for the whole state.
+    """
     if isinstance(form, Mapping):
         if type(value) is not dict:
             raise damaged(f"{path} is {brief(value)}, not a dict")

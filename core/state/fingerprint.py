@@ -1,8 +1,8 @@
-"""Fingerprints: descriptions of the epochs and the graph of a state, as plain JSON values.
+"""Fingerprints: descriptions of an iterator's epochs and graph, as plain JSON values.
 
 DALI restores a checkpoint into a pipeline with a different shuffle, padding, shard count, file list
-or batch size without a warning, and continues with wrong data. Each state contains a fingerprint,
-and a restore compares it field by field; see `dalijax.core.state.differences`.
+or batch size without a warning, and continues with wrong data. Each state therefore contains a
+fingerprint, which a restore compares field by field; see `dalijax.core.state.differences`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .operators import FIELD, Operator, graph_outputs, read_operators, serialize
 
 Fingerprint = dict[str, Any]
 
-# Arguments that change the speed, not the data. (By `hw_decoder_load` pixels may differ in their
-# rounding, as between a CPU and a GPU.)
+# Arguments that change the speed, not the data. (`hw_decoder_load` may change the rounding of
+# pixels, as a change from a CPU to a GPU does.)
 _IGNORED = frozenset(
     {
         *("_display_name", "_module", "_origin_stack_filename", "_origin_stack_line"),
@@ -34,7 +34,7 @@ _IGNORED = frozenset(
         *("run_fn", "setup_fn", "use_o_direct"),  # Numba's functions are addresses
     }
 )
-_LONGEST = 64  # characters of a value that is stored as it is; longer ones are stored as digests
+_LONGEST = 64  # characters; longer values are stored as digests
 CONNECTIONS = "connections"  # kind of the line that describes how the operators are connected
 AUTOMATIC = re.compile(r"_+\w+_\d+$")  # names that DALI generates: __Resize_3
 
@@ -69,9 +69,9 @@ def fingerprint(
 
     Args:
         pipelines: The pipelines, whose graphs are equal.
-        plan: Their epochs; None if an ``external_source`` ends them.
+        plan: The epochs of the pipelines; None if an ``external_source`` ends the epochs.
         streams: The shard of each pipeline in epoch 0.
-        serialized: The serialized pipelines, if they were serialized before.
+        serialized: The serialized pipelines, if the pipelines were created from them.
         batch_map: Names of the functions of ``batch_map``.
         bfloat16: Indices of the outputs that the batch contains as bfloat16.
 
@@ -107,10 +107,12 @@ class GraphLines(NamedTuple):
     """The description of a graph in a state.
 
     Attributes:
-        operators: The kind, name and arguments of each operator in order, long arguments as a
-            digest, and the connections of the operators.
-        sources: The arguments of readers and external sources, with descriptions of their files.
-        unchecked: The parts that can't be compared.
+        operators: A line with the kind, name and arguments of each operator, in order. Long
+            arguments are replaced by digests. Further lines describe the connections of the
+            operators, bfloat16 outputs and functions of ``batch_map``.
+        sources: A line for each argument of a reader or external source. Paths are replaced by
+            descriptions of their files.
+        unchecked: The parts of the graph that can't be compared, such as Python functions.
     """
 
     operators: list[str]
@@ -125,18 +127,18 @@ def graph_lines(
     batch_map: Sequence[str] = (),
     bfloat16: Sequence[int] = (),
 ) -> GraphLines:
-    """Describes the operators of a graph.
+    """Returns the description of a graph.
 
     Args:
         operators: The operators, in order.
         outputs: The outputs of the graph, as `graph_outputs` returns them.
-        drawn: Labels of the external sources that supply random numbers, by the sources' names.
-            Users do not choose how many exist, and positions do not depend on them.
+        drawn: Labels of the external sources that supply random numbers, by the names of the
+            sources. Positions do not depend on these sources, whose number users do not choose.
         batch_map: Names of the functions of ``batch_map``.
         bfloat16: Indices of the outputs that the batch contains as bfloat16.
     """
     lines = GraphLines([], [], [])
-    # The order in which the fields are used has no effect.
+    # Sources of record fields are sorted by name, because their order in the graph has no effect.
     operators = sorted(
         operators, key=lambda item: (0, item[1]) if item[1].startswith(FIELD) else (1, "")
     )
@@ -179,14 +181,14 @@ def graph_lines(
 
 
 def is_source(kind: str) -> bool:
-    """Returns whether an operator of a kind reads data."""
+    """Returns whether operators of a kind supply data: readers and external sources."""
     return kind == "external_source" or bool(reader_files.reader_of(kind))
 
 
 def labels_of(operators: Sequence[tuple[str, str]]) -> list[str]:
-    """Returns a label for each operator: the user's name, otherwise the kind.
+    """Returns a label for each operator: the name that the user chose, otherwise the kind.
 
-    Repeated labels are numbered.
+    Labels that occur more than once are numbered, as in "resize[0]".
 
     Args:
         operators: Kinds and names of the operators.
@@ -201,27 +203,27 @@ def labels_of(operators: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _produced(data: str, producers: Mapping[str, str]) -> str:
-    """Replaces the operator's name in the name of an output ("__Resize_3[0]") by its label."""
+    """Returns an operator's output, such as "__Resize_3[0]", with the operator's label as name."""
     name, bracket, index = data.partition("[")
     return f"{producers.get(name, name)}{bracket}{index}"
 
 
 def _short(value: Any) -> str:
-    """Formats a value as text of a single line, or as a digest if it is long."""
+    """Returns a value as text of a single line, or its digest if the text is long."""
     text = value if isinstance(value, str) else json.dumps(value, default=repr)
     text = text.replace(", ", ",")
     return text if len(text) <= _LONGEST and text.isprintable() else f"#{digest(text.encode())}"
 
 
 def operator_line(kind: str, name: str, arguments: Mapping[str, Any]) -> str:
-    """Formats an operator as a line of a fingerprint; `split_line` is the inverse."""
+    """Returns the line of an operator in a fingerprint, which `split_line` parses."""
     return "\t".join(
         [kind, name.replace("\t", " "), *(f"{k}={_short(v)}" for k, v in arguments.items())]
     )
 
 
 def split_line(line: str) -> tuple[str, str, dict[str, str]]:
-    """Returns the kind, the name and the arguments of an operator, from its line."""
+    """Returns the kind, the name and the arguments of an operator from its `operator_line`."""
     kind, name, *arguments = line.split("\t") if "\t" in line else [line, ""]
     pairs = (argument.partition("=") for argument in arguments)
     return kind, name, {key: value for key, _, value in pairs}

@@ -1,4 +1,4 @@
-"""The operators of a pipeline, with their names and arguments, as DALI writes them."""
+"""Reads the operators of a pipeline, with their names and arguments, from DALI's descriptions."""
 
 from __future__ import annotations
 
@@ -20,29 +20,33 @@ _IMAGE_DECODERS = re.compile(
     r"\bdecoders\.image|\bimage_decoder|^Image(Crop|RandomCrop|Slice|Decoder|$)"
 )
 _READ = ("io.file.read", "Read")
-FIELD = "record_field_"  # begins the names of the external sources that feed fields
-_ANY_DATA = 4  # of nvidia.dali.types: the decoder keeps the image's own channels
+FIELD = "record_field_"  # prefix of the names of the external sources that feed record fields
+_ANY_DATA = 4  # nvidia.dali.types.ANY_DATA: the decoder keeps the image's own channels
 Operator = tuple[str, str, Mapping[str, Any]]  # kind ("readers.file"), name, arguments
 
 
 def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
-    """Returns the operators of a pipeline in order, and a list of parts that could not be read."""
+    """Returns the operators of a pipeline in order, and the parts of it that can't be compared.
+
+    Python functions, for example, can't be compared. If the operators can't be read at all, the
+    list of operators is empty.
+    """
     with contextlib.suppress(RuntimeError):  # DALI can't serialize Python operators
         return list(serialized_operators(pipeline.serialize())), []
     operators: list[Operator] = []
     unchecked: list[str] = []
-    # Private in DALI: without this list the graph is not compared, and the state mentions it.
+    # Private in DALI. Without this list, the graph is not compared, and the state says so.
     instances = getattr(pipeline, "_ops", None)
     if not instances:
         return [], ["the operators of the graph"]
     for instance in instances:
         arguments = _printed_arguments(str(getattr(instance, "spec", "")))
         kind = _kind(arguments, type(instance).__name__)
-        # Private, too; the text in which DALI prints a list of paths can't be parsed.
+        # Private, too. It is needed because the text in which DALI prints lists can't be parsed.
         originals = getattr(getattr(instance, "_op", None), "_init_args", {})
         if reader_files.reader_of(kind):
             arguments |= {name: value for name, value in originals.items() if _is_text(value)}
-        # The names of keyword inputs are not kept.
+        # DALI does not keep the names of keyword inputs.
         if nodes := operator_inputs(instance):
             arguments["inputs"] = [[node.name, ""] for node in nodes]
         operators.append((kind, instance.name, arguments))
@@ -52,28 +56,31 @@ def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
 
 
 def _is_text(value: Any) -> bool:
-    """Returns whether a value is a text, or a list of texts, with a text that is not empty."""
+    """Returns whether a value is a text that is not empty, or a list of texts, not all empty."""
     texts = value if isinstance(value, (list, tuple)) else [value]
     return bool(texts) and all(isinstance(text, str) for text in texts) and any(texts)
 
 
 def operators_of(pipeline: Pipeline) -> list[Operator]:
-    """Returns the operators of a pipeline in order, as far as they can be read."""
+    """Returns the operators of a pipeline in order; an empty list if they can't be read."""
     return read_operators(pipeline)[0]
 
 
 def operator_inputs(operator: Any) -> list[Any]:
-    """Returns the inputs of an operator; DALI stores several sets of inputs as nested lists."""
+    """Returns the inputs of an operator as a flat list; DALI nests several sets of inputs."""
     return [
         n for inputs in operator.inputs for n in (inputs if isinstance(inputs, list) else [inputs])
     ]
 
 
 def image_inputs(operators: Sequence[Operator]) -> dict[str, ImageInput]:
-    """Returns how a graph decodes or reads its inputs, by the names of the inputs' operators.
+    """Returns how a graph uses each input that it decodes as an image or reads as a file.
 
     Args:
         operators: The operators of the graph, with their inputs.
+
+    Returns:
+        The use of each such input, by the name of the operator that supplies the input.
     """
     first_inputs = {
         name: next(iter(arguments.get("inputs", ())), [""])[0] for _, name, arguments in operators
@@ -84,7 +91,7 @@ def image_inputs(operators: Sequence[Operator]) -> dict[str, ImageInput]:
         if _IMAGE_DECODERS.search(kind):
             is_path = kinds.get(first_inputs[name]) in _READ
             source = first_inputs[first_inputs[name]] if is_path else first_inputs[name]
-            # Printed arguments are texts.
+            # As text, because arguments that DALI has printed are texts.
             keeps = str(arguments.get("output_type")) == str(_ANY_DATA)
             on_cpu = keeps and arguments.get("device") == "cpu"
             turned = keeps and str(arguments.get("adjust_orientation")) != "False"
@@ -101,13 +108,15 @@ def image_inputs(operators: Sequence[Operator]) -> dict[str, ImageInput]:
 
 
 def graph_outputs(pipeline: Pipeline, serialized: bytes = b"") -> list[str]:
-    """Returns the outputs of a built pipeline, such as "__Resize_3" or "reader[1]"; [] if unknown.
+    """Returns the outputs of a built pipeline, such as "__Resize_3" or "reader[1]".
+
+    The list is empty if DALI can't tell the outputs.
 
     Args:
         pipeline: The pipeline.
         serialized: The serialized pipeline from which it was built, if any.
     """
-    # Private in DALI; None for deserialized pipelines.
+    # Private in DALI; None in pipelines that were deserialized.
     names_and_devices = getattr(pipeline, "_names_and_devices", None)
     if names_and_devices and not serialized:
         return [name for name, _ in names_and_devices]
@@ -120,19 +129,27 @@ def graph_outputs(pipeline: Pipeline, serialized: bytes = b"") -> list[str]:
 
 
 def kind_of(instance: Any) -> str:
-    """Returns the name of an operator of any graph, built or not, as users write it."""
+    """Returns the kind of an operator object of DALI ("readers.file"), in a built graph or not."""
     return _kind(_printed_arguments(str(getattr(instance, "spec", ""))), type(instance).__name__)
 
 
 def _kind(arguments: Mapping[str, Any], schema: str) -> str:
-    """Returns an operator's name as users write it, e.g. readers.file."""
+    """Returns an operator's kind as users write it below nvidia.dali.fn, such as "readers.file".
+
+    Args:
+        arguments: The arguments of the operator.
+        schema: DALI's name of the operator, used if the arguments do not contain its kind.
+    """
     module = str(arguments.get("_module", "")).partition("nvidia.dali.fn")[2].strip(".")
     name = str(arguments.get("_display_name", schema))
     return f"{module}.{name}" if module else name
 
 
 def _printed_arguments(spec: str) -> dict[str, Any]:
-    """Parses DALI's text of an operator: lines "    name: value" after "Arguments:"."""
+    """Returns the arguments in DALI's printed description of an operator, as texts by name.
+
+    The arguments are the lines "    name: value" after "Arguments:".
+    """
     lines = spec.partition("Arguments:")[2].splitlines()
     pairs = (line.strip().partition(": ") for line in lines if ": " in line)
     return {name: value for name, _, value in pairs}
@@ -148,7 +165,7 @@ def serialized_operators(serialized: bytes) -> Iterator[Operator]:
             if part == 1:
                 schema = content.decode()
             elif part == 2:
-                tensor = dict(protobuf.fields(content))  # 1: its name, 4: the argument it is for
+                tensor = dict(protobuf.fields(content))  # 1: its name, 4: its argument's name
                 inputs.append([tensor.get(k, b"").decode() for k in (1, 4)])
             elif part == 4:
                 key, argument = _argument(content)
@@ -161,7 +178,10 @@ def serialized_operators(serialized: bytes) -> Iterator[Operator]:
 
 
 def _argument(content: bytes) -> tuple[str, Any]:
-    """Returns name and value of a serialized argument; elements of a list are arguments, too."""
+    """Returns the name and the value of a serialized argument (dali.proto: Argument).
+
+    Elements of a list are serialized as arguments, too.
+    """
     name, values, is_list = "", [], False
     for field, value in protobuf.fields(content):
         if field == 1:

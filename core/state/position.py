@@ -1,4 +1,4 @@
-"""Positions: the next batch to deliver, its checkpoints, and the batches that failed before."""
+"""Positions of iterators (the next batch and its checkpoints), and lists of failed batches."""
 
 from __future__ import annotations
 
@@ -7,39 +7,41 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
 
-_MOST = 500  # number of first batches, and of last batches, in a list of failed batches
+_MOST = 500  # failed batches that are kept from the start, and also from the end
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """DALI's checkpoints from which pipelines produce a batch, after some batches to drop.
+    """DALI's checkpoints, and how many batches to drop after them to reach a batch.
+
+    Batches must be dropped after a failure, because DALI's checkpoint after a failure is
+    incomplete, so that a checkpoint up to eight batches before the first failure is used. Batches
+    must also be dropped between epochs, because an epoch may consume more batches than it delivers.
 
     Attributes:
         data: DALI's checkpoint of each pipeline; None before the pipelines are built.
-        to_drop: Number of batches to drop after restoring the checkpoints. In a state, it is
-            positive after a failed batch, because DALI's checkpoint after a failure is incomplete
-            (a checkpoint up to eight batches before the first failure is used), and between
-            epochs, because an epoch may consume more batches than it delivers.
+        to_drop: Number of batches to drop after restoring the checkpoints. It is negative if DALI's
+            own iterator saved the checkpoints after reading batches that this package would drop.
     """
 
     data: tuple[bytes, ...] | None = None
     to_drop: int = 0
 
     def later(self, batches: int) -> Checkpoints:
-        """Returns the checkpoints for a batch that comes a number of batches later."""
+        """Returns the checkpoints for the batch that comes ``batches`` batches later."""
         return dataclasses.replace(self, to_drop=self.to_drop + batches)
 
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """The next batch to deliver: ``step`` of ``epoch``.
+    """The position before the next batch to deliver.
 
     Attributes:
-        epoch: Number of the epoch, from 0.
-        step: Number of the epoch's batches before the batch, including failed batches.
-        checkpoints: The checkpoints for the batch; None before the pipelines were first built.
-        epoch_start: The checkpoints for the epoch's first batch.
-        errors: Number of batches that failed so far.
+        epoch: Index of the next batch's epoch, from 0.
+        step: Number of batches of the epoch before the next batch, including failed batches.
+        checkpoints: The checkpoints for the next batch; None before the pipelines were first built.
+        epoch_start: The checkpoints for the first batch of the epoch; None as for ``checkpoints``.
+        errors: Number of batches that have failed before the position, in all epochs.
     """
 
     epoch: int = 0
@@ -54,10 +56,10 @@ class FailedBatch:
     """A batch that ``on_error="skip"`` skipped, or whose bad records ``"mask"`` masked.
 
     Attributes:
-        epoch: The epoch of the batch.
-        step: The number of the batch in the epoch.
+        epoch: Index of the batch's epoch, from 0.
+        step: Index of the batch in its epoch, from 0.
         message: The message of the error.
-        files: Files or records that can't be read or decoded, if their names are known.
+        files: Names of the files or records that can't be read or decoded, if they are known.
     """
 
     epoch: int
@@ -68,10 +70,10 @@ class FailedBatch:
 
 @dataclasses.dataclass(eq=False)
 class FailedBatches:
-    """The first and the last failed batches, and the total number.
+    """Collects failed batches; keeps the first 500, the last 500, and the total number.
 
     Attributes:
-        total: Number of all failed batches.
+        total: Number of all failed batches, including those that are not kept.
     """
 
     total: int = 0
@@ -81,12 +83,12 @@ class FailedBatches:
     )
 
     def append(self, batch: FailedBatch) -> None:
-        """Adds a batch."""
+        """Adds a failed batch."""
         self.total += 1
         (self._first if len(self._first) < _MOST else self._last).append(batch)
 
     def extend(self, batches: Iterable[FailedBatch]) -> None:
-        """Adds batches."""
+        """Adds failed batches."""
         for batch in batches:
             self.append(batch)
 

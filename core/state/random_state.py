@@ -2,9 +2,9 @@
 
 DALI's random operators count samples (a Philox generator has a key, a sequence number and an
 offset), and checkpoints contain these counts as hexadecimal text. A checkpoint therefore differs
-little from the first checkpoint of its pipeline. If each run adds the same number to a count, the
-checkpoint after any number of runs follows from the first three. A reader counts the samples of its
-pass over the data.
+little from the first checkpoint of its pipeline, which compresses it well. If each run adds the
+same number to a count, the checkpoint after any number of runs can be computed from the first three
+checkpoints.
 """
 
 from __future__ import annotations
@@ -20,35 +20,39 @@ from .envelope import deflate, inflate
 
 _NUMBER = re.compile(rb"(?<![0-9A-Za-z])[0-9A-F]{16}(?![0-9A-Za-z])")  # of a Philox state
 _ITER = re.compile(rb'("iter": )(\d+)')  # the pipeline's count of runs
-# Names of the operators that DALI adds to copy to and from devices.
+# Prefix of the names of the operators that DALI adds to copy data within and between devices.
 _COPY = re.compile("__(MakeContiguous|Copy)_(Cpu|Gpu)To(Cpu|Gpu)_")
 _COPIES = re.compile(f"^({_COPY.pattern})+")
 
 
 def stateful(checkpoint: bytes = b"") -> list[str]:
-    """Returns the names of the operators that have a state in a pipeline's checkpoint, if any."""
+    """Returns the names of the operators that have a state in a pipeline's checkpoint.
+
+    Args:
+        checkpoint: The checkpoint; empty for a pipeline without checkpoints.
+    """
     return [name for name, fields in _contents(checkpoint).items() if fields.get(2)]
 
 
 def _contents(checkpoint: bytes) -> dict[str, dict[int, Any]]:
-    """Returns the fields of each operator in a checkpoint, by its name: {1: name, 2: state}."""
+    """Returns the protobuf fields {1: name, 2: state} of each operator in a checkpoint, by name."""
     contents = (content for number, content in protobuf.fields(checkpoint) if number == 1)
     return {fields[1].decode(): fields for fields in map(dict, map(protobuf.fields, contents))}
 
 
 def for_operators(checkpoint: bytes, start: bytes, names: Mapping[str, str] | None = None) -> bytes:
-    """Converts the checkpoint of a pipeline for a pipeline with other operators.
+    """Returns a pipeline's checkpoint, converted for a new pipeline with other operators.
 
     Args:
-        checkpoint: The checkpoint.
-        start: The first checkpoint of the other pipeline, which contains the states of new
-            operators.
-        names: Names of operators in the checkpoint, by their names in the other pipeline; the same
-            names by default.
+        checkpoint: The checkpoint to convert.
+        start: The first checkpoint of the new pipeline. Operators that exist only in the new
+            pipeline get their states from it.
+        names: Names of operators in ``checkpoint``, by their names in the new pipeline; by default,
+            the names are the same.
 
     Raises:
-        StateError: If an operator has a state only in the other pipeline, or if ``checkpoint`` is
-            not a checkpoint.
+        StateError: If an operator of both pipelines has a state in ``start`` but not in
+            ``checkpoint``, or if one of the two is not a checkpoint.
     """
     had, has, other_fields = _both_contents(checkpoint, start)
     fields: list[tuple[int, Any]] = []
@@ -63,17 +67,23 @@ def for_operators(checkpoint: bytes, start: bytes, names: Mapping[str, str] | No
 
 
 def to_other_device(checkpoint: bytes, start: bytes) -> bytes:
-    """Converts a checkpoint for a pipeline of the same graph on other devices.
+    """Returns a checkpoint, converted for a new pipeline of the same graph on other devices.
 
-    DALI adds operators that copy between devices. They have no state, but their names contain the
-    devices, and DALI restores nothing from a checkpoint with other names.
+    DALI adds operators that copy between devices. These operators have no state, but their names
+    contain the devices, and DALI restores nothing from a checkpoint with other names.
+
+    Args:
+        checkpoint: The checkpoint to convert.
+        start: The first checkpoint of the new pipeline.
 
     Raises:
-        StateError: If another operator exists in only one of the pipelines, or has a state only in
-            the other pipeline; if their outputs differ; if it is not a checkpoint.
+        StateError: If an operator that does not copy exists in only one of the checkpoints, or has
+            a state in ``start`` but not in ``checkpoint``; if the outputs of the graphs differ; if
+            one of the two is not a checkpoint.
     """
     had, has, _ = _both_contents(checkpoint, start)
-    # An operator may have no state yet at the start; in the opposite case DALI starts again.
+    # An operator may have no state yet in the first checkpoint. An operator without a state in the
+    # saved checkpoint, however, would be restarted by DALI.
     alone = {*had} ^ {*has}
     alone |= {name for name in {*had} & {*has} if has[name].get(2) and not had[name].get(2)}
     alone = {name for name in alone if not _COPY.match(name)}
@@ -89,7 +99,11 @@ def to_other_device(checkpoint: bytes, start: bytes) -> bytes:
 def _both_contents(
     checkpoint: bytes, start: bytes
 ) -> tuple[dict[str, dict[int, Any]], dict[str, dict[int, Any]], list[tuple[int, Any]]]:
-    """Returns the operators' fields in two checkpoints, and the other fields of the first."""
+    """Returns the fields of the operators in both checkpoints, and the other fields of the first.
+
+    Raises:
+        StateError: If one of the two is not a checkpoint.
+    """
     try:
         other_fields = [field for field in protobuf.fields(checkpoint) if field[0] != 1]
         return _contents(checkpoint), _contents(start), other_fields
@@ -101,24 +115,37 @@ def _both_contents(
 
 
 def without_counts(checkpoint: bytes, start: bytes) -> bytes:
-    """Returns a checkpoint with the counts of runs of the pipeline's first checkpoint."""
+    """Returns a checkpoint whose count of runs is replaced by the count in ``start``.
+
+    Args:
+        checkpoint: The checkpoint of a pipeline.
+        start: The first checkpoint of the pipeline.
+    """
     operators = [field for field in protobuf.fields(checkpoint) if field[0] == 1]
     counts = [field for field in protobuf.fields(start) if field[0] != 1]
     return protobuf.message([*operators, *counts])
 
 
 def _copied(names: Iterable[str]) -> set[str]:
-    """Returns the tensors that DALI's copying operators copy, from the names of operators."""
+    """Returns the names of the tensors that DALI's copying operators copy.
+
+    Args:
+        names: The names of all operators, among them those of the copying operators.
+    """
     return {_COPIES.sub("", name) for name in names if _COPY.match(name)}
 
 
 def _outputs(names: Iterable[str]) -> set[str]:
-    """Returns the graph's outputs: the tensors of DALI's ``__MakeContiguous_`` operators."""
+    """Returns the names of a graph's outputs, which DALI's ``__MakeContiguous_`` operators copy.
+
+    Args:
+        names: The names of all operators.
+    """
     return _copied(name for name in names if name.startswith("__MakeContiguous_"))
 
 
 def compress(checkpoints: Sequence[bytes], first: Sequence[bytes]) -> str:
-    """Encodes checkpoints as a short text, which `expand` decodes.
+    """Returns checkpoints as a short text, which `expand` decodes.
 
     Args:
         checkpoints: The checkpoint of each pipeline.
@@ -129,10 +156,14 @@ def compress(checkpoints: Sequence[bytes], first: Sequence[bytes]) -> str:
 
 
 def expand(text: str, first: Sequence[bytes]) -> list[bytes]:
-    """Returns the checkpoints in a text of `compress`.
+    """Returns the checkpoints that `compress` encoded as a text.
+
+    Args:
+        text: The text.
+        first: The first checkpoint of each pipeline, as for `compress`.
 
     Raises:
-        StateError: If the text is of other pipelines.
+        StateError: If the text contains checkpoints of other pipelines.
     """
     try:
         data = inflate(base64.b85decode(text), b"".join(first))
@@ -158,15 +189,16 @@ def expand(text: str, first: Sequence[bytes]) -> list[bytes]:
 def after_runs(
     runs: int, start: bytes, first: bytes, second: bytes, base: bytes | None = None
 ) -> bytes:
-    """Returns the checkpoint of a pipeline after a number of runs of whole batches.
+    """Computes the checkpoint of a pipeline after a number of runs of full batches.
 
     Args:
-        runs: Number of runs after ``base``.
-        start, first, second: The checkpoints at the start, and after one and two runs.
-        base: The checkpoint to count from; ``start`` by default.
+        runs: Number of runs between ``base`` and the returned checkpoint.
+        start, first, second: The checkpoints of a new pipeline before its first run, after one run
+            and after two runs.
+        base: The checkpoint from which the runs are counted; ``start`` by default.
 
     Raises:
-        StateError: If the operators' states do not advance evenly.
+        StateError: If the first two runs change the states of the operators by different amounts.
     """
     parts = [_NUMBER.split(checkpoint) for checkpoint in (start, first, second)]
     constant_parts = [[_ITER.sub(rb"\1", part) for part in checkpoint] for checkpoint in parts]
@@ -184,7 +216,7 @@ def after_runs(
             "can't resume there. Draw the numbers for each record, by draw.uniform() and similar "
             "functions, or by RandomInputs"
         )
-    # The count of runs is not changed, because a pipeline with fed inputs does not depend on it.
+    # The count of runs stays as in ``base``: a pipeline with fed inputs does not depend on it.
     base = start if base is None else base
     begun = [int(n, 16) for n in _NUMBER.findall(base)]
     texts = [b"%016X" % (n + runs * step) for n, step in zip(begun, steps, strict=True)]

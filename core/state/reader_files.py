@@ -1,10 +1,10 @@
-"""Descriptions of the files that DALI's readers read, for fingerprints.
+"""Describes the files that DALI's readers read, for fingerprints.
 
 DALI resumes over a reshuffled list, or over other files with the same number of samples, without a
-warning. A description contains the names of files relative to their common folder, their sizes, and
-a digest of at most 64 files: of small files in full, of large files (tars and record files) by
-samples. A copy of the data in another folder has the same description, which contains no
-modification times.
+warning. A description therefore includes the names of the files relative to their common folder,
+the sizes of at most 100,000 files, and the contents of at most 64 files. Small files are read
+wholly, large files (tars and record files) in samples. A copy of the data in another folder has the
+same description, because modification times are not included.
 """
 
 from __future__ import annotations
@@ -30,32 +30,35 @@ READERS = frozenset(
         *("tfrecord", "video", "video_resize", "webdataset"),
     }
 )
-# Path arguments of these readers. For other readers, every name of an existing file is a path.
+# Path arguments of these readers. For other readers, an argument is also a path if a file of this
+# name exists.
 PATHS = frozenset(
     {
         *("annotations_file", "file_list", "file_root", "filenames", "files", "index_path"),
         *("index_paths", "manifest_filepaths", "path", "paths", "preprocessed_annotations"),
     }
 )
+# Path arguments whose files are not compared.
 IGNORED = frozenset({"save_preprocessed_annotations_dir"})
+# The schema and the argument that filter the files of a directory, by reader.
 _FILTERS = {
     "file": ("readers__File", "file_filters"),
     "fits": ("experimental__readers__Fits", "file_filter"),
     "numpy": ("readers__Numpy", "file_filter"),
 }
-_LISTING = ("files", "file_list", "filenames")  # arguments that make file_root a mere prefix
-_LOCK = "lock.mdb"  # of an LMDB database; each process writes to it
+_LISTING = ("files", "file_list", "filenames")  # arguments with which file_root is only a prefix
+_LOCK = "lock.mdb"  # a file of LMDB databases, to which each reading process writes
 
-_Stamp = tuple[int, int, int]  # size, time and inode of a file, for caches
-_MOST_SIZES = 100_000  # files whose sizes are read; of more files, evenly spread ones
-_MOST_CONTENTS = 64  # files whose contents are read; of more files, evenly spread ones
-_MOST_BYTES = 1 << 26  # to read in total; a file that exceeds its share is sampled
-# Samples of a large file: bytes at each end, bytes of a block, blocks per file, blocks in total.
+_Stamp = tuple[int, int, int]  # size in bytes, modification time in ns, and inode of a file
+_MOST_SIZES = 100_000  # files whose sizes are read, evenly spread over all files
+_MOST_CONTENTS = 64  # files whose contents are read, evenly spread over all files
+_MOST_BYTES = 1 << 26  # bytes to read in total; a file larger than its share is sampled
+# Samples of a large file: bytes at each end, bytes per block, blocks per file, blocks in total.
 _EDGE, _BLOCK, _BLOCKS, _MOST_BLOCKS = 1 << 16, 1 << 12, 64, 1 << 12
 
 
 def reader_of(kind: str) -> str:
-    """Returns the name of a reader, e.g. "file" for "readers.file"; "" for other operators."""
+    """Returns the name of a reader, such as "file" for "readers.file"; "" for other operators."""
     module, _, name = kind.rpartition(".")
     if module.removeprefix("experimental.") == "readers":
         return name
@@ -72,9 +75,9 @@ def described(reader: str, arguments: Mapping[str, Any]) -> dict[str, str]:
         arguments: The reader's arguments.
 
     Returns:
-        A text for each path argument, such as ``"3 files, 120 bytes #5f0c..."``; "" if it is
-        not compared. If files can't be read (paths of another machine, URIs), the text contains
-        "not read".
+        A text for each path argument, by name, such as ``"3 files, 120 bytes #5f0c..."``. The text
+        is empty if the argument is not compared, and contains "not read" if no file of it can be
+        read (paths of another machine, URIs).
     """
     listed = any(arguments.get(name) for name in _LISTING)
     root = str(arguments.get("file_root") or "")
@@ -99,11 +102,12 @@ def _names_a_path(value: Any) -> bool:
 
 
 def _files(paths: Sequence[str], matches: Callable[[str], Any] | None) -> str:
-    """Describes files, and the files in directories.
+    """Returns a description of files and of the files in directories; see `described`.
 
     Args:
         paths: Paths of files and directories.
-        matches: Returns whether the reader reads a file in a directory, given its name.
+        matches: Function that returns whether the reader reads a file in a directory, given the
+            name of the file; None if the reader reads all files.
     """
     files = [file for path in paths for file in _listed(path, matches)]
     if not files:
@@ -117,7 +121,7 @@ def _files(paths: Sequence[str], matches: Callable[[str], Any] | None) -> str:
     sizes |= {i: content.size for i, content in contents.items()}
     names = below_common_root(files)
     if len(paths) == len(files) == 1 and sizes[0] >= 0:
-        names = [""]  # a single list, index or archive may be renamed
+        names = [""]  # a single file (a list, index or archive) may be renamed
     text = digest(
         os.fsencode("\0".join(names)),
         " ".join(str(sizes[i]) for i in sorted(sizes)).encode(),
@@ -130,7 +134,10 @@ def _files(paths: Sequence[str], matches: Callable[[str], Any] | None) -> str:
 
 
 def _listed(path: str, matches: Callable[[str], Any] | None) -> list[str]:
-    """Returns the files in a directory and its subdirectories, one level deep; or [path]."""
+    """Returns the paths of the files in a directory and its direct subdirectories, sorted.
+
+    Returns ``[path]`` if the path is not a readable directory.
+    """
     try:
         return sorted(_walk(path, matches))
     except OSError:  # a file, or an unreadable directory
@@ -150,7 +157,10 @@ def _walk(root: str, matches: Callable[[str], Any] | None) -> Iterator[str]:
 
 
 def _filter(reader: str, arguments: Mapping[str, Any]) -> Callable[[str], Any] | None:
-    """Returns a function that tells if a reader reads a file name; None if it reads all."""
+    """Returns a function that tests whether a reader reads a file, given the name of the file.
+
+    Returns None if the reader reads all files of a directory, or if its filter is unknown.
+    """
     if reader not in _FILTERS:
         return None
     schema, name = _FILTERS[reader]
@@ -168,7 +178,10 @@ def _filter(reader: str, arguments: Mapping[str, Any]) -> Callable[[str], Any] |
 
 
 def file_sizes(paths: Sequence[str]) -> list[int]:
-    """Returns the sizes of files in bytes, -1 for missing ones; cached in this process."""
+    """Returns the sizes of files in bytes; -1 for a missing file.
+
+    The sizes are cached in this process, until the modification time of a folder changes.
+    """
     # The modification time of a directory changes if files are added or removed.
     folders = {os.path.dirname(path) for path in paths}
     times = sorted((folder, _status(folder, "st_mtime_ns")) for folder in folders)
@@ -183,7 +196,7 @@ _known_sizes: dict[Any, list[int]] = {}
 
 
 def _status(path: str, field: str) -> int:
-    """Returns a field of a file's status; -1 for a missing file."""
+    """Returns a field of `os.stat` of a file; -1 for a missing file."""
     try:
         value: int = getattr(os.stat(path), field)
     except (OSError, ValueError):
@@ -192,17 +205,22 @@ def _status(path: str, field: str) -> int:
 
 
 class _Content(NamedTuple):
-    """The size of a file in bytes and its digest; for lists, without the common directory."""
+    """The content of a file.
+
+    Attributes:
+        size: Number of bytes (of a small file, after `_below_own_root`); -1 for a missing file.
+        digest: Digest of the same bytes, or of samples of a large file.
+    """
 
     size: int = -1
     digest: str = ""
 
 
 def _content(path: str, count: int) -> _Content:
-    """Reads the size and digest of a file; a missing file has size -1 and no digest.
+    """Returns the size and the digest of a file; size -1 and no digest for a missing file.
 
     Args:
-        path: The file.
+        path: The path of the file.
         count: The number of files that share `_MOST_BYTES`.
     """
     try:
@@ -216,7 +234,14 @@ def _content(path: str, count: int) -> _Content:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _read(path: str, stamp: _Stamp, count: int) -> _Content:
-    """Reads a file, or samples of a large file; ``stamp`` renews the cache if the file changes."""
+    """Returns the size and the digest of a file, from samples if the file is large.
+
+    Args:
+        path: The path of the file.
+        stamp: The current stamp of the file, so that the cached result of a changed file is not
+            used.
+        count: The number of files that share `_MOST_BYTES`.
+    """
     size = stamp[0]
     with open(path, "rb", buffering=0) as file:
         if size <= _MOST_BYTES // count:
@@ -232,9 +257,14 @@ def _read(path: str, stamp: _Stamp, count: int) -> _Content:
 
 
 def _below_own_root(content: bytes, path: bytes) -> bytes:
-    """Removes the common directory from the paths in a list or manifest.
+    """Returns the content of a list of paths, without the directory that list and paths share.
 
-    A list of absolute paths is then equal to a list of the same files in another directory.
+    If a list of absolute paths and its files are moved together, the result does not change. Other
+    files and lists of relative paths are returned unchanged.
+
+    Args:
+        content: The content of the file.
+        path: The absolute path of the file.
     """
     lines = [line for line in content.splitlines() if line.strip()]
     if not lines:

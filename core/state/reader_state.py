@@ -1,4 +1,7 @@
-"""States of iterators over DALI's readers: position, checkpoints of DALI, and fingerprint."""
+"""Encodes and validates states of iterators over DALI's readers.
+
+A state contains the position, DALI's checkpoints and the fingerprint of the iterator.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ from .fingerprint import Fingerprint, split_line, unknown
 from .position import Checkpoints, Position
 from .reader_files import READERS, reader_of
 
-_MOST_TO_DROP = 1 << 16  # batches; a restore compares it with the epochs
+_MOST_TO_DROP = 1 << 16  # batches; a restore also checks the number against the epochs
 _MOST_PASSES = 1 << 31
-_MOST_SAMPLES = 1 << 31  # bound for the samples in a reader's pass, if their number is unknown
-# Readers whose states are checked. States of video readers need a GPU, and are checked by DALI.
+_MOST_SAMPLES = 1 << 31  # bound for the samples in a pass of a reader whose number is unknown
+# Readers whose states are checked here. DALI checks the states of video readers, which need a GPU.
 _KNOWN_STATES = READERS - {"video", "video_resize"}
 _PHILOX = re.compile(rb"Philox_[0-9A-F]+_[0-9A-F]+:[0-9A-F]+_[0-9A-F]+")  # a generator's state
 _TO_DROP = range(_MOST_TO_DROP + 1)
@@ -30,7 +33,8 @@ FORM = envelope.Form(
     packed={
         "dali": str,
         "checkpoints": [str],
-        # Less than 0 after DALI's own DROP, which has read the batch that it drops.
+        # Negative if DALI's iterator saved the checkpoints under DROP: it has already read the
+        # batches that it drops.
         "to_drop": range(-_MOST_TO_DROP, _MOST_TO_DROP + 1),
         "epoch_checkpoints": [str],
         "epoch_to_drop": _TO_DROP,
@@ -48,8 +52,8 @@ class ReaderState:
     """The decoded content of a state.
 
     Attributes:
-        position: The consumer's position.
-        fingerprint: The fingerprint of the data; see `dalijax.core.state.fingerprint`.
+        position: The position after the last delivered batch.
+        fingerprint: The fingerprint of the iterator; see `dalijax.core.state.fingerprint`.
     """
 
     position: Position
@@ -57,13 +61,14 @@ class ReaderState:
 
 
 def encode(position: Position, fingerprint: Fingerprint) -> dict[str, Any]:
-    """Encodes a position as a state."""
+    """Returns the state of an iterator with a position and a fingerprint."""
     current, start = position.checkpoints or Checkpoints(), position.epoch_start or Checkpoints()
     return FORM.encode(
         epoch=position.epoch,
         step=position.step,
         errors=position.errors,
-        # Text, not a list: all states have the same tree, and a new state has no lines.
+        # A text instead of a list, so that all states have the same tree: the list would be empty
+        # in a first state.
         unchecked="\n".join(fingerprint["unchecked"]),
         dali=nvidia.dali.__version__,
         checkpoints=_to_texts(current),
@@ -75,10 +80,10 @@ def encode(position: Position, fingerprint: Fingerprint) -> dict[str, Any]:
 
 
 def decode(saved: Mapping[str, Any] | str | bytes) -> ReaderState:
-    """Decodes a state, or its JSON text or bytes.
+    """Returns the content of a state, or of the JSON text or bytes of a state.
 
     Raises:
-        StateError: If it is not a state of an iterator over a reader, or is damaged.
+        StateError: If ``saved`` is not a state of an iterator over a reader, or is damaged.
     """
     state = FORM.decode(saved)
     fingerprint = {
@@ -97,7 +102,7 @@ def decode(saved: Mapping[str, Any] | str | bytes) -> ReaderState:
 
 
 def _to_texts(checkpoints: Checkpoints) -> list[str]:
-    """Converts DALI's checkpoints to texts with one character per byte; they are mostly ASCII."""
+    """Returns DALI's checkpoints, which are mostly ASCII, as texts with one character per byte."""
     return [piece.decode("latin-1") for piece in checkpoints.data or ()]
 
 
@@ -112,15 +117,15 @@ def check_checkpoints(saved: ReaderState, reader: str | None) -> None:
     """Raises StateError if saved checkpoints do not have the form of DALI's.
 
     Args:
-        saved: The state.
-        reader: Name of the reader whose epochs are in the fingerprint.
+        saved: The content of the state.
+        reader: Name of the reader whose epochs the fingerprint describes; None without a reader.
     """
     data, position = saved.fingerprint, saved.position
     operators = [split_line(line) for line in data["operators"]]
     names = {name for kind, name, _ in operators if reader_of(kind) in _KNOWN_STATES}
     readers = dict.fromkeys(names, _MOST_SAMPLES)
     if reader in readers and min(data["epoch_size"], data["num_shards"], data["batch_size"]) > 0:
-        # The samples of a pass over its shard, padded to full batches.
+        # At most the samples of a pass over the reader's shard, padded to full batches.
         readers[reader] = data["epoch_size"] // data["num_shards"] + 1 + data["batch_size"]
     pieces = [
         checkpoints.data or ()
@@ -130,7 +135,8 @@ def check_checkpoints(saved: ReaderState, reader: str | None) -> None:
     forms = [[_check_form(piece, readers) for piece in group] for group in pieces]
     if len(forms) < 2 or not forms[1]:
         return
-    # DALI reads the epoch's start only when the iterator is reset, when errors would be too late.
+    # DALI reads the checkpoint of the epoch's start only when the iterator is reset, which is too
+    # late for an error.
     differ = len(forms[0]) != len(forms[1])
     for current, start in zip(*forms):
         states = [(current[name], start[name]) for name in current.keys() & start.keys()]
@@ -143,18 +149,18 @@ def check_checkpoints(saved: ReaderState, reader: str | None) -> None:
 
 
 def _check_form(checkpoint: bytes, readers: Mapping[str, int]) -> dict[str, bool | None]:
-    """Validates values of a checkpoint that would make DALI fail or hang.
+    """Checks a checkpoint for values that would make DALI fail or hang.
 
     Args:
         checkpoint: The checkpoint of a pipeline.
-        readers: The largest number of samples in a pass of each reader, by name.
+        readers: The largest possible number of samples in a pass of each reader, by name.
 
     Returns:
-        For each operator, by name: True for the state of a random generator, False for another
-        state, None without a state.
+        A dict with a value for each operator, by name: True if its state is that of a random
+        generator, False if it has another state, None if it has no state.
 
     Raises:
-        StateError: If it is not a checkpoint, or has values that no pipeline saves.
+        StateError: If ``checkpoint`` is not a checkpoint, or has values that no pipeline saves.
     """
     random: dict[str, bool | None] = {}
     counted = False
@@ -183,7 +189,13 @@ def _check_form(checkpoint: bytes, readers: Mapping[str, int]) -> dict[str, bool
 
 
 def _check_reader(name: str, state: bytes, most: int) -> None:
-    """Raises ValueError if a reader's state has counts that no reader reaches."""
+    """Raises ValueError if no reader can have a state.
+
+    Args:
+        name: The name of the reader.
+        state: The serialized state of the reader.
+        most: The largest possible number of samples in a pass.
+    """
     outer = dict(protobuf.fields(state))
     snapshot = dict(protobuf.fields(outer[1]))
     if {*outer} != {1} or {*snapshot} != {1, 2, 3}:
