@@ -1,8 +1,9 @@
-"""CLU: DALI pipelines as a ``clu.data.dataset_iterator.DatasetIterator``.
+"""CLU: iterators over DALI pipelines with the interface of CLU's DatasetIterator.
 
     from dalijax.adapters.clu import DALIDatasetIterator, ReportInput
 
-`DALIGenericPeekableIterator` and `peekable_data_iterator` replace DALI's classes of these names.
+`DALIGenericPeekableIterator` and `peekable_data_iterator` replace the class and the function of the
+same names in DALI's plugin.
 `DALIDatasetIterator` does not need TensorFlow. `ReportInput` is imported on first use, because
 clu's periodic actions import TensorFlow.
 """
@@ -68,7 +69,7 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
 
     `save` writes the position after the last batch that ``next()`` returned; peeked batches don't
     count. Don't wrap the iterator in CLU's PeekableDatasetIterator, which would lose the peeked
-    batch on restore. The iterator has a length only with ``num_epochs``.
+    batch on restore. ``len()`` works only with ``num_epochs``.
 
     Args:
         iterator_fn: An iterator function, from `dalijax.data_iterator`.
@@ -142,7 +143,10 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         return self._delivered(self._stream.peek())
 
     def peek_async(self) -> concurrent.futures.Future[Any]:
-        """Peeks in a thread; returns a future of the batch, the same until the position changes."""
+        """Calls `peek` in a thread, and returns a future of the batch.
+
+        Further calls return the same future until the position changes.
+        """
         with self._future_lock:
             if self._workers is None:
                 self._workers = Workers(1, "dalijax-peek")
@@ -160,25 +164,29 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         return {name: np.asarray(array) for name, array in batch.items()}
 
     def reset(self) -> None:
-        """Returns to the start of the first epoch."""
+        """Moves back to the start of the first epoch."""
         self._forget_future()
         self._stream.reset()
 
     def seek_step(self, step: int) -> None:
-        """Moves to a global step, for loops that save only the step; see `BatchStream`.
+        """Moves to a global step, for loops that save only the step; see `BatchStream.seek_step`.
 
         Args:
             step: Number of batches before the position.
 
         Raises:
-            ValueError: If the step does not exist, or can't be mapped to a position.
+            ValueError: If ``step`` is negative or exceeds the number of batches; over a source with
+                ``on_error="skip"``, because the number of skipped batches is unknown.
         """
         self._stream.seek_step(step)
         self._forget_future()
 
     @property
     def element_spec(self) -> dict[str, dataset_iterator.ArraySpec]:
-        """Dtype and shape of each array of a full batch; reads no batch."""
+        """CLU's ArraySpec (dtype and shape) of each array of a full batch, by name.
+
+        Produces at most one batch, which the following ``next()`` delivers.
+        """
         return _specs(self._stream.element_spec)
 
     def save(self, filename: epath.PathLike) -> None:
@@ -219,7 +227,7 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         self.restore(filename)
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the consumer's position as a JSON value."""
+        """Returns the position after the last delivered batch, as a dict of JSON values."""
         return self._stream.get_state()
 
     def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
@@ -233,9 +241,9 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         self._forget_future()
 
     def watch(self) -> InputStats:
-        """Returns the counters of delivered batches, which start at the first call.
+        """Returns the counters of the batches delivered since the first call of `watch`.
 
-        `ReportInput` writes them as metrics.
+        `ReportInput` writes the counters as metrics.
         """
         return self._stream.watch()
 
@@ -245,7 +253,7 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         return self._stream._iterator
 
     def start_prefetch(self) -> None:
-        """Builds the pipelines and schedules batches, without waiting for them."""
+        """Builds the pipelines and schedules batches, without waiting for the batches."""
         self._stream.start_prefetch()
 
     def close(self) -> None:
@@ -259,7 +267,7 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
 
 
 class _FiniteDatasetIterator(DALIDatasetIterator):
-    """A finite iterator, which has a length."""
+    """A `DALIDatasetIterator` over a finite number of epochs, which has a length."""
 
     def __len__(self) -> int:
         """Returns the number of batches of all epochs."""
@@ -267,14 +275,14 @@ class _FiniteDatasetIterator(DALIDatasetIterator):
 
 
 class DALIGenericPeekableIterator(DALIGenericIterator):
-    """DALI's iterator of this name, with the arguments of `dalijax.DALIGenericIterator`.
+    """Replaces DALI's iterator of this name; arguments as for `dalijax.DALIGenericIterator`.
 
-    States and checkpoints have the position after the last batch that ``next()`` returned; peeked
-    batches don't count. ``element_spec`` contains CLU's ArraySpecs.
+    States and checkpoints describe the position after the last batch that ``next()`` returned;
+    peeked batches don't count. ``element_spec`` contains CLU's ArraySpecs.
 
     Raises:
         ValueError: From ``next()`` and `peek`, if a batch differs in shapes or dtypes from the
-            first. A batch of ``next()`` then counts as delivered.
+            first batch. If ``next()`` raises, the batch counts as delivered.
     """
 
     _workers: Workers | None = None
@@ -290,7 +298,7 @@ class DALIGenericPeekableIterator(DALIGenericIterator):
         return self._checked(super().peek())
 
     def peek_async(self) -> concurrent.futures.Future[Any]:
-        """Peeks in a thread; returns a future of the batch."""
+        """Calls `peek` in a thread, and returns a future of the batch."""
         with self._engine.lock:
             if self._workers is None:
                 self._workers = Workers(1, "dalijax-peek")
@@ -298,7 +306,10 @@ class DALIGenericPeekableIterator(DALIGenericIterator):
 
     @property
     def element_spec(self) -> Any:
-        """Dtype and shape of each array of a batch; reads no batch."""
+        """CLU's ArraySpec (dtype and shape) of each array of a batch, by name.
+
+        Produces at most one batch, which the following ``next()`` delivers.
+        """
         return _specs(super().element_spec)
 
     def _checked(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -325,7 +336,7 @@ class _PeekableFunction(IteratorFunction):
 
 
 def _with_its_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a function the signature of `dalijax.data_iterator`."""
+    """Returns a function after setting its signature to that of `dalijax.data_iterator`."""
     vars(function)["__signature__"] = inspect.signature(data_iterator)
     return function
 

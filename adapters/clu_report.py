@@ -22,7 +22,7 @@ class ReportInput(periodic_actions.PeriodicAction):
     For the steps since the last report (or since the first call):
 
     - ``input/wait_fraction``: share of the time spent in ``next()``, between 0 and 1.
-    - ``input/wait_ms_per_batch``: milliseconds in ``next()`` for each batch.
+    - ``input/wait_ms_per_batch``: mean number of milliseconds in ``next()`` per batch.
     - ``input/examples_per_sec``: samples of this process per second, without padding.
     - ``input/padding_fraction``: share of the samples that are padding.
 
@@ -37,9 +37,9 @@ class ReportInput(periodic_actions.PeriodicAction):
         iterator: The iterator that the loop takes its batches from.
         writer: A clu.metric_writers.MetricWriter.
         num_train_steps: The last step, at which metrics are always written.
-        every_steps: Writes at multiples of this step.
-        every_secs: Writes after this number of seconds.
-        on_steps: Writes at these steps.
+        every_steps: Metrics are written at multiples of this number of steps.
+        every_secs: Metrics are written whenever this number of seconds has passed.
+        on_steps: Further steps at which metrics are written.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ReportInput(periodic_actions.PeriodicAction):
             self._before = self._stats.copy()
 
     def _should_trigger(self, step: int, t: float) -> bool:
-        # Until the first trigger, the previous step and time are those of the first call.
+        # Before the first report, the previous step and time are those of the first call.
         return step != self._previous_step and super()._should_trigger(step, t)
 
     def _apply(self, step: int, t: float) -> None:
@@ -84,12 +84,12 @@ class ReportInput(periodic_actions.PeriodicAction):
 
 
 def scalars(current: InputStats, before: InputStats | None, seconds: float) -> dict[str, Any]:
-    """Computes the metrics of `ReportInput`, by name.
+    """Returns the metrics of `ReportInput`, by name.
 
     Args:
         current: The current counters.
-        before: The counters at the last report; None: zeros.
-        seconds: Time since the last report.
+        before: The counters at the last report; None if all were zero.
+        seconds: Seconds since the last report.
     """
     new = current.since(before or InputStats())
     rows = new.examples + new.padding

@@ -62,9 +62,9 @@ _log = logging.getLogger("dalijax")
 
 
 class _HandedOver:
-    """A stream that a specs provider opened, kept for the input that is created next.
+    """Keeps the stream that a specs provider opened, for the input that is created next.
 
-    The provider owns it, so that unused pipelines are freed together with the provider.
+    The provider owns this object, so that unused pipelines are freed together with the provider.
     """
 
     def __init__(self, data: DALIInput):
@@ -73,7 +73,10 @@ class _HandedOver:
         self._stream: BatchStream | None = data._opened()
 
     def take(self, configuration: tuple[Any, ...]) -> BatchStream | None:
-        """Returns the stream, once, to an input with equal configuration in the same process."""
+        """Returns the stream to the first input with an equal configuration in the same process.
+
+        Returns None to all other inputs.
+        """
         if os.getpid() != self._process or not _are_equal(configuration, self._configuration):
             return None
         stream, self._stream = self._stream, None
@@ -87,22 +90,22 @@ def _are_equal(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
         return False
 
 
-# At most one. Weak, so that a provider that was dropped frees its pipelines.
+# Holds at most one reference, which is weak, so that a dropped provider frees its pipelines.
 _handed_over: list[weakref.ref[_HandedOver]] = []
-# Prevents two threads from opening two streams of an input. A module variable, because inputs are
-# pickled, and locks can't be.
+# Prevents two threads from opening two streams of an input. This is a module variable, because
+# inputs are pickled, but locks can't be pickled.
 _opening = threading.RLock()
 
 
 class DALIInput(base_input.BaseInput):
     """An input of Pax over an iterator function, which reads this host's shard of the data.
 
-    For training (``is_training``), or if ``reset_for_eval`` is False, it is endless. With
-    ``reset_for_eval`` it returns one epoch, then raises StopIteration, and repeats the epoch after
-    `reset`. Batches are full; padding has weight 0.
+    For training (``is_training``), or if ``reset_for_eval`` is False, the input is endless.
+    Otherwise it returns one epoch, then raises StopIteration, and repeats the epoch after `reset`.
+    Batches are full; padding has weight 0.
 
-    Pipelines are built when the first batch is requested, or when a state is requested after
-    batches were delivered. A state is the JSON of the underlying iterator's state, in bytes.
+    Pipelines are built on demand, for example by the first batch or by `specs`. A state is the JSON
+    text of the underlying iterator's state, as bytes.
 
     Attributes:
         iterator_fn: An iterator function, from `dalijax.data_iterator`. With several infeed hosts,
@@ -112,7 +115,7 @@ class DALIInput(base_input.BaseInput):
             `dalijax.data_iterator`. The batch size of each host is a field of the input;
             ``input_random_seed`` (default 0) is the seed of host 0, from which the seeds of the
             other hosts are derived.
-        weights: Name of the weights, float32 [batch]: 1 for a sample, 0 for padding.
+        weights: Name of the array of weights, float32 [batch]: 1 for a sample, 0 for padding.
         element: "numpy" for NumPy arrays (outputs of GPU pipelines are copied to the host), "jax"
             for jax.Arrays on the pipeline's device.
 
@@ -152,7 +155,7 @@ class DALIInput(base_input.BaseInput):
             self.iterator_fn._check_in_step(self._call, self.num_infeed_hosts)
         self._check_names(config.output_map)
         self._mask = config.mask or self.weights
-        # If the epoch length is unknown there is no padding, and no mask can be computed.
+        # If the length of epochs is unknown, there is no padding, and no mask can be computed.
         knows_epochs = config.reader_name or config.size > 0 or config.source is not None
         if config.mask is None and (knows_epochs or not self._endless):
             self._call["mask"] = self._mask
@@ -165,10 +168,11 @@ class DALIInput(base_input.BaseInput):
             self._stream = handed_over.take(self._configuration)
 
     def _checked_call(self, iterator_fn: IteratorFunction) -> dict[str, Any]:
-        """Returns the validated and completed arguments of the iterator function.
+        """Returns the arguments of the iterator function, with those that Pax determines.
 
         Raises:
-            ValueError: If Pax determines an argument, or arguments exclude each other.
+            ValueError: If ``arguments`` contains an argument that Pax determines, or arguments
+                exclude each other.
         """
         arguments = self.arguments or {}
         if iterator_fn._is_placed(arguments):
@@ -214,19 +218,19 @@ class DALIInput(base_input.BaseInput):
 
     @property
     def _loops(self) -> int:
-        """Number of batches of an evaluation; -1 for all, which Pax also encodes as None or 0."""
+        """Number of batches of an evaluation; -1 for all, for which Pax also allows None and 0."""
         return self.eval_loop_num_batches or -1
 
     @property
     def _configuration(self) -> tuple[Any, ...]:
-        """The values that determine the stream; inputs with equal values can share it."""
+        """The values that determine the stream; inputs with equal values can share a stream."""
         return self.iterator_fn, self.element, self._endless, self._call
 
     def __bool__(self) -> bool:
         return True  # paxml does not save the state of a falsy input
 
     def _opened(self) -> BatchStream:
-        """Returns the stream, which is opened at first use."""
+        """Returns the stream of batches; the first call opens it."""
         with _opening:
             if self._stream is None:
                 numpy = self.element == "numpy"
@@ -239,7 +243,7 @@ class DALIInput(base_input.BaseInput):
 
         Raises:
             StopIteration: At the end of an evaluation epoch, at each call until `reset`.
-            TypeError: If an output has 64 bits, which JAX would narrow when it is placed.
+            TypeError: If an output has a dtype of 64 bits, which JAX would narrow to 32 bits.
             Exception: Any error of ``next()`` of `dalijax.DALIGenericIterator`.
         """
         stream = self._opened()
@@ -248,7 +252,7 @@ class DALIInput(base_input.BaseInput):
         return self._nested(next(stream))
 
     def _nested(self, arrays: Batch) -> py_utils.NestedMap:
-        """Converts a batch of the stream to Pax's format."""
+        """Returns a batch of the stream as a NestedMap, with weights instead of the mask."""
         batch = dict(arrays)
         valid = batch.pop(self._mask, None)
         rows = self._check_shapes(batch, valid)
@@ -260,14 +264,15 @@ class DALIInput(base_input.BaseInput):
         return py_utils.NestedMap({**batch, self.weights: weights})
 
     def _check_shapes(self, batch: Mapping[str, Any], valid: Any) -> int:
-        """Checks that `batch_map` returned arrays [rows, ...]; returns the number of rows.
+        """Checks that all arrays have equally many rows (dimension 0), and returns this number.
 
         Args:
             batch: The arrays, or their specs, without the mask.
             valid: The mask, or its spec; None if there is no mask.
 
         Raises:
-            ValueError: If an array has another number of rows, or the name of the weights.
+            ValueError: If `batch_map` returned an array that has a different number of rows, or the
+                name of the weights.
         """
         if self.weights in batch:
             raise ValueError(
@@ -300,7 +305,10 @@ class DALIInput(base_input.BaseInput):
             )
 
     def specs(self) -> py_utils.NestedMap:
-        """Returns a jax.ShapeDtypeStruct of each array of this host's batch; reads no batch."""
+        """Returns a NestedMap with a jax.ShapeDtypeStruct of each array of this host's batch.
+
+        Produces at most one batch, which the following `get_next` delivers.
+        """
         specs = dict(self._opened().element_spec)
         valid = specs.pop(self._mask, None)
         rows = self._check_shapes(specs, valid)
@@ -311,19 +319,20 @@ class DALIInput(base_input.BaseInput):
         return py_utils.NestedMap(arrays)
 
     def reset(self) -> None:
-        """Returns to the start of the first epoch."""
+        """Moves back to the start of the first epoch."""
         super().reset()
         if self._stream is not None:
             self._stream.reset()
 
     def seek_step(self, step: int) -> None:
-        """Moves to a global step, for loops that save only the step; see `BatchStream`.
+        """Moves to a global step, for loops that save only the step; see `BatchStream.seek_step`.
 
         Args:
             step: Number of batches before the position.
 
         Raises:
-            ValueError: If the step does not exist, or can't be mapped to a position.
+            ValueError: If ``step`` is negative or exceeds the number of batches; over a source with
+                ``on_error="skip"``, because the number of skipped batches is unknown.
         """
         self._opened().seek_step(step)
         self._peek = self._state_before_peek = None
@@ -331,7 +340,8 @@ class DALIInput(base_input.BaseInput):
     def peek_padded(self) -> Any:
         """Returns the batch that get_next_padded() will return; None at the end.
 
-        It does not change the state, which describes the last batch of get_next_padded().
+        Peeking does not change the state, which describes the position after the last batch of
+        get_next_padded().
 
         Raises:
             RuntimeError: If DALI failed to produce the batch, which then counts as delivered.
@@ -354,8 +364,8 @@ class DALIInput(base_input.BaseInput):
     def restore(self, checkpoint_path: epath.PathLike) -> None:
         """Restores the position from a file.
 
-        paxml's files are named ``process_0-of-2``. Over a source, another number of hosts may have
-        saved them.
+        paxml names files ``process_0-of-2``. Over one of `dalijax.sources`, the files of another
+        number of hosts can be restored, too.
 
         Raises:
             FileNotFoundError: If there is no file.
@@ -373,14 +383,14 @@ class DALIInput(base_input.BaseInput):
         except StateError as error:
             if self.input_checkpointing_enabled:
                 raise
-            # Pax requests a state at each peek, and catches only this exception.
+            # Pax requests a state at each peek, and catches only NotImplementedError.
             raise NotImplementedError(str(error)) from error
 
     def _set_state_internal(self, state: bytes) -> None:
         self._opened().set_state(state)
 
     def start_prefetch(self) -> None:
-        """Builds the pipelines and schedules batches, without waiting for them."""
+        """Builds the pipelines and schedules batches, without waiting for the batches."""
         self._opened().start_prefetch()
 
     def close(self) -> None:
@@ -393,22 +403,22 @@ class DALIInput(base_input.BaseInput):
         return self._opened()._iterator
 
     def watch(self) -> InputStats:
-        """Returns the counters of delivered batches, which start at the first call."""
+        """Returns the counters of the batches delivered since the first call of `watch`."""
         return self._opened().watch()
 
 
 class DALIInputSpecsProvider(base_input.DatasetInputSpecsProvider):
-    """Provides the specs of a `DALIInput`, and hands its pipelines over to the train input.
+    """Provides the specs of a `DALIInput` to Pax, and its pipelines to the train input.
 
     A resumed run builds the pipelines twice unless ``specs`` are given, because Pax requests specs
     before it restores a state. An ``input_p`` of another class is handled by Pax's own provider.
 
     Attributes:
         input_p: The configuration of the train input.
-        per_device: True for pmap: specs describe one device's share of the padded batch. False for
-            SPMD.
-        specs: NestedMap of jax.ShapeDtypeStruct of this host's batch. If given, no pipeline is
-            built.
+        per_device: Whether specs describe one device's share of the padded batch, as pmap requires.
+            If False, for SPMD, they describe this host's batch without padding.
+        specs: A NestedMap of the jax.ShapeDtypeStructs of this host's batch. If given, no pipeline
+            is built.
 
     Raises:
         ValueError: At creation, with ``per_device``, if the devices do not divide the batch.

@@ -1,4 +1,4 @@
-"""Files with the states of several processes."""
+"""Finds and writes the files in which processes save the states of their iterators."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 
 
 def file_of_any_process(expected: epath.Path, alternatives: Iterable[epath.Path]) -> epath.Path:
-    """Finds the file to restore from, for an iterator with equal states in all processes.
+    """Returns the file to restore from, for an iterator with equal states in all processes.
 
     Args:
-        expected: This process's file, if the number of processes is unchanged.
-        alternatives: Files saved by another number of processes; used if ``expected`` is missing.
+        expected: The file that this process has saved if the number of processes is unchanged.
+        alternatives: Files that another number of processes has saved, used if ``expected`` is
+            missing. Their contents must be equal.
 
     Raises:
-        FileNotFoundError: If there is no file.
-        StateError: If the alternative files differ.
+        FileNotFoundError: If neither ``expected`` nor an alternative exists.
+        StateError: If the alternatives differ.
     """
     if expected.exists():
         return expected
@@ -42,9 +43,10 @@ def file_of_any_process(expected: epath.Path, alternatives: Iterable[epath.Path]
 
 
 def write_text_atomically(path: epath.Path, text: str) -> None:
-    """Writes a local or remote file atomically; an existing file is replaced.
+    """Writes a text to a local or remote file atomically; replaces an existing file.
 
-    Several processes may write the same file. Links are replaced, not followed.
+    Creates missing folders. Several processes may write the same file. A link at ``path`` is
+    replaced, not followed.
 
     Raises:
         OSError: If the file can't be written.
@@ -54,7 +56,7 @@ def write_text_atomically(path: epath.Path, text: str) -> None:
         with atomic_file(name) as file:
             file.write(text.encode())
         return
-    # Object stores have neither links nor exclusive creation, so the name is unguessable.
+    # Object stores can't create a file exclusively, so a random name avoids conflicts.
     new = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
     try:
         new.write_text(text)

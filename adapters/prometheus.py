@@ -25,8 +25,8 @@ def __dir__() -> list[str]:
 
 
 _NEXT = "grain_python_dataset_next_duration_ns"  # Grain's /grain/python/dataset/next_duration_ns
-_POWERS = 42  # number of buckets, powers of two: Grain's buckets end at an hour, 2**42 ns
-_FIELDS = {  # fields of InputStats
+_POWERS = 42  # number of buckets: as in Grain, the powers of two ns below an hour
+_FIELDS = {  # metric and description of fields of InputStats
     "batches": (CounterMetricFamily, "Delivered batches, including failed batches."),
     "examples": (CounterMetricFamily, "Delivered samples, without padding."),
     "padding": (CounterMetricFamily, "Repeated samples that fill a last batch."),
@@ -50,8 +50,8 @@ class InputCollector(Collector):
       ``dalijax_input_step``: see `dalijax.InputStats`.
 
     Args:
-        iterators: The iterators by the value of the label: ``{"train": iterator}``. Counting starts
-            at this call.
+        iterators: The iterators, by the value of their label: ``{"train": iterator}``. Counting
+            starts when the collector is created, unless ``watch()`` was called before.
         grain_name: Whether to export the histogram. Pass False if Grain's own exporter
             (``ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY``) uses the same registry.
 
@@ -74,7 +74,7 @@ class InputCollector(Collector):
         self._grain_name = grain_name
 
     def collect(self) -> Iterable[Metric]:
-        """Yields the current metrics."""
+        """Yields the metrics with the current counters, for a scrape."""
         for field, (family, text) in _FIELDS.items():
             metric = family(f"dalijax_input_{field}", text, labels=["iterator"])
             for name, stats in self._stats.items():

@@ -36,9 +36,9 @@ uses it directly, and its saved states are exact, including checkpoint_0. Withou
 T5X), T5X wraps it in clu's PeekableDatasetIterator, which loses the peeked batch if the run stops
 before the first step that saves.
 
-T5X names a dataset's files after the number of hosts (``train_ds-000-of-002``). Over a source, a
-host without its own file restores from the file of any host, so that a run can resume
-on any number of hosts.
+T5X names a dataset's files after the number of hosts (``train_ds-000-of-002``). Over one of
+`dalijax.sources`, a host without its own file restores from the file of any host, so that a run can
+resume on any number of hosts.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from .process_files import file_of_any_process
 with extra("clu", "dalijax.adapters.t5x"):
     from etils import epath
 
-_PART = r"\d+-of-\d+$"  # suffix of the names of T5X's files
+_PART = r"\d+-of-\d+$"  # end of the names of T5X's files
 
 __all__ = ["eval_get_dataset_fn", "get_dataset_fn"]
 
@@ -77,7 +77,7 @@ def __dir__() -> list[str]:
 
 
 def _checked(iterator_fn: object, call: Mapping[str, Any]) -> IteratorFunction:
-    """Returns ``iterator_fn`` if the call omits the arguments that T5X sets.
+    """Returns ``iterator_fn`` after checking that the call omits the arguments that T5X sets.
 
     Raises:
         TypeError: If ``iterator_fn`` is not an iterator function.
@@ -99,7 +99,7 @@ def _checked(iterator_fn: object, call: Mapping[str, Any]) -> IteratorFunction:
 
 
 def _seed(cfg: Any) -> int:
-    """Returns the seed of a DatasetConfig; if it is None, draws a seed common to all processes.
+    """Returns the seed of a DatasetConfig; if it is None, a drawn seed, equal in all processes.
 
     A restored state replaces a drawn seed, so that a resumed run keeps its seed.
     """
@@ -199,10 +199,10 @@ def get_dataset_fn(
 
 
 class _SourceIterator(DALIDatasetIterator):
-    """An iterator over a source, whose position is the same in all processes."""
+    """A `DALIDatasetIterator` over a source, with the same position in all processes."""
 
     def restore(self, filename: epath.PathLike) -> None:
-        """Restores the position from a file, or from a file of another number of hosts.
+        """Restores the position from a file; if it is missing, from one by another number of hosts.
 
         T5X's files are named ``train_ds-000-of-002``; with several processes, each file is in a
         directory ``process_0-of-2``.
@@ -218,9 +218,10 @@ class _SourceIterator(DALIDatasetIterator):
 
 
 def _train_class(base_class: type[DALIDatasetIterator]) -> type[DALIDatasetIterator]:
-    """Returns a subclass of ``base_class`` and AirIO's iterator, which T5X does not wrap.
+    """Returns a subclass of ``base_class`` and of AirIO's iterator class.
 
-    Returns ``base_class`` itself if AirIO is not installed.
+    T5X does not wrap iterators of AirIO's class. If AirIO is not installed, ``base_class`` itself
+    is returned.
     """
     for name in ("airio.core", "airio", "airio.dataset_iterators"):  # depending on the version
         try:
@@ -251,7 +252,7 @@ def eval_get_dataset_fn(
     Args:
         iterator_fn: An iterator function, from `dalijax.data_iterator`, over a reader with
             pad_last_batch=True, or over a source.
-        name: Name of the evaluation; None: the name of the iterator function.
+        name: Name of the evaluation; None for the name of the iterator function.
         weights: Name of an additional output, float32 [batch], 1 for a sample and 0 for padding.
             Its sum over all hosts' batches is the number of samples.
         masked: Names of outputs [batch, ...] whose padded rows are set to 0; by default T5X's
@@ -316,14 +317,14 @@ def eval_get_dataset_fn(
 
 
 class EvalDataset:
-    """A dataset of one epoch for each ``iter()``, in which padding has weight 0.
+    """A dataset whose ``iter()`` starts the same epoch again, and whose padding has weight 0.
 
     Args:
         iterator_fn: The iterator function, with a mask named like the weights.
         call: Arguments of the iterator function.
-        weights: Name of the weights.
+        weights: Name of the array of weights.
         masked: Names of the outputs whose padded rows are set to 0.
-        eval_steps: Maximum number of batches; None: all.
+        eval_steps: Maximum number of batches; None for all batches of the epoch.
     """
 
     def __init__(
@@ -348,7 +349,7 @@ class EvalDataset:
     as_numpy_iterator = __iter__
 
     def _with_weights(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Adds weights to a batch, and zeros the padded rows of the masked outputs."""
+        """Returns a batch with weights, in which the padded rows of the masked outputs are 0."""
         if missing := sorted(set(self._masked) - set(batch)):
             raise ValueError(
                 f"masked={self._masked!r}, but a batch has no {missing}, only {sorted(batch)}. "
@@ -373,7 +374,7 @@ class EvalDataset:
 
     @property
     def element_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shape and dtype of each array of this host's batch."""
+        """A jax.ShapeDtypeStruct (shape and dtype) of each array of this host's batch, by name."""
         specs = {
             name: jax.ShapeDtypeStruct(spec.shape, spec.dtype)
             for name, spec in self._iterator.element_spec.items()

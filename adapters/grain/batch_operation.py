@@ -1,4 +1,4 @@
-"""Operations for an unchanged `grain.DataLoader`: batches by DALI, and random inputs."""
+"""Operations for an unchanged `grain.DataLoader`: `DALIBatch` and `RandomInputs`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class DALIBatch(grain.transforms.Batch):
     """Batches and decodes records as an operation of an unchanged ``grain.DataLoader``.
 
     Replaces ``grain.transforms.Batch``. The operation runs in the loader's process or in its
-    workers (``worker_count``); workers use only the CPU. An operation does not know its step in
-    Grain, so a graph with random operators could not resume and is rejected. Draw random numbers
-    for each record with `RandomInputs`.
+    workers (``worker_count``); workers use only the CPU. Grain does not tell an operation the step,
+    so a graph with random operators could not resume and is rejected. Draw random numbers for each
+    record with `RandomInputs`.
 
     Args:
         pipeline_fn: As for `DALITransform`.
@@ -72,16 +72,16 @@ class DALIBatch(grain.transforms.Batch):
 
 
 class _OneBatch:
-    """A reader of a single batch, which is set before each call; see `RecordReader`."""
+    """A reader of the single batch in the attribute ``batch``; see `RecordReader`."""
 
     def __init__(self) -> None:
         self.batch: RecordBatch | None = None
 
     def next_records(self) -> RecordBatch:
-        """Returns the batch.
+        """Returns the batch, once.
 
         Raises:
-            StopIteration: If the batch was returned already.
+            StopIteration: If no batch was set since the last call.
         """
         batch, self.batch = self.batch, None
         if batch is None:
@@ -89,11 +89,11 @@ class _OneBatch:
         return batch
 
     def seek(self, position: RecordPosition) -> None:
-        """Does nothing, because each call has its own records."""
+        """Does nothing, because each batch is set independently of the position."""
 
 
 class _Decode:
-    """Maps a list of records to a decoded batch; is pickled without the pipeline."""
+    """Decodes a list of records to a batch when it is called; is pickled without its pipeline."""
 
     def __init__(self, transform: DALITransform):
         self._transform = transform
@@ -116,7 +116,11 @@ class _Decode:
                 raise
 
     def _decoded(self, batch: RecordBatch) -> dict[str, Any]:
-        """Decodes a batch with a pipeline that is created by the first call."""
+        """Returns the decoded batch; creates the pipeline at the first call.
+
+        Raises:
+            ValueError: If the graph has random operators.
+        """
         if self._engine is None:
             self._engine = self._transform._engine(self._reader, DEFAULT_SEED, None)
         engine = self._engine
@@ -147,8 +151,8 @@ class RandomInputs(grain.transforms.RandomMap):
             return fn.rotate(fn.decoders.image(image), angle=angle, keep_size=True)
 
     Args:
-        **draws: For each new key, the bounds (low, high) of a uniform float32, or a function of a
-            numpy.random.Generator.
+        **draws: For each new key, the bounds (low, high) of a uniform float32, or a function that
+            takes a numpy.random.Generator and returns the value.
     """
 
     def __init__(self, **draws: tuple[float, float] | Callable[[np.random.Generator], Any]):

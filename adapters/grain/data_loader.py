@@ -60,14 +60,15 @@ class DALIDataLoader:
         batch_size: The global batch size, over all processes.
         sharding: Placement of batches over devices; each process reads and decodes the rows that
             its devices hold.
-        shard_options: Without ``sharding``, this process's share of each batch.
+        shard_options: The share of each global batch that this process reads, if there is no
+            ``sharding``.
         drop_remainder: Whether to drop an incomplete last batch.
         pad: "mask" pads the last batch, and adds an array "mask" to batches.
-        worker_count: Number of processes that read records, and return them as `pack_records`
-            does; 0 reads in threads.
+        worker_count: Number of worker processes that read records, and return the records of a
+            batch in shared memory (see `pack_records`). With 0, threads read the records.
         worker_buffer_size: Number of batches that each worker reads ahead.
-        read_options: grain.ReadOptions, counted in batches; None: two threads that read four
-            batches ahead.
+        read_options: grain.ReadOptions, whose buffer size counts batches. By default, two threads
+            read four batches ahead.
         other_randomness: Whether a state may be restored on a different number of shards, although
             DALI's random operators then draw different numbers.
         prefetch, on_error, element_spec, allow_changes, batch_map, writable, **call: As for
@@ -165,11 +166,11 @@ class DALIDataLoader:
 
     @property
     def num_steps(self) -> int:
-        """Number of global batches."""
+        """Number of global batches of the loader, an upper bound for ``on_error="skip"``."""
         return len(self._steps)
 
     def _part(self) -> StreamPart:
-        """Returns the description of this process's part of the batches.
+        """Returns the description of the part of each global batch that this process reads.
 
         The processes compare their descriptions before the first batch.
         """
@@ -184,7 +185,7 @@ class DALIDataLoader:
         return StreamPart(values, self.num_steps, agreed=True)
 
     def _records(self, step: int) -> grain.DatasetIterator:
-        """Returns an iterator over the records of the batches from a step."""
+        """Returns an iterator over the elements of `Steps` from a step; workers pack them."""
         steps = self._steps[step:] if step else self._steps
         workers = self._workers.num_workers
         ds: Any = (steps.map(pack_rows) if workers else steps).to_iter_dataset(self._read)
@@ -215,7 +216,10 @@ def _check_operations(operations: Sequence[Any]) -> None:
 
 
 def _short(text: str) -> str:
-    """Returns a repr without addresses, which differ between processes; long texts are cut."""
+    """Returns a repr without memory addresses, which differ between processes.
+
+    Of more than 200 characters, the first 180 and a digest are returned.
+    """
     text = re.sub(r" at 0x[0-9a-f]+", "", text)
     return text if len(text) <= 200 else f"{text[:180]}... #{digest(text.encode())}"
 
@@ -229,7 +233,7 @@ class _StepReader:
         self._records: grain.DatasetIterator | None = None
 
     def next_records(self) -> RecordBatch:
-        """Returns this process's records of the next step."""
+        """Returns the records of the next step that belong to this process."""
         if self._records is None:
             self._records = self._loader._records(self._step)
         try:
@@ -237,7 +241,7 @@ class _StepReader:
             rows = unpacked(element)
         except StopIteration:
             raise
-        except BaseException:  # Grain's reader would continue after the failed step: restart it
+        except BaseException:  # restart Grain's reader, which would continue after the failed step
             self.stop()
             raise
         self._step += 1
@@ -247,19 +251,19 @@ class _StepReader:
         )
 
     def seek(self, position: RecordPosition) -> None:
-        """Moves to a step."""
+        """Moves to the step of a position."""
         self.stop()
         self._step = position.step
 
     def stop(self) -> None:
-        """Stops reading ahead; the next read restarts it."""
+        """Stops reading ahead, until `next_records` is called again."""
         records, self._records = self._records, None
         if records is not None:
             records.close()
 
 
 class DALIDataLoaderIterator(RecordIterator):
-    """Iterates over a `DALIDataLoader`."""
+    """Iterates over the batches of a `DALIDataLoader`."""
 
     def __init__(self, loader: DALIDataLoader, transform: DALITransform):
         super().__init__()
@@ -272,10 +276,13 @@ class DALIDataLoaderIterator(RecordIterator):
         self._writable = transform.writable
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the global step and a description of the data, equal in all processes."""
+        """Returns the state: the global step and a description of the data, as JSON values.
+
+        The states of all processes are equal.
+        """
         position = self._engine.snapshot()
-        # Whether the graph has random operators (0 or 1); -1 if unknown, so that the first state
-        # does not depend on whether the pipelines were built.
+        # 1 if the graph has random operators of DALI, 0 if not, -1 if unknown. It counts as unknown
+        # at step 0, so that the first state does not depend on whether the pipelines were built.
         random = -1 if position.restored.note is None else position.restored.note
         if position.step and self._engine.was_built(position):
             random = int(bool(self._engine.stateful()))
@@ -296,7 +303,7 @@ class DALIDataLoaderIterator(RecordIterator):
         return {**self._loader._described, "seed": str(self._seed(position))}
 
     def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
-        """Restores a global step saved by any number of processes.
+        """Restores a state that any number of processes have saved.
 
         Raises:
             ValueError: If ``state`` is not a state, is of different data, or is of another number
@@ -332,7 +339,7 @@ class DALIDataLoaderIterator(RecordIterator):
 
     def _move_to(self, step: int, restored: Restored) -> None:
         self._engine.restore(RecordPosition(step, restored=restored))
-        self._reader.stop()  # the next read restarts it at the new position
+        self._reader.stop()  # the next read starts at the new position
 
     def seek_step(self, step: int) -> None:
         """Moves to a global step in constant time, for loops that save only the step.
@@ -341,8 +348,8 @@ class DALIDataLoaderIterator(RecordIterator):
             step: Number of batches before the position.
 
         Raises:
-            ValueError: If the loader has fewer batches, or for ``on_error="skip"``, because the
-                number of skipped batches is unknown.
+            ValueError: If the loader has fewer batches; with ``on_error="skip"``, for any step but
+                0, because the number of skipped batches is unknown.
         """
         step = step_number(step)
         if step > self._loader.num_steps:

@@ -20,7 +20,7 @@ from .transform import check_policy, choose_device, element_spec
 __all__ = ["DALIIterDataset"]
 
 
-# Arguments that the adapter sets itself.
+# Arguments of dalijax.data_iterator that the adapter sets itself.
 _RESERVED = {"auto_reset", "last_batch_policy", "mask", "sharding", "devices", "epoch_rules"}
 
 _NO_INDEX = "the position counts samples, not batches, whose size may have changed. Use get_state()"
@@ -35,14 +35,14 @@ class DALIIterDataset(grain.IterDataset):
     Args:
         iterator_fn: An iterator function, from `dalijax.data_iterator`, or a plain graph function
             together with the arguments ``output_map`` and ``reader_name``.
-        num_epochs: Number of epochs, which are batched separately; None: no end.
+        num_epochs: Number of epochs, which are batched separately; None for an endless dataset.
         drop_remainder: Whether to drop an epoch's incomplete last batch. False delivers a smaller
             last batch, or, with ``pad="mask"``, a full batch with a mask.
         pad: "mask" pads all batches to full size, and adds an array "mask", bool [batch], which is
             False for padding.
-        shard_options: grain.ShardOptions: the shard of the data that the reader reads, the same in
-            every epoch; None: all data. Over a source, each shard reads its rows of global batches
-            of shard_count times batch_size records.
+        shard_options: The grain.ShardOptions of the shard that the reader reads in every epoch;
+            None for all data. Over a source, each shard reads its rows of global batches of
+            shard_count times batch_size records.
         sharding: A jax.sharding.Sharding for global batches, which determines the shards.
         writable: As for `DALITransform`.
         **call: Arguments of the graph function and of ``nvidia.dali.pipeline_def``:
@@ -174,7 +174,7 @@ class DALIIterDataset(grain.IterDataset):
 
 
 class DALIDatasetIterator(grain.DatasetIterator):
-    """An iterator over a `DALIIterDataset`.
+    """Iterates over the batches of a `DALIIterDataset`.
 
     Attributes:
         over_source: Whether the dataset reads a source, so that states are equal in all processes.
@@ -194,7 +194,7 @@ class DALIDatasetIterator(grain.DatasetIterator):
         return writable(next(self._stream), self._writable)
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the consumer's position; builds no pipeline."""
+        """Returns the position after the last delivered batch, as a dict of JSON values."""
         return self._stream.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -209,13 +209,14 @@ class DALIDatasetIterator(grain.DatasetIterator):
         raise ValueError(_NO_INDEX)
 
     def seek_step(self, step: int) -> None:
-        """Moves to a global step, for loops that save only the step; see `BatchStream`.
+        """Moves to a global step, for loops that save only the step; see `BatchStream.seek_step`.
 
         Args:
             step: Number of batches before the position.
 
         Raises:
-            ValueError: If the step does not exist, or can't be mapped to a position.
+            ValueError: If ``step`` is negative or exceeds the number of batches; over a source with
+                ``on_error="skip"``, because the number of skipped batches is unknown.
         """
         self._assert_not_closed()
         self._stream.seek_step(step)
@@ -223,7 +224,7 @@ class DALIDatasetIterator(grain.DatasetIterator):
     _set_next_index = seek_step
 
     def start_prefetch(self) -> None:
-        """Builds the pipelines and schedules batches, without waiting for them."""
+        """Builds the pipelines and schedules batches, without waiting for the batches."""
         self._assert_not_closed()
         self._stream.start_prefetch()
 
@@ -233,9 +234,9 @@ class DALIDatasetIterator(grain.DatasetIterator):
         return self._stream._iterator
 
     def watch(self) -> InputStats:
-        """Returns the counters of delivered batches, which start at the first call.
+        """Returns the counters of the batches delivered since the first call of `watch`.
 
-        `dalijax.adapters.clu.ReportInput` writes them as metrics.
+        `dalijax.adapters.clu.ReportInput` writes the counters as metrics.
         """
         return self._stream.watch()
 

@@ -1,4 +1,4 @@
-"""The number of records of a Grain dataset, if it is known without reading them."""
+"""Computes the number of records of a Grain dataset, if it is known without reading."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import grain
 
 __all__: list[str] = []
 
-_ENDLESS = 1 << 53  # Grain gives an endless repeat() the largest length
-# Class names, because the classes are private. A dataset of these classes is endless if all its
-# parents are.
+_ENDLESS = 1 << 53  # longer datasets count as endless; Grain gives repeat() a length of sys.maxsize
+# Names of Grain's classes, because the classes are private. A dataset of one of these classes is
+# endless if all its parents are endless.
 _LENGTH_PRESERVING = (
     *("MapIterDataset", "RandomMapIterDataset", "MapWithIndexIterDataset", "FilterIterDataset"),
     *("PrefetchIterDataset", "ThreadPrefetchIterDataset", "ProcessPrefetchIterDataset"),
@@ -19,14 +19,14 @@ _LENGTH_PRESERVING = (
     *("WindowShuffleIterDataset", "RebatchIterDataset", "WithOptionsIterDataset"),
     *("_WithSeedIterDataset", "_MpContextIterDataset", "_LazyWorkerSliceIterDataset"),
 )
-# The length of these datasets counts positions that may have no record.
+# Names of the classes whose length includes positions that may have no record.
 _WITH_HOLES = ("FilterMapDataset", "FlatMapMapDataset")
 
 
 def parents_of(ds: Any) -> Sequence[Any]:
-    """Returns the parents of a dataset.
+    """Returns the parents of a dataset, including those that Grain does not list as parents.
 
-    Grain hides the parents of an interleaving, and therefore the dataset before ``mp_prefetch``.
+    Grain does not list the parents of an interleaving, such as the dataset before ``mp_prefetch``.
     """
     parents: Sequence[Any] = getattr(ds, "parents", ())
     hidden = getattr(ds, "_datasets", ())  # private in Grain: the parents of an interleaving
@@ -46,9 +46,9 @@ def is_endless(ds: Any) -> bool:
 
 
 def number_of_records(ds: grain.MapDataset | grain.IterDataset) -> int | None:
-    """Returns the number of records of a dataset; None if it is unknown before reading.
+    """Returns the number of records of a dataset; None if the number is unknown before reading.
 
-    The number is 1 << 53 for an endless dataset, and an upper bound if a ``map`` returns None for
+    The number is 1 << 53 for an endless dataset. It is an upper bound if a ``map`` returns None for
     some records.
     """
     if is_endless(ds):
@@ -57,5 +57,5 @@ def number_of_records(ds: grain.MapDataset | grain.IterDataset) -> int | None:
 
 
 def _has_holes(ds: Any) -> bool:
-    """Returns whether a dataset includes a filter."""
+    """Returns whether a dataset, or one of its parents, may have positions without a record."""
     return type(ds).__name__ in _WITH_HOLES or any(map(_has_holes, parents_of(ds)))

@@ -1,4 +1,4 @@
-"""The records that a `DALIDataLoader` reads for each global batch."""
+"""`Steps`: the records that a `DALIDataLoader` reads for each global batch."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from .packing import pack_records
 
 __all__: list[str] = []
 
-Row = dict[str, Any]  # "index" and "key" of a record, and the "record"
+Row = dict[str, Any]  # "record", its "index" in the sampler, and its "key" in the data source
 
 
 class Steps(grain.MapDataset):
-    """The records of this process's rows of each global batch, indexed by the step.
+    """A dataset of the records that this process reads for each global batch.
 
-    Elements are pairs of a list of `Row`, and a list of bools for all rows of this process that are
-    False for padding. If ``pad``, the last batch is padded; `dalijax.core.order` lists all places
-    that pad.
+    The element at index ``step`` is a pair. The first item is a list of `Row`. The second item is a
+    list with a bool for each row of this process, which is False for padding or a missing record.
 
     Attributes:
-        records: Number of records of the sampler.
-        pad: Whether the last batch is padded.
+        records: Number of records of the sampler; sys.maxsize if the sampler has no length.
+        pad: Whether the last batch is padded; see `dalijax.core.order`.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class Steps(grain.MapDataset):
 
 
 def pack_rows(element: Any) -> Any:
-    """Packs the rows of an element of `Steps` for the transfer from a worker process."""
+    """Returns an element of `Steps` with packed rows, for the transfer from a worker process."""
     rows, valid = element
     return pack_records(rows), valid
 

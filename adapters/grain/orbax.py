@@ -1,8 +1,8 @@
-"""Orbax for iterators that can be restored on a different number of processes.
+"""Saves iterators with Orbax, and restores them on a different number of processes.
 
-These are iterators over a `DALIDataLoader`, or over a `DALIIterDataset` of one of
-`dalijax.sources`. Files have the names of Grain's own handler, ``process_0-of-2.json``, which can
-read them if the number of processes is unchanged::
+Supports iterators over a `DALIDataLoader`, or over a `DALIIterDataset` that reads one of
+`dalijax.sources`. The files are named as by Grain's own handler (``process_0-of-2.json``), which
+can read these files if the number of processes is unchanged::
 
     manager.save(step, args=ocp.args.Composite(data=ElasticSave(iterator), ...))
     manager.restore(step, args=ocp.args.Composite(data=ElasticRestore(iterator), ...))
@@ -37,10 +37,14 @@ def __dir__() -> list[str]:
 
 
 class ElasticHandler(grain.checkpoint.CheckpointHandler):
-    """Grain's handler, which also reads the files of a different number of processes."""
+    """Extends Grain's handler to restore from the files of a different number of processes."""
 
     def restore(self, directory: epath.Path, item: Any = None, args: Any = None) -> Any:
-        """Restores an iterator and returns it; for errors see `ElasticRestore`."""
+        """Restores an iterator, starts its prefetching, and returns it.
+
+        Raises:
+            Exception: As for `ElasticRestore`.
+        """
         iterator = args.item if item is None else item
         iterator.set_state(_saved(directory))
         iterator.start_prefetch()
@@ -49,7 +53,11 @@ class ElasticHandler(grain.checkpoint.CheckpointHandler):
 
 @dataclasses.dataclass
 class _Elastic(ocp.args.CheckpointArgs):
-    """Orbax's arguments for an iterator; raises TypeError if its states depend on the process."""
+    """Orbax's arguments for an iterator.
+
+    Raises:
+        TypeError: If the states of the iterator differ between processes.
+    """
 
     item: DALIDataLoaderIterator | DALIDatasetIterator
 
@@ -80,9 +88,9 @@ class ElasticSave(_Elastic):
 class ElasticRestore(_Elastic):
     """Restores an iterator that was saved by any number of processes.
 
-    Reads this process's file. If a different number of processes saved, reads all files, which
-    contain the same global position. With Orbax v1, save the iterator itself, and load it by
-    ``load_checkpointables(path, {"data": ElasticRestore(iterator)})``.
+    Reads the file of this process. If a different number of processes has saved the iterator, reads
+    all files, which contain the same global position. With Orbax v1, save the iterator itself, and
+    load it by ``load_checkpointables(path, {"data": ElasticRestore(iterator)})``.
 
     Args:
         item: The iterator of a `DALIDataLoader`, or of a `DALIIterDataset` over a source.
@@ -95,11 +103,11 @@ class ElasticRestore(_Elastic):
     """
 
     async def save(self, directory: Any) -> Awaitable[None]:
-        """Saves the iterator with Orbax v1."""
+        """Saves the iterator with Orbax v1; returns an awaitable that writes the file."""
         return await self.item.save(directory)
 
     async def load(self, directory: epath.Path) -> Awaitable[None]:
-        """Restores the iterator with Orbax v1."""
+        """Returns an awaitable that restores the iterator with Orbax v1."""
 
         async def loaded() -> None:
             self.item.set_state(await asyncio.to_thread(_saved, directory))
@@ -108,7 +116,12 @@ class ElasticRestore(_Elastic):
 
 
 def _saved(directory: epath.Path) -> Any:
-    """Returns the state for this process, from the files that Grain's handler wrote."""
+    """Returns the state to restore in this process, from the files that Grain's handler wrote.
+
+    Raises:
+        FileNotFoundError: If there is no file.
+        StateError: If the files of a different number of processes differ.
+    """
     expected = directory / f"process_{jax.process_index()}-of-{jax.process_count()}.json"
     file = file_of_any_process(expected, directory.glob("process_*-of-*.json"))
     return json.loads(file.read_text())

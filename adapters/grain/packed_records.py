@@ -1,8 +1,8 @@
-"""Batches of records in one contiguous array, which processes can share.
+"""Packs the records of a batch into one contiguous array, which processes can share.
 
 Grain's worker processes pickle byte strings one by one through a pipe, but return NumPy arrays in
-shared memory. So the texts, byte strings, numbers and arrays of a batch are concatenated into one
-array, and split again in the receiving process.
+shared memory. Therefore, the worker concatenates the texts, byte strings, numbers and arrays of a
+batch into one array, and the receiving process splits the array again.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _SMALL = 1 << 16  # bytes; up to this size, a pipe is cheaper than shared memory
 
 
 class _Laid(NamedTuple):
-    """Location of an array within the data of a batch.
+    """The location of an array within the data of a batch.
 
     Attributes:
-        start: Index of the first byte.
+        start: Index of the array's first byte.
         dtype: Dtype of the array.
         shape: Shape of the array.
     """
@@ -35,19 +35,21 @@ class _Laid(NamedTuple):
     shape: tuple[int, ...]
 
     def view(self, data: np.ndarray) -> np.ndarray:
-        """Returns the array, as a view of the data of the batch."""
+        """Returns the array as a view of ``data``, the data of the batch (uint8, one dimension)."""
         size = math.prod(self.shape) * self.dtype.itemsize
         return data[self.start : self.start + size].view(self.dtype).reshape(self.shape)
 
 
 class PackedColumn(NamedTuple):
-    """One field of all records.
+    """The values of one field in all records of a batch.
 
     Attributes:
         path: The keys of the field in nested dicts; empty for records that are not dicts.
         kind: Encoding of the values, one of the constants `_OBJECTS` to `_RAGGED`.
-        laid: Location of the concatenated or stacked values; or the tuple of values itself.
-        shapes: Location of the shapes, int64 [records, dimensions]; None if all are equal.
+        laid: Location of the concatenated or stacked values. For `_OBJECTS`, a tuple of the values
+            themselves.
+        shapes: Location of the shapes of byte strings, texts and ragged arrays, int64 [records,
+            dimensions]; None for the other encodings.
     """
 
     path: tuple[Any, ...]
@@ -56,7 +58,11 @@ class PackedColumn(NamedTuple):
     shapes: _Laid | None
 
     def values(self, data: np.ndarray) -> list[Any]:
-        """Returns the values, as views of ``data``; byte strings become memoryviews."""
+        """Returns the value of each record.
+
+        Arrays are views of ``data``, the data of the batch. Byte strings are read-only memoryviews
+        of ``data``.
+        """
         if self.kind == _OBJECTS:
             return list(self.laid)
         array = self.laid.view(data)
@@ -80,8 +86,9 @@ class PackedRecords(NamedTuple):
 
     Attributes:
         size: Number of records.
-        columns: Location of each field.
-        data: uint8 [bytes]; a bytes object if it is small.
+        columns: The values of each field, as locations in ``data``.
+        data: The concatenated values, as a uint8 array of one dimension. Less than 64 KiB are a
+            bytes object.
     """
 
     size: int
@@ -89,12 +96,12 @@ class PackedRecords(NamedTuple):
     data: Any
 
     def records(self) -> list[Any]:
-        """Returns the records, equal to the packed records.
+        """Returns the records as they were before packing.
 
-        Byte strings become memoryviews, arrays become views of ``data``.
+        Byte strings are returned as read-only memoryviews of ``data``, arrays as views of ``data``.
         """
         is_small = isinstance(self.data, bytes)
-        # A plain NumPy array, whose views are cheap; it keeps shared memory alive.
+        # As a plain NumPy array, views are cheap. The array keeps shared memory alive.
         data = np.frombuffer(self.data, np.uint8) if is_small else np.asarray(self.data)
         columns = [column.values(data) for column in self.columns]
         paths = [column.path for column in self.columns]
@@ -111,9 +118,10 @@ class PackedRecords(NamedTuple):
 
 
 def packed(records: Sequence[Any]) -> PackedRecords:
-    """Packs the records of a batch.
+    """Returns the records of a batch in packed form.
 
-    Fields with other or mixed types are stored as objects, as are records with different keys.
+    Stored as Python objects instead are fields of other types, fields that mix types, dtypes or
+    numbers of dimensions, integers that do not fit into int64, and records with different keys.
 
     Args:
         records: Bytes, text, numbers, arrays, or (nested) dicts of these.
@@ -130,7 +138,7 @@ def packed(records: Sequence[Any]) -> PackedRecords:
 
 
 def _values(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yields the values of a record with their paths, the keys in nested dicts."""
+    """Yields pairs of a path (the keys in nested dicts) and the value at the path in a record."""
     if type(value) is dict and value:
         for key, item in value.items():
             yield from _values(item, (*path, key))
@@ -139,19 +147,19 @@ def _values(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
 
 
 class _Layout:
-    """Assigns locations to arrays and byte strings."""
+    """Concatenates arrays and byte strings, and assigns a location to each."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[int, bytes | memoryview]] = []
         self._size = 0
 
     def array(self, values: np.ndarray) -> _Laid:
-        """Adds an array, and returns its location."""
+        """Appends an array, and returns its location."""
         raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         return self.strings([raw.data])._replace(dtype=values.dtype, shape=values.shape)
 
     def strings(self, values: Sequence[bytes | memoryview]) -> _Laid:
-        """Adds byte strings, and returns the location of their concatenation."""
+        """Appends byte strings, and returns the location of their concatenation."""
         start = self._size
         for value in values:
             self._parts.append((self._size, value))
@@ -161,7 +169,7 @@ class _Layout:
         return laid
 
     def data(self) -> Any:
-        """Returns the concatenated data, as an array, or as bytes if it is small."""
+        """Returns the concatenated data as a uint8 array, or as bytes if it is small."""
         data = np.empty(self._size, np.uint8)
         view = memoryview(data)
         for start, part in self._parts:
@@ -170,7 +178,7 @@ class _Layout:
 
 
 def _column(values: list[Any], layout: _Layout) -> tuple[int, Any, _Laid | None]:
-    """Returns the kind, location and shapes of a `PackedColumn`, after adding its values.
+    """Adds the values of a field to a layout; returns kind, laid and shapes of a `PackedColumn`.
 
     Unsupported values are not added, but returned as a tuple instead of a location.
     """

@@ -1,4 +1,4 @@
-"""Packing of records in Grain's worker processes, if shared memory has room for them."""
+"""Packs records in Grain's worker processes, if shared memory has room for the batches."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .packed_records import PackedRecords, packed
 __all__ = ["PackedRecords", "pack_records"]
 
 _FOLDER = "/dev/shm"  # shared memory in Linux
-_BATCHES = 32  # batches in flight, e.g. two for each of sixteen workers
+_BATCHES = 32  # assumed number of batches in shared memory, e.g. two for each of sixteen workers
 
 
 def pack_records(records: Sequence[Any]) -> PackedRecords | list[Any]:
-    """Packs the records of a batch: ``ds.batch(B, batch_fn=pack_records)`` before ``mp_prefetch``.
+    """Returns the records of a batch in packed form, which shared memory can transfer.
 
-    Grain then transfers the records in shared memory instead of pickling them through a pipe. If
-    shared memory is so small that writing to it might kill the process (64 MB in a container by
-    default), the records are returned as a list.
+    Write ``ds.batch(B, batch_fn=pack_records)`` before ``mp_prefetch``. Grain then transfers the
+    records in shared memory instead of pickling the records through a pipe. If shared memory is so
+    small that writing to it might kill the process (Docker's default is 64 MB), the records are
+    returned as a list.
 
     Args:
-        records: Bytes, text, numbers, arrays, or (nested) dicts of these; other values are kept as
-            they are.
+        records: Bytes, text, numbers, arrays, or (nested) dicts of these. Other values are pickled.
     """
     batch = packed(records)
     if isinstance(batch.data, bytes) or has_room(batch.data.nbytes, _free()):
@@ -37,12 +37,12 @@ def pack_records(records: Sequence[Any]) -> PackedRecords | list[Any]:
 
 
 def unpacked(element: Any) -> Any:
-    """Converts packed records to a list; returns other elements unchanged."""
+    """Returns the list of the records in a `PackedRecords`; returns other elements unchanged."""
     return element.records() if isinstance(element, PackedRecords) else element
 
 
 def has_room(size: int, free: int) -> bool:
-    """Returns whether ``free`` bytes are enough for 32 batches of ``size`` bytes."""
+    """Returns whether ``free`` bytes are enough for 32 batches of ``size`` bytes each."""
     return free >= _BATCHES * size
 
 

@@ -1,4 +1,4 @@
-"""Reads the records of a Grain dataset, without holes (None) and records whose reading raises."""
+"""Reads the records of a Grain dataset; skips holes (None) and records whose reading raises."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from .packing import unpacked
 
 __all__: list[str] = []
 
-# Reading threads contend for the GIL: one thread was 1.4 times as fast as two, and two were 1.7
-# times as fast as four. Two still help if reads wait for a disk.
+# Reading threads contend for the GIL: one thread was 1.4 times as fast as two threads, and two were
+# 1.7 times as fast as four. Two threads still help if reads wait for a disk.
 READ_OPTIONS = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Failure:
-    """Represents a record whose reading raised an exception."""
+    """Takes the place of a record whose reading raised an exception."""
 
     error: Exception
 
 
 class RecordLists(grain.MapDataset):
-    """Lists of ``rows`` consecutive records of a MapDataset, without holes (None).
+    """A dataset of lists of up to ``rows`` consecutive records of a MapDataset.
 
-    Grain's own ``batch`` rejects datasets with holes, and loses the other records of a batch if one
-    raises.
+    Holes (None) are left out, and a record whose reading raises is replaced by a `_Failure`.
+    (Grain's own ``batch`` rejects datasets with holes, and loses the other records of a batch if
+    the reading of a record raises.)
     """
 
     def __init__(self, parent: grain.MapDataset, rows: int):
@@ -61,7 +62,7 @@ class RecordLists(grain.MapDataset):
                 )
             if record is not None:
                 records.append(record)
-        return records or None  # Grain skips None as a hole, but counts it in its position
+        return records or None  # Grain skips None, but counts it in its position
 
     def __str__(self) -> str:
         return f"RecordLists(rows={self._rows})"
@@ -69,16 +70,17 @@ class RecordLists(grain.MapDataset):
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """A position between two batches.
+    """A position of a `Reader` between two batches.
 
     An *entry* is an element of the parent or, if the parent yields `RecordLists`, an element of one
     of these lists: a record, a list of the records of a batch, or a failure.
 
     Attributes:
         parent: The state of the parent iterator from which reading continues.
-        records: Number of records before the position.
+        records: Number of records in the batches before the position.
         skip: Number of entries of the parent's next list that belong to earlier batches.
-        failed: Indices of the entries after ``parent`` whose errors were already raised.
+        failed: Indices, counted from ``parent``, of entries to skip because their errors were
+            already raised.
     """
 
     parent: Any
@@ -91,13 +93,14 @@ class Reader:
     """Reads the records of successive batches.
 
     Args:
-        parent: An iterator over records, or over lists of records of a batch each.
+        parent: An iterator over records, or over lists of the records of a batch.
         rows: Number of records in a batch.
-        lists: Whether the parent yields the lists of `RecordLists`, which are joined and split into
+        lists: Whether the parent iterates over `RecordLists`, whose lists are joined and split into
             batches.
         only_full: Whether to drop incomplete batches.
         pad: Whether to pad incomplete batches with their last record.
-        longer: Whether batches of padding follow the last record until every process has ended.
+        longer: Whether batches of padding follow the last record until all other processes have
+            delivered their records.
 
     Attributes:
         start: The position of the first batch.
@@ -146,9 +149,10 @@ class Reader:
         return batch.padded(self._rows) if self._pad else batch
 
     def may_be_behind(self, step: int, records: int) -> bool:
-        """Returns whether ``records`` records can precede batch ``step`` of a stream.
+        """Returns whether ``records`` records can be in the batches before batch ``step``.
 
-        All batches but the last are full, unless the parent yields its own lists.
+        All batches but the last are full, unless the parent yields lists other than those of
+        `RecordLists`.
         """
         num_records = step * self._rows
         if self._longer:
@@ -162,9 +166,10 @@ class Reader:
         return max(fewest, 0) <= records <= most
 
     def padding(self) -> RecordBatch:
-        """Returns a batch of padding after the last record, which repeats the first record.
+        """Returns a batch of padding for steps after the last record.
 
-        The first record is used because an iterator that resumes at the end can read it again.
+        The batch repeats the first record of the stream, which an iterator that resumes at the end
+        can read again.
         """
         position = self.position
         if not self._first:
@@ -181,7 +186,7 @@ class Reader:
         )
 
     def _first_record(self) -> Any:
-        """Reads the first readable record from the start."""
+        """Returns the first record at or after the current position that can be read."""
         while True:
             with contextlib.suppress(ReadError):
                 entry = self._entry()
@@ -192,10 +197,13 @@ class Reader:
         self.go_to(position.after or self.start)
 
     def _begin(self, position: Position) -> None:
-        """Sets the position, to which the parent has moved already."""
+        """Sets the position, and forgets the entries that were read after it.
+
+        The parent must be at the position already.
+        """
         self.position = position
         self._failed = list(position.failed)
-        self._entries = 0  # number of entries read after position.parent
+        self._entries = 0  # number of entries that were read after position.parent
         self._gathered: list[Any] = []
         self._list: list[Any] = []
         self._used = 0
@@ -207,15 +215,16 @@ class Reader:
         self._begin(position)
 
     def retry(self) -> None:
-        """Moves back to the end of the last batch; entries that have raised are skipped."""
+        """Moves back to the end of the last batch; skips entries whose errors were raised."""
         self.go_to(dataclasses.replace(self.position, failed=tuple(self._failed)))
 
     def _records(self) -> list[Any]:
-        """Reads the records of the next batch.
+        """Returns the records of the next batch.
 
         Raises:
-            StopIteration: At the end.
-            ReadError: If reading a record failed; the records before it are kept for the next call.
+            StopIteration: At the end of the stream.
+            ReadError: If reading a record failed. The next call returns the records before and
+                after the failed record.
         """
         count = self.position.records
         try:
@@ -239,7 +248,12 @@ class Reader:
         return records
 
     def _next_batch(self) -> list[Any]:
-        """Reads records up to a full batch or the end, or a list that the parent has batched."""
+        """Returns records up to a full batch or the end, or a list of records from the parent.
+
+        Raises:
+            StopIteration: If there are no further records.
+            ReadError: If reading a record failed.
+        """
         while len(self._gathered) < self._rows:
             try:
                 entry = self._entry()
@@ -253,17 +267,18 @@ class Reader:
         return self._gathered
 
     def _entry(self) -> Any:
-        """Reads the next entry that is not skipped: a record, or a list of a batch's records.
+        """Returns the next entry that is not skipped: a record, or a list of a batch's records.
 
         Raises:
-            StopIteration: At the end.
+            StopIteration: At the end of the stream.
             ReadError: If the entry is a failure.
         """
         while True:
             entry = self._next_of_list() if self._lists else self._next_of_parent()
             number = self._entries
             self._entries += 1
-            # Entries that raised before a state was saved are skipped after restoring it, too.
+            # Entries whose errors were raised before a state was saved are also skipped after the
+            # state is restored.
             if entry is None or number < self.position.skip or number in self._failed:
                 continue
             if isinstance(entry, _Failure):
@@ -274,7 +289,7 @@ class Reader:
             return entry
 
     def _next_of_list(self) -> Any:
-        """Returns the next entry of the parent's current or next list."""
+        """Returns the next entry of the parent's current list; after its end, of the next list."""
         if self._used == len(self._list):
             self._before_list = self._parent.get_state()
             self._list, self._used = next(self._parent), 0
@@ -292,21 +307,25 @@ class Reader:
             if self._parent_position() == before:
                 if self._source is None:  # reading again would raise again
                     raise
-                # Grain's prefetching reader has moved past the record, but counts from before it:
-                # its states would repeat a record, and it would end with an IndexError. Without
-                # threads it has not moved. Setting the index corrects both.
+                # With threads, Grain's prefetching iterator has moved past the record, but its
+                # index has not: its states would repeat a record, and it would end with an
+                # IndexError. Without threads, it has not moved. Setting the index corrects both.
                 experimental.set_next_index(self._source, before + 1)
             return _Failure(error)
 
     def _parent_position(self) -> Any:
-        """Returns the parent's position, to detect whether it moved."""
+        """Returns the index or the state of the parent, to detect whether the parent moved."""
         if self._source is not None:
             return experimental.get_next_index(self._source)
         return self._parent.get_state()
 
 
 def _source(iterator: grain.DatasetIterator) -> grain.DatasetIterator | None:
-    """Finds the MapDataset iterator below an iterator that reads in the same thread, if any."""
+    """Returns Grain's iterator over a MapDataset from which an iterator gets its elements.
+
+    Returns None if the elements come from several iterators, or through worker processes or
+    threads of other iterators.
+    """
     while not prefetch.is_prefetch_iterator(iterator):
         # Private in Grain: the parents of an iterator.
         parents: Any = getattr(iterator, "_parents", ())

@@ -14,7 +14,7 @@ __all__: list[str] = []
 
 
 class RecordIterator(grain.DatasetIterator):
-    """Delivers the batches of an engine; subclasses define the states.
+    """Iterates over the batches of an engine; subclasses define the states.
 
     Attributes:
         _engine: The engine; set by subclasses.
@@ -45,16 +45,19 @@ class RecordIterator(grain.DatasetIterator):
         return self._engine.snapshot().step
 
     def start_prefetch(self) -> None:
-        """Reads the first records, builds the pipelines and schedules batches."""
+        """Reads the first records, builds the pipelines and schedules batches.
+
+        Does not wait for the batches.
+        """
         with self._engine.lock:  # a running call of next() uses the parents' iterators
             self._assert_not_closed()
             super().start_prefetch()
             self._engine.schedule()
 
     def watch(self) -> InputStats:
-        """Returns the counters of delivered batches, which start at the first call.
+        """Returns the counters of the batches delivered since the first call of `watch`.
 
-        `dalijax.adapters.clu.ReportInput` writes them as metrics.
+        `dalijax.adapters.clu.ReportInput` writes the counters as metrics.
         """
         return self._engine.watch()
 

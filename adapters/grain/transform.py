@@ -1,7 +1,8 @@
 """`DALITransform`: decodes and augments the records of a Grain dataset.
 
 `adapters.grain.reading.Reader` reads the records of a batch from Grain's iterator, and
-`core.feeding.stream_engine.StreamEngine` feeds them to the graph through ``fn.external_source``.
+`core.feeding.stream_engine.StreamEngine` feeds the records to the graph through
+``fn.external_source``.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from .record_iterator import RecordIterator
 
 __all__ = ["DALITransform"]
 
-_INTERLEAVED = "iterators_in_use_indices"  # a key of Grain's states, with one entry per iterator
-_DEEPEST = 100  # levels of a state; each transformation of Grain adds one
+_INTERLEAVED = "iterators_in_use_indices"  # in Grain's states; lists an item per iterator
+_DEEPEST = 100  # maximum depth of a nested state; each transformation of Grain adds a level
 
 
 def check_policy(drop_remainder: bool, pad: str | None, sharding: Any) -> None:
-    """Raises ValueError if the arguments about padding (see `core.order`) exclude each other."""
+    """Raises ValueError if arguments about the last batch exclude each other; see `core.order`."""
     if pad not in (None, "mask"):
         raise ValueError(f"pad must be None or 'mask', not {pad!r}")
     if pad and drop_remainder:
@@ -57,11 +58,11 @@ def check_policy(drop_remainder: bool, pad: str | None, sharding: Any) -> None:
 
 
 def element_spec(batch: Mapping[str, Any], varies: bool) -> dict[str, Any]:
-    """Returns the shape and dtype of each array of a batch.
+    """Returns Grain's ShapeDtypeStruct of each array of a batch, by name.
 
     Args:
-        batch: The arrays, or their specs.
-        varies: Whether the last batch may be smaller; dimension 0 is then None.
+        batch: The arrays of a batch, or their specs.
+        varies: Whether the last batch may be smaller, so that dimension 0 is None.
     """
     spec: dict[str, Any] = jax.tree.map(
         lambda array: ShapeDtypeStruct(
@@ -73,14 +74,14 @@ def element_spec(batch: Mapping[str, Any], varies: bool) -> dict[str, Any]:
 
 
 def choose_device(call: dict[str, Any]) -> bool:
-    """Sets the default device_id of a call; returns whether the call uses a GPU.
+    """Adds the default ``device_id`` to a call's arguments; returns whether the call uses a GPU.
 
     Raises:
         RuntimeError: If the call uses a GPU in one of Grain's worker processes.
     """
     from grain._src.python.dataset.transformations import process_prefetch
 
-    # Private in Grain; without it, the worker fails with a CUDA error instead.
+    # Private in Grain. Without this function, the worker fails with a CUDA error instead.
     in_worker = getattr(process_prefetch, "is_in_worker_process", lambda: False)
     on_gpu = call.setdefault("device_id", default_device_id()) is not None
     if on_gpu and in_worker():
@@ -98,28 +99,29 @@ _PIPE = "it batches the records of a dataset. Write ds.pipe(DALITransform(...))"
 class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.apply() reach map()
     """Decodes and augments the records of a Grain dataset: ``ds.pipe(DALITransform(...))``.
 
-    Grain reads, shards, shuffles and checkpoints the records; DALI batches them, ahead of time. The
-    dataset is a MapDataset, whose records are read in whole batches, or an IterDataset. The
-    elements of an IterDataset are records, or lists or packed records of a batch each, as from
-    ``.batch(B, batch_fn=pack_records)`` before ``mp_prefetch``.
+    Grain reads, shards, shuffles and checkpoints the records; DALI batches and processes the
+    records ahead of time. The dataset is a MapDataset, whose records are read in whole batches, or
+    an IterDataset. Each element of an IterDataset is a record, or contains the records of a batch,
+    as from ``.batch(B, batch_fn=pack_records)`` before ``mp_prefetch``.
 
     Elements of the result are dicts of arrays [batch, ...]: NumPy arrays of CPU pipelines,
     jax.Arrays of GPU pipelines. Values that bypass the graph are NumPy arrays, with dtype object
     for text and bytes. With ``sharding``, everything but text is a global jax.Array. The state
-    consists of the parent's state at the last delivered batch and of the random state, below 300
-    bytes for a graph with ten random operators.
+    consists of the parent's state after the last delivered batch and of the random state, which has
+    less than 300 bytes for a graph with ten random operators.
 
     Args:
         pipeline_fn: The graph function, undecorated. If the records are dicts, each parameter
-            receives the value of the same key; other keys bypass the graph, and are batched. A
-            record that is bytes, text, a number or an array is the only parameter. Text is passed
-            as UTF-8 (see `dalijax.fn.read_file` for paths). A parameter ``draw`` receives random
-            numbers that depend on the record's index in the stream (see `dalijax.Draw` and
-            `dalijax.augment`); they need no state, and do not depend on the number of shards.
+            receives the value of the same key; the values of other keys bypass the graph, and are
+            batched. A record that is bytes, text, a number or an array is passed as the only
+            argument. Text is passed as UTF-8 (see `dalijax.fn.read_file` for paths). A parameter
+            ``draw`` receives random numbers that depend on the record's index in the stream (see
+            `dalijax.Draw` and `dalijax.augment`). These numbers need no state, and do not depend on
+            the number of shards.
             Without ``sharding``, processes that read parts of a dataset each need their own
             ``seed``.
-        batch_size: Number of records in a batch; with ``sharding`` in the global batch, of which
-            each process feeds the rows that it holds.
+        batch_size: Number of records in a batch. With ``sharding``, this is the global batch, of
+            which each process feeds the rows that its devices hold.
         output_map: A name for each output of the graph; by default the keys of the dict that it
             returns.
         drop_remainder: Whether to drop an incomplete last batch.
@@ -135,19 +137,21 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         own_records: Whether each process has its own records without such a slice, e.g. its own
             files; otherwise, a dataset without a slice is rejected.
         on_error: Handling of a record that DALI can't decode. "raise": raises a RuntimeError that
-            names it, and the next call returns the next batch. "skip": skips the batch. "mask"
-            (with ``pad="mask"``): replaces the record by a neighbor, whose mask is False; raises if
-            neither its batch nor the eight following records have a record that can be decoded.
-        element_spec: A record whose values have a shape and a dtype, if the first record does not
-            show them.
-        read_options: grain.ReadOptions for a MapDataset, counted in batches; None: two threads
-            that read four batches ahead.
+            names the record, and the next call returns the next batch. "skip": skips the batch.
+            "mask" (with ``pad="mask"``): replaces the record by a neighboring record, and sets the
+            mask of its row to False; raises if neither the batch nor the eight following records
+            have a record that can be decoded.
+        element_spec: An example record of arrays, or of objects with ``shape`` and ``dtype``, for
+            streams whose first record does not show the dtypes.
+        read_options: grain.ReadOptions for a MapDataset, whose buffer size counts batches. By
+            default, two threads read four batches ahead.
         allow_changes: Names of differences that a restore ignores, such as
             ["operators.resize.size"] for progressive resizing; see `dalijax.data_iterator`.
         check_processes: Whether processes that form global batches compare their iterators before
             the first batch; see `dalijax.data_iterator`.
         batch_map: A function of (batch, key), or a list of functions, applied to each placed batch;
-            see `dalijax.data_iterator`. The epoch of its key is 0, and the step counts the batches.
+            see `dalijax.data_iterator`. The key is derived from epoch 0 and the batch's index
+            in the stream.
         writable: Whether NumPy arrays are writable copies. Otherwise, DALI's arrays are read-only
             views of its buffers, which outputs may share.
         **call: Arguments of the graph function and of ``nvidia.dali.pipeline_def``. ``seed``
@@ -191,7 +195,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         self._on_error = on_error
         self._spec = element_spec
         self._own_records = own_records
-        # Validates now instead of at the first batch.
+        # Validates the arguments now instead of at the first batch.
         self._config = IteratorConfig(
             output_map,
             mask="mask" if pad else None,
@@ -205,12 +209,12 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         self._call = checked_arguments(pipeline_fn, call, own_arguments(DALITransform))
 
     def __call__(self, ds: grain.MapDataset | grain.IterDataset) -> grain.IterDataset:
-        """Returns the dataset of batches.
+        """Returns the dataset of the batches of a dataset's records.
 
         Raises:
-            TypeError: If ``ds`` is not a dataset.
-            ValueError: If the records are batches already, or each of several processes would read
-                all records.
+            TypeError: If ``ds`` is not a dataset of Grain.
+            ValueError: If ``.batch()`` has already stacked the records, or if each of several
+                processes would read all records.
         """
         if not isinstance(ds, (grain.IterDataset, grain.MapDataset)):
             raise TypeError(f"a DALITransform requires a dataset, not {ds!r:.80}: {_PIPE}")
@@ -240,13 +244,13 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         return _DecodedDataset(lists, self, True, described, batches)
 
     def _is_placed(self) -> bool:
-        """Returns whether the mesh of each sharding is known."""
+        """Returns whether the mesh is known: there is no PartitionSpec, or also a NamedSharding."""
         shardings = self._config.shardings.values()
         specs = [isinstance(value, PartitionSpec) for value in shardings]
         return not any(specs) or any(isinstance(value, NamedSharding) for value in shardings)
 
     def _placed(self) -> DALITransform:
-        """Returns a copy that uses the current mesh for PartitionSpecs.
+        """Returns a copy in which PartitionSpecs are shardings over the current mesh.
 
         Raises:
             ValueError: If there is no current mesh.
@@ -254,7 +258,10 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         return self if self._is_placed() else self._with(self._config.placed())
 
     def _for_host(self, index: int, count: int) -> DALITransform:
-        """Returns a copy for this host's rows of a global batch without a sharding."""
+        """Returns a copy for host ``index`` of ``count``, which share global batches.
+
+        Each host produces its own rows, without a sharding.
+        """
         return self._with(dataclasses.replace(self._config, hosts=(index, count)))
 
     def _with(self, config: IteratorConfig) -> DALITransform:
@@ -263,7 +270,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         return transform
 
     def _described(self, ds: grain.MapDataset | grain.IterDataset) -> Values:
-        """Returns values that must be equal in all processes, by names for error messages."""
+        """Returns the values that must be equal in all processes, by their names in errors."""
         return {
             "function": getattr(self._fn, "__name__", "the graph"),
             "outputs": ", ".join(self._config.output_map),
@@ -274,7 +281,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         }
 
     def map(self, element: Any) -> Any:
-        """Rejects the application to single records.
+        """Rejects ``ds.map(DALITransform(...))``, which would transform single records.
 
         Raises:
             TypeError: Always; the message explains how to apply the transform.
@@ -291,12 +298,15 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         return () if self._config.sharding is None else choose_placement(self._config).shards
 
     def _local_rows(self) -> int:
-        """Returns the number of records that this process feeds for a batch."""
+        """Returns how many records of each batch this process feeds to its pipelines."""
         shard_arguments = shard_pipelines(self._shards(), self.batch_size, self._call)
         return sum(arguments["batch_size"] for arguments in shard_arguments)
 
     def _rows(self) -> NDArray[np.int64]:
-        """Returns the rows of a batch that this process feeds, in the order of its pipelines."""
+        """Returns the indices of the rows of a global batch that this process feeds.
+
+        The indices are int64 [rows], in the order of the pipelines.
+        """
         shards = self._shards()
         if not shards:
             return np.arange(self.batch_size)
@@ -304,12 +314,12 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         return np.concatenate([shard.shard_id * size + np.arange(size) for shard in shards])
 
     def _seed(self, default: int) -> int:
-        """Returns the seed of the graph's random operators, by default the dataset's."""
+        """Returns the argument ``seed``, or ``default`` (the dataset's seed) if there is none."""
         seed = self._call.get("seed")
         return default if seed is None else int(seed)
 
     def _takes_seed(self, default: int) -> bool:
-        """Returns whether a state's seed is used, because call and dataset have no seed."""
+        """Returns whether a restored state's seed is used: neither user nor dataset gave a seed."""
         left_out = isinstance(default, ShardSeed) and default.is_default
         return left_out and self._call.get("seed") is None
 
@@ -332,14 +342,14 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         by_step: bool = False,
         part: StreamPart | None = None,
     ) -> StreamEngine:
-        """Creates the engine that batches a reader's records.
+        """Returns a new engine, which batches and decodes a reader's records.
 
         Args:
             reader: The reader.
             seed: The dataset's seed.
             numbers, by_step: As for `StreamEngine`.
-            draw_seed: The seed of ``draw``; None: the graph's.
-            part: As for `StreamEngine`, without the seed.
+            draw_seed: The seed of ``draw``; None for the seed of the graph.
+            part: As for `StreamEngine`; the seed is added to its values.
 
         Raises:
             RuntimeError: If a GPU pipeline would run in a worker process of Grain.
@@ -370,10 +380,10 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
 
 
 def _is_stacked(ds: grain.MapDataset | grain.IterDataset) -> bool:
-    """Returns whether ``.batch()`` without ``batch_fn`` created the elements of a dataset."""
+    """Returns whether ``.batch()`` without ``batch_fn`` has stacked the elements of a dataset."""
     from grain._src.python.dataset.transformations import batch
 
-    # Private in Grain; if they are missing, stacked batches are not detected.
+    # Private in Grain. If the classes are missing, stacked batches are not detected.
     kinds = tuple(getattr(batch, name, ()) for name in ("BatchMapDataset", "BatchIterDataset"))
     function = getattr(ds, "_batch_fn", None)
     stacking = function is batch.make_batch or "MakeBatch" in type(function).__name__
@@ -381,10 +391,11 @@ def _is_stacked(ds: grain.MapDataset | grain.IterDataset) -> bool:
 
 
 def is_sliced(ds: grain.MapDataset | grain.IterDataset) -> bool:
-    """Returns whether a dataset reads only slices of records that no other process reads.
+    """Returns whether a dataset probably reads only records that no other process reads.
 
-    Such a slice has at most a process's share, and starts at the first record only in the first
-    process. Other slices, e.g. of a part reserved for evaluation, are equal in all processes.
+    It does if all of its records are from slices that differ between processes. Such a slice has at
+    most one process's share of the records, and starts at the first record only in process 0. Other
+    slices, e.g. of a part reserved for evaluation, are probably equal in all processes.
     """
     parents = parents_of(ds)
     if isinstance(ds, SliceMapDataset):
@@ -397,23 +408,23 @@ def is_sliced(ds: grain.MapDataset | grain.IterDataset) -> bool:
 def _lineage(ds: Any) -> str:
     """Returns the chain of a dataset's transformations as text, to compare between processes.
 
-    It contains seeds, and the number of records before a slice.
+    The text includes seeds, and the number of records before the first slice.
     """
     parents = parents_of(ds)
     text = type(ds).__name__.removesuffix("Dataset")
     seeds = [getattr(ds, name, None) for name in ("_seed", "_seed_rng_seed")]  # private in Grain
     text += "".join(f" seed {seed}" for seed in seeds if isinstance(seed, (int, np.integer)))
     before = " + ".join(dict.fromkeys(map(_lineage, parents)))
-    if isinstance(ds, SliceMapDataset) and "Slice" not in before:  # later lengths may differ
+    if isinstance(ds, SliceMapDataset) and "Slice" not in before:  # lengths of slices may differ
         text += f" of {len(parents[0])} records"
     return f"{before} > {text}" if before else text
 
 
 def _seed_of(ds: Any) -> int | None:
-    """Derives a seed from a dataset's ``seed()``; None without a seed.
+    """Returns a seed derived from the ``seed()`` calls of a dataset; None if there are none.
 
-    Grain's own default seeds also depend on the number of transformations in between, and
-    ``mp_prefetch`` loses them.
+    Grain's own default seeds are not used, because they also depend on the number of
+    transformations after ``seed()``, and ``mp_prefetch`` loses them.
     """
     seeds, nodes = dict[int, None](), [ds]  # distinct seeds: workers read copies of one dataset
     while nodes:
@@ -450,7 +461,15 @@ class _UnplacedDataset(grain.IterDataset):
 
 
 class _DecodedDataset(grain.IterDataset):
-    """The dataset of a `DALITransform`'s batches."""
+    """The dataset of the batches of a `DALITransform` whose shardings have a mesh.
+
+    Args:
+        parent: The dataset of records, or of lists of records.
+        transform: The transform.
+        lists: Whether ``parent`` is a dataset of `RecordLists`.
+        values: Values that must be equal in all processes.
+        batches: The number of batches of this process; None if it is unknown.
+    """
 
     def __init__(
         self,
@@ -479,7 +498,7 @@ class _DecodedDataset(grain.IterDataset):
 
     @property
     def _element_spec(self) -> Any:
-        iterator = self._iterator(None)  # without agreement: other processes don't create one
+        iterator = self._iterator(None)  # None: other processes may not create this iterator
         batch = next(iterator, None)
         iterator.close()
         if batch is None:
@@ -491,10 +510,10 @@ class _DecodedDataset(grain.IterDataset):
 
 
 def _is_like(saved: Any, current: Any, depth: int = 0) -> bool:
-    """Returns whether a parent's saved state has the keys and types of its current state.
+    """Returns whether a saved state of a parent has values of the same types as its current state.
 
-    Parts that only one of them has, because the number of iterators differs, are left to the
-    parent.
+    Keys and items that only one of the states has are not compared, because the number of iterators
+    may differ; the parent checks them.
     """
     if depth > _DEEPEST or (depth == 0 and type(saved) is not type(current)):
         return False
@@ -509,10 +528,11 @@ def _is_like(saved: Any, current: Any, depth: int = 0) -> bool:
 
 
 def _interleaved(saved: Any, current: Any) -> tuple[int, int] | None:
-    """Returns how many iterators the saved and current states interleave; None if equal.
+    """Returns how many iterators Grain interleaves in a saved and in the current state.
 
-    Grain does not compare them, and would continue with different records. The states of
-    interleaved iterators may belong to any datasets, and are left to Grain.
+    Returns None if the two numbers are equal. Grain does not compare the numbers, and would
+    continue with different records. The states of the interleaved iterators are not compared,
+    because they may belong to any datasets.
     """
     if isinstance(saved, (list, tuple)) and isinstance(current, (list, tuple)):
         return next(filter(None, map(_interleaved, saved, current)), None)
@@ -530,7 +550,7 @@ def _interleaved(saved: Any, current: Any) -> tuple[int, int] | None:
 FORM = Form(
     kind="transform",
     owner="an iterator over a DALITransform",
-    # A string for the failed records instead of a list, so that all states have the same tree.
+    # "failed" is a text instead of a list, so that all states have the same tree.
     shown={"parent": object, "step": int, "records": int, "skip": int, "failed": str},
     packed={
         "rows": int,
@@ -545,7 +565,7 @@ FORM = Form(
 
 
 class DecodedIterator(RecordIterator):
-    """An iterator over a dataset after a `DALITransform`."""
+    """Iterates over the batches of a `DALITransform`."""
 
     def __init__(
         self,
@@ -572,7 +592,10 @@ class DecodedIterator(RecordIterator):
         self._writable = transform.writable
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the parent's state at the last delivered batch, and the random state."""
+        """Returns the state after the last delivered batch, as a dict of JSON values.
+
+        The state consists of the parent's state and the random state.
+        """
         snapshot = self._engine.snapshot()
         position = snapshot.after or self._reader.start
         return FORM.encode(
@@ -587,7 +610,7 @@ class DecodedIterator(RecordIterator):
         )
 
     def _seed_at(self, position: RecordPosition) -> int:
-        """Returns the seed at a position: that of the restored state, or the configured seed."""
+        """Returns the seed of the restored state before a position, or else the configured seed."""
         seed = position.restored.seed
         return self._seed if seed is None else seed
 
@@ -605,9 +628,10 @@ class DecodedIterator(RecordIterator):
 
         Raises:
             ValueError: If ``state`` is not a state of such an iterator, if another transform saved
-                it, or if the parent iterator rejects its own part; nothing changes. The graph is
-                unknown before the first record, from which its inputs are inferred: until then, the
-                following ``next()`` raises if the graph differs or ``random`` is damaged.
+                the state, or if the parent iterator rejects its part; nothing changes. If no record
+                was read before, the graph is unknown, because its inputs are inferred from the
+                first record. If the graph differs or ``random`` is damaged, the following
+                ``next()`` then raises instead.
         """
         with self._engine.lock:
             self._restore(FORM.decode(state))
@@ -656,10 +680,11 @@ class DecodedIterator(RecordIterator):
         return Position(copy.deepcopy(parent), records, skip, tuple(map(int, failed)))
 
     def seek_step(self, step: int) -> None:
-        """Raises ValueError for every step but the current; see `DALIDataLoader` instead.
+        """Raises ValueError unless ``step`` is the current step.
 
-        The record at which batch n of a Grain dataset begins is unknown, because transformations
-        before this one may drop or repeat records. The loader knows it from its sampler.
+        The record at which batch ``step`` begins is unknown, because earlier transformations of the
+        dataset may drop or repeat records. Use a `DALIDataLoader`, which knows the record from its
+        sampler.
         """
         step = step_number(step)
         if step != self._engine.snapshot().step:

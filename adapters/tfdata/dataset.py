@@ -51,11 +51,11 @@ _IN_THE_GRAPH = {
 
 
 class DALIDataset:
-    """The batches of an iterator function, with the interface of a tf.data.Dataset.
+    """A dataset of the batches of an iterator function, with the interface of a tf.data.Dataset.
 
-    Each ``iter()`` starts the next epoch, like tf.data's shuffle: its order and random numbers
-    differ from iterator to iterator, and epochs within ``repeat()`` differ, too. An epoch's
-    last batch depends on ``last_batch_policy``:
+    Each ``iter()`` starts the next epoch, like tf.data's shuffle: the order and the random numbers
+    differ from iterator to iterator, and from epoch to epoch within ``repeat()``. The last batch of
+    an epoch depends on ``last_batch_policy``:
 
     - FILL: ``repeat().batch(n)``, with enough batches for all samples of the epoch. With
       pad_last_batch=True of the reader, and ``mask``, the last batch is padded.
@@ -63,13 +63,14 @@ class DALIDataset:
     - PARTIAL: ``batch(n)``; the first dimension of element_spec is None.
 
     Elements are dicts of `Array` by output name, on the host; outputs of GPU pipelines are copied
-    to the host. They stay valid while they are referenced.
+    to the host. Arrays stay valid while they are referenced.
 
     Args:
         iterator_fn: An iterator function, from `dalijax.data_iterator`.
-        reshuffle_each_iteration: False repeats the first epoch, in each ``iter()`` and in
-            ``repeat()``. A DALI reader can't start in a later epoch: True gives each pass over it
-            its own seed; operators with a seed argument repeat their numbers.
+        reshuffle_each_iteration: Whether each ``iter()`` starts the next epoch. If False, each
+            ``iter()`` and ``repeat()`` repeat the first epoch. A DALI reader can't start in a later
+            epoch: each ``iter()`` over it has its own seed instead, but operators with a seed
+            argument repeat their numbers.
         **call: Arguments of the graph function, of ``nvidia.dali.pipeline_def`` and of
             `dalijax.data_iterator`: batch_size, last_batch_policy, mask, ...
 
@@ -108,24 +109,24 @@ class DALIDataset:
         return dataset
 
     def take(self, count: int, name: str | None = None) -> DALIDataset:
-        """Takes the first ``count`` elements; all if it is -1."""
+        """Returns a dataset of the first ``count`` elements; of all elements if ``count`` is -1."""
         del name
         return self._then(Take(whole_number("count", count, _COUNT)))
 
     def skip(self, count: int, name: str | None = None) -> DALIDataset:
-        """Skips the first ``count`` elements; all if it is -1.
+        """Returns a dataset without the first ``count`` elements; an empty dataset if it is -1.
 
-        As in tf.data, they are produced and dropped.
+        As in tf.data, the skipped elements are produced and dropped.
         """
         del name
         return self._then(Skip(whole_number("count", count, _COUNT)))
 
     def repeat(self, count: int | None = None, name: str | None = None) -> DALIDataset:
-        """Repeats the elements ``count`` times; endlessly if it is None or -1.
+        """Returns a dataset with the elements ``count`` times; endless if ``count`` is None or -1.
 
-        Applied directly to the dataset, the repetitions are further epochs, with new shuffling and
+        If this is the first step, the repetitions are further epochs, with new shuffling and
         augmentation. After take, skip or enumerate, and with ``reshuffle_each_iteration=False``,
-        they are the same elements.
+        the repetitions have the same elements.
         """
         del name
         count = -1 if count is None else whole_number("count", count, _COUNT)
@@ -138,15 +139,15 @@ class DALIDataset:
         return self._derived(self._epochs * count, ())
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> DALIDataset:
-        """Returns the dataset of one host's share of a source; must be the first step.
+        """Returns a dataset of one host's share of a source; must be the first step.
 
-        Each host creates batches of ``batch_size``, slices of a global batch with ``num_shards``
-        times as many records, and all hosts have equally many batches. (tf.data's shard() would
-        take every ``num_shards``-th batch.)
+        Each host produces batches of ``batch_size`` records, which are slices of global batches of
+        ``num_shards`` times as many records. All hosts have equally many batches. (tf.data's
+        shard() would take every ``num_shards``-th batch.)
 
         Raises:
             NotImplementedError: Over DALI's readers, which shard themselves, or after other steps.
-            ValueError: If there is no such shard.
+            ValueError: If ``num_shards`` is less than 1, or ``index`` is not below it.
         """
         del name
         source = self._source
@@ -168,7 +169,7 @@ class DALIDataset:
         return dataset
 
     def enumerate(self, start: int = 0, name: str | None = None) -> DALIDataset:
-        """Returns pairs of a number (int64, counting from ``start``) and an element."""
+        """Returns a dataset of pairs of a number (int64, from ``start``) and an element."""
         del name
         return self._then(Enumerate(whole_number("start", start, "a whole number")))
 
@@ -213,7 +214,7 @@ class DALIDataset:
         """Returns the number of elements.
 
         Raises:
-            TypeError: If it is infinite or unknown, with TensorFlow's messages.
+            TypeError: If the number is infinite or unknown; the messages are TensorFlow's.
         """
         count = int(self.cardinality())
         if count == INFINITE:
@@ -223,7 +224,7 @@ class DALIDataset:
         return count
 
     def cardinality(self) -> Array:
-        """Returns the number of elements, an int64 scalar.
+        """Returns the number of elements as an int64 scalar.
 
         Endless datasets return tf.data.INFINITE_CARDINALITY (-1), datasets of unknown length
         tf.data.UNKNOWN_CARDINALITY (-2).
@@ -232,27 +233,28 @@ class DALIDataset:
 
     @property
     def element_spec(self) -> Any:
-        """tf.TensorSpec of each array; jax.ShapeDtypeStruct without TensorFlow.
+        """The structure of an element, with a tf.TensorSpec for each array.
 
-        Runs the pipelines of the next ``iter()`` for a batch, which that iterator then delivers.
+        Without TensorFlow, the specs are jax.ShapeDtypeStructs. The pipelines of the next
+        ``iter()`` produce a batch for the specs; the next iterator delivers this batch.
         """
         return self._source.spec(self._epochs, self._chain)
 
     def to_tf_dataset(self, element_spec: Any = None) -> Any:
-        """Converts to a tf.data.Dataset with the same elements.
+        """Returns a tf.data.Dataset with the same elements.
 
-        Each iteration over it is an ``iter()`` of this dataset, so that the epochs of Keras' fit()
-        differ.
+        By default, tf.data.Dataset.from_generator creates the dataset. Each iteration over it calls
+        ``iter()`` of this dataset, so that the epochs of Keras' fit() differ. TensorFlow can't save
+        its iterators.
 
-        By default it uses tf.data.Dataset.from_generator, whose iterators TensorFlow can't save. It
-        uses DALI's TensorFlow plugin (nvidia-dali-tf-plugin) instead if the plugin is installed,
-        the batches come from a CPU pipeline without Python functions, and the dataset is endless
-        (``repeat()``) or has ``reshuffle_each_iteration=False``. ``tf.train.Checkpoint`` can save
-        its iterators, each of which starts with the first epoch.
+        DALI's TensorFlow plugin (nvidia-dali-tf-plugin) creates the dataset instead if the plugin
+        is installed, the batches come from a CPU pipeline without Python functions, and the dataset
+        is endless (``repeat()``) or has ``reshuffle_each_iteration=False``. Each iteration then
+        starts with the first epoch. ``tf.train.Checkpoint`` can save the iterators.
 
         Args:
-            element_spec: Specs of the elements, if shapes differ between batches (with None for
-                these dimensions); by default the dataset's.
+            element_spec: Specs of an element, if shapes differ between batches (with None for
+                these dimensions). By default, `DALIDataset.element_spec`.
 
         Raises:
             ImportError: If TensorFlow is not installed.

@@ -1,4 +1,4 @@
-"""`DatasetIterator`: iterators over a `DALIDataset`, and their elements."""
+"""`DatasetIterator`: iterates over a `DALIDataset`; `Array`: the arrays of its elements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Array(np.ndarray):
     """
 
     def numpy(self) -> Any:
-        """Returns a plain view without a copy; a NumPy scalar for an array without dimensions."""
+        """Returns a numpy.ndarray that views the same data; a NumPy scalar if there are no axes."""
         return self.view(np.ndarray)[()]
 
     _numpy = numpy
@@ -44,12 +44,12 @@ class Array(np.ndarray):
 
 
 def scalar(number: int) -> Array:
-    """Creates an int64 array without dimensions."""
+    """Returns a number as an int64 `Array` without dimensions."""
     return np.array(number, np.int64).view(Array)
 
 
 def plain(element: Any) -> Any:
-    """Converts the arrays of an element to plain NumPy arrays."""
+    """Returns an element whose arrays are converted from `Array` to plain NumPy arrays."""
     return jax.tree_util.tree_map(lambda leaf: leaf.numpy(), element)
 
 
@@ -57,11 +57,11 @@ _Base: Any = object if tf is None else tf.train.experimental.PythonState
 
 
 class DatasetIterator(_Base):
-    """An iterator over a `DALIDataset`, which ``tf.train.Checkpoint(data=it)`` can save.
+    """Iterates over a `DALIDataset`; ``tf.train.Checkpoint(data=iterator)`` can save it.
 
     Args:
-        stream: The elements, from the start; owned by the iterator.
-        element_spec: Returns the specs of an element.
+        stream: The stream of elements, at its start. The iterator owns the stream.
+        element_spec: Function that returns the specs of an element.
     """
 
     def __init__(self, stream: ChainedStream, element_spec: Callable[[], Any]):
@@ -99,11 +99,11 @@ class DatasetIterator(_Base):
 
     @property
     def element_spec(self) -> Any:
-        """The dataset's element_spec."""
+        """The structure of an element; see `DALIDataset.element_spec`."""
         return self._element_spec()
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the consumer's position as a JSON value."""
+        """Returns the position after the last delivered element, as a dict of JSON values."""
         return self._stream.get_state()
 
     def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
@@ -116,28 +116,30 @@ class DatasetIterator(_Base):
         self._stream.set_state(state)
 
     def seek_step(self, step: int) -> None:
-        """Moves to an element, for loops that save only the step; see `BatchStream`.
+        """Moves to an element, for loops that save only the step; see `BatchStream.seek_step`.
 
         Args:
             step: Number of elements before the position.
 
         Raises:
-            ValueError: If the element does not exist, or can't be mapped to a position.
+            ValueError: If ``step`` is negative or exceeds the number of elements; over a source
+                with ``on_error="skip"``, because the number of skipped batches is unknown.
         """
         self._stream.seek_step(step)
 
     def serialize(self) -> bytes:
-        """Returns the state, for ``tf.train.Checkpoint``."""
+        """Returns the state as JSON in bytes, for ``tf.train.Checkpoint``."""
         return json.dumps(self.get_state()).encode()
 
     def deserialize(self, string_value: bytes) -> None:
-        """Restores the state of a ``tf.train.Checkpoint``."""
+        """Restores a state that ``tf.train.Checkpoint`` has read; see `serialize`."""
         self.set_state(string_value)
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        """Takes a snapshot for a checkpoint that is written later, in another thread.
+        """Copies the state to a `_Snapshot` in ``object_map``, for an asynchronous checkpoint.
 
-        TensorFlow traces this call from the second checkpoint on, which requires a py_function.
+        TensorFlow writes the checkpoint later, in another thread. From the second checkpoint on,
+        TensorFlow traces this function, which requires a py_function.
         """
         if self not in object_map:
             object_map[self] = _Snapshot()
@@ -152,9 +154,9 @@ class DatasetIterator(_Base):
             tf.py_function(take, [], [])
 
     def watch(self) -> InputStats:
-        """Returns the counters of delivered batches, which start at the first call.
+        """Returns the counters of the batches delivered since the first call of `watch`.
 
-        `dalijax.adapters.clu.ReportInput` writes them as metrics.
+        `dalijax.adapters.clu.ReportInput` writes the counters as metrics.
         """
         return self._stream.stream.watch()
 
@@ -164,7 +166,7 @@ class DatasetIterator(_Base):
         return self._stream.stream._iterator
 
     def start_prefetch(self) -> None:
-        """Builds the pipelines and schedules batches, without waiting for them."""
+        """Builds the pipelines and schedules batches, without waiting for the batches."""
         self._stream.stream.start_prefetch()
 
     def close(self) -> None:

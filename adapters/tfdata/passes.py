@@ -1,4 +1,7 @@
-"""Passes over a data set: each ``iter()`` has a different order, like tf.data's reshuffling."""
+"""Counts passes over a data set, and reshuffles each pass, like tf.data.
+
+A *pass* consists of the elements of one ``iter()``, without the steps of the dataset.
+"""
 
 from __future__ import annotations
 
@@ -18,39 +21,44 @@ __all__: list[str] = []
 
 
 class PassCounter:
-    """Numbers the passes over a data set, including data sets derived from it.
+    """Counts the passes over a data set and over the datasets derived from it.
 
     Over a source, pass p of E epochs consists of the epochs p * E to p * E + E - 1, so that a state
-    determines its pass. A DALI reader can't start in a later epoch: each pass has its own seed.
+    determines its pass. A DALI reader can't start in a later epoch, so each pass has its own seed.
 
     Args:
-        reshuffles: Whether passes differ; otherwise all are pass 0.
+        reshuffles: Whether passes differ. Otherwise, every pass has index 0.
     """
 
     def __init__(self, reshuffles: bool):
         self.reshuffles = reshuffles
-        self._next = 0  # first epoch that no pass has started; over a reader, the next pass
+        self._next = 0  # first epoch of a source that was not started; over a reader, the next pass
 
     def number(self, num_epochs: int | None) -> int:
-        """Returns the index of the pass that would start next, from 0; see `note`.
+        """Returns the index, from 0, of the next pass: the first pass without a started epoch.
 
         Args:
-            num_epochs: Number of epochs of a pass over a source, None: no end; 1 over a reader.
+            num_epochs: Number of epochs of a pass over a source, None if it has no end; 1 over a
+                reader.
         """
         return -(-self._next // (num_epochs or 1)) if self.reshuffles else 0
 
     def note(self, begun: int) -> None:
-        """Registers an epoch of a source, or a pass over a reader, that has started."""
+        """Notes that an epoch of a source, or a pass over a reader, has started.
+
+        Args:
+            begun: The index of the epoch or pass.
+        """
         self._next = max(self._next, begun + 1)
 
 
 class PassStream(BatchStream):
-    """The batches of one pass.
+    """Iterates over the batches of one pass; `begin_next` moves to the next pass.
 
     Args:
         iterator_fn: The iterator function.
-        call: Its arguments.
-        num_epochs: Number of epochs of a pass; None: no end.
+        call: Arguments of the iterator function.
+        num_epochs: Number of epochs of a pass; None for an endless pass.
         counter: The counter of the data set's passes.
     """
 
@@ -75,7 +83,10 @@ class PassStream(BatchStream):
         super().__init__(make, num_epochs)
 
     def _seed_of_pass(self) -> int | None:
-        """Returns the seed of the current pass over a reader; None for the seed of the call."""
+        """Returns the seed of the current pass; None to use the seed of the call.
+
+        The seed of the call is used over a source, and for pass 0 over a reader.
+        """
         if self._over_source or self._number == 0:
             return None
         seed = pass_seed(DEFAULT_SEED if self._seed is None else self._seed, self._number)
@@ -114,7 +125,7 @@ class PassStream(BatchStream):
         return super()._go_back(mark)
 
     def get_state(self) -> dict[str, Any]:
-        if self._number:  # the first state must contain the seed of the pass, too
+        if self._number:  # builds the pipelines, so that the first state has the seed of the pass
             self._iterator._start()
         return super().get_state()
 
@@ -131,13 +142,13 @@ class PassStream(BatchStream):
     def _set_state_of_reader(
         self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str]
     ) -> None:
-        """Restores a state, if necessary in new pipelines with the seed of the state's pass."""
+        """Restores a state over a reader; a state of another pass needs pipelines with its seed."""
         before, number = self._number, self._pass_of(state)
         if number is None or number == before:
             super().set_state(state, allow)
             return
-        # The state belongs to another pass: pipelines with its seed replace the current ones if
-        # they accept it.
+        # Pipelines with the seed of the state's pass replace the current pipelines, unless they
+        # reject the state.
         self._number = number
         try:
             fresh = self._make()
@@ -157,7 +168,7 @@ class PassStream(BatchStream):
         """Returns the number of the pass to which a reader's state belongs; None if unknown."""
         try:
             saved = reader_state.decode(state).fingerprint["seed"]
-        except StateError:  # reported by the iterator
+        except StateError:  # the iterator raises the error when it restores the state
             return None
         if saved == unknown()["seed"]:  # before the first batch of pass 0
             return 0

@@ -1,4 +1,4 @@
-"""`Source`: the iterator function that derived datasets share."""
+"""`Source`: the iterator function and the pipelines that a dataset and its derivations share."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__: list[str] = []
 
 
 class Source:
-    """Streams of an iterator function's batches, and their length and specs.
+    """Creates the streams of an iterator function's batches, and tells their length and specs.
 
-    A stream whose pipelines were built for a length or a spec is used by the next iterator.
+    If the length or the specs require pipelines, the next iterator uses the same pipelines.
 
     Args:
         iterator_fn: The iterator function.
-        call: Its arguments.
-        reshuffles: Whether each pass starts the next epoch.
+        call: Arguments of the iterator function.
+        reshuffles: Whether each pass starts with the next epoch, or repeats the first epoch.
 
     Attributes:
-        config: Arguments of the iterator.
+        config: Arguments of the underlying iterators.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Source:
         self.reshuffles = reshuffles
         self._passes = PassCounter(reshuffles)
         self._spare: dict[int | None, PassStream] = {}
-        # Weak, because iterators own their streams.
+        # Weak references, because iterators own their streams.
         self._lent: weakref.WeakValueDictionary[int | None, PassStream] = (
             weakref.WeakValueDictionary()
         )
@@ -59,7 +59,11 @@ class Source:
         return self.iterator_fn._prepared((), dict(self.call))
 
     def stream(self, epochs: int | None) -> PassStream:
-        """Returns the stream of the next pass, at its start; the caller owns it."""
+        """Returns a stream at the start of the next pass; the caller owns the stream.
+
+        Args:
+            epochs: Number of epochs of the pass; None for an endless pass.
+        """
         stream = self._spare.pop(epochs, None) or self._new_stream(epochs)
         stream.begin_next()
         self._lent[epochs] = stream
@@ -73,7 +77,11 @@ class Source:
         return PassStream(iterator_fn._for_host(self.call), self.call, epochs, self._passes)
 
     def current(self, epochs: int | None) -> PassStream:
-        """Returns a stream to query for length and specs; creates a stream if none is in use."""
+        """Returns a stream to ask for its length and specs, at any position.
+
+        This is the stream of the last iterator with this number of epochs, if it is still open, or
+        else a stream for the next iterator.
+        """
         lent = self._lent.get(epochs)
         if lent is not None and not lent._iterator.closed:
             return lent
@@ -82,13 +90,13 @@ class Source:
         return self._spare[epochs]
 
     def cardinality(self, epochs: int | None, chain: Sequence[Step]) -> int:
-        """Returns the number of elements after a chain of steps, INFINITE or UNKNOWN."""
+        """Returns the number of elements after a chain of steps, or INFINITE or UNKNOWN."""
         return length(chain, stream_length(self.current(epochs)))
 
     def spec(self, epochs: int | None, chain: Sequence[Step]) -> Any:
-        """Returns the specs of an element after a chain of steps.
+        """Returns the structure of an element after a chain of steps, with a spec for each array.
 
-        Dimension 0 is None if batches may be smaller.
+        Dimension 0 of the specs is None if batches may be smaller than ``batch_size``.
         """
         if self._spec is None:
             self._spec = self.current(epochs).element_spec

@@ -1,4 +1,4 @@
-"""`ChainedStream`: a stream of batches after take, skip, repeat and enumerate."""
+"""`ChainedStream`: the elements of a stream of batches after take, skip, repeat and enumerate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORM = Form(
 
 
 def stream_length(stream: BatchStream) -> int:
-    """Returns the number of batches of a whole stream, INFINITE or UNKNOWN."""
+    """Returns the number of batches of a stream from its start, or INFINITE or UNKNOWN."""
     if stream._num_epochs is None:
         return INFINITE
     try:
@@ -39,12 +39,12 @@ def stream_length(stream: BatchStream) -> int:
 
 
 class _Place(NamedTuple):
-    """A position in a chain.
+    """A position in a `ChainedStream`.
 
     Attributes:
         element: Index of the next element.
-        at: Index of the stream's next batch.
-        end: Length of the stream, once its end was reached.
+        at: Index of the next batch of the stream.
+        end: Number of batches of the stream; None before its end was reached.
     """
 
     element: int = 0
@@ -53,12 +53,13 @@ class _Place(NamedTuple):
 
 
 class ChainedStream:
-    """The elements of a chain of steps over a stream.
+    """Iterates over the elements that a chain of steps makes of a stream of batches.
 
-    Without steps, its states are the stream's; otherwise they contain the stream's state.
+    Without steps, a state is a state of the stream. Otherwise, a state contains a state of the
+    stream.
 
     Args:
-        stream: The batches, from the start; owned by the chain.
+        stream: The stream, at its start. The chained stream owns it.
         chain: The steps; see `dalijax.adapters.tfdata.steps`.
     """
 
@@ -67,13 +68,13 @@ class ChainedStream:
         self.chain = tuple(chain)
         # Serializes calls of several threads; reentrant, because methods call each other.
         self._lock = threading.RLock()
-        self._steps = [repr(step) for step in chain]  # as states contain them
+        self._steps = [repr(step) for step in chain]  # the form of the steps in states
         self._place = _Place()
-        # The start of a running or interrupted call: the positions of the chain and the stream.
+        # The positions of the chain and of the stream before a running or interrupted call.
         self._before: tuple[_Place, StreamMark] | None = None
 
     def next(self) -> tuple[Batch, tuple[int, ...]]:
-        """Returns the next batch, and its numbers by enumerate, starting with the last step's.
+        """Returns the next batch, and the number from each enumerate step, the last step first.
 
         Raises:
             StopIteration: After the last element, at each call.
@@ -114,16 +115,21 @@ class ChainedStream:
                 else:
                     self._place = after
                     return batch, numbers
-            # The end reveals the length if it was unknown, or if failed batches are skipped.
+            # At its end, a stream of unknown length, or one that skips failed batches, shows its
+            # length. The element is then searched again.
             if end == self._place.at:
                 raise StopIteration
             self._place = self._place._replace(end=self._place.at)
 
     def seek_step(self, step: int) -> None:
-        """Moves to an element, counted from 0; see `BatchStream.seek_step`.
+        """Moves to an element; see `BatchStream.seek_step`.
+
+        Args:
+            step: Number of elements before the position.
 
         Raises:
-            ValueError: If the element does not exist, or can't be mapped to a position.
+            ValueError: If ``step`` is negative or exceeds the number of elements; over a source
+                with ``on_error="skip"``, because the number of skipped batches is unknown.
         """
         if not self.chain:
             self.stream.seek_step(step)
@@ -146,13 +152,13 @@ class ChainedStream:
             self._place, self._before = place, None
 
     def _total(self) -> int:
-        """Returns the number of batches of the stream, INFINITE or UNKNOWN."""
+        """Returns the number of batches of the stream, or INFINITE or UNKNOWN."""
         return stream_length(self.stream) if self._place.end is None else self._place.end
 
     def _move_to(self, at: int) -> None:
-        """Moves the stream to a batch, or to the end if there is no such batch.
+        """Moves the stream to the batch with index ``at``, or to its end if there is no such batch.
 
-        The stream is restarted to move backwards.
+        To move backwards, the stream is restarted.
         """
         if at < self._place.at:
             self.stream.reset()
@@ -161,15 +167,20 @@ class ChainedStream:
         self._place = self._place._replace(at=self._place.at + skipped)
 
     def _batch_after(self, index: int, total: int) -> int:
-        """Returns the index of the stream's next batch after a number of elements."""
+        """Returns the index of the stream's next batch after the first ``index`` elements.
+
+        Args:
+            index: Number of elements.
+            total: Number of batches of the stream, or INFINITE or UNKNOWN.
+        """
         last = element(self.chain, total, index - 1) if index else None
         return last[0] + 1 if last else 0
 
     def _drop(self, count: int) -> int:
         """Drops up to ``count`` batches of the stream, and returns how many were dropped.
 
-        With ``on_error="skip"``, batches are taken one by one, because a source would otherwise
-        count the batches that are to be skipped.
+        With ``on_error="skip"``, the batches are produced one by one. Otherwise, a source would not
+        produce the batches, and would also count those that fail.
         """
         if self.stream._iterator._config.on_error != "skip":
             return self.stream._skip_at_most(count)
@@ -181,23 +192,23 @@ class ChainedStream:
         return count
 
     def _begin(self) -> None:
-        """Saves the position, to return to it in the next call if this call is interrupted."""
+        """Saves the position, to which the next call returns if this call is interrupted."""
         self._settle()
         self._before = self._place, self.stream._mark()
 
     def _settle(self) -> None:
-        """Returns to the position before an interrupted call."""
+        """Moves back to the position before the last call, if the call was interrupted."""
         if self._before is None:
             return
         self._place, mark = self._before
-        if not self.stream._go_back(mark):  # the pipelines have no states
+        if not self.stream._go_back(mark):  # the state of the pipelines can't be saved
             self.stream.reset()
             self._place = self._place._replace(at=0)
             self._move_to(self._batch_after(self._place.element, self._total()))
         self._before = None
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the consumer's position as a JSON value."""
+        """Returns the position after the last delivered element, as a dict of JSON values."""
         if not self.chain:
             return self.stream.get_state()
         with self._lock:
@@ -215,7 +226,7 @@ class ChainedStream:
         """Restores a position.
 
         Raises:
-            StateError: If it is not a state, or a state of different data or steps; nothing
+            StateError: If ``saved`` is not a state, or a state of different data or steps; nothing
                 changes.
         """
         if not self.chain:
@@ -245,16 +256,21 @@ class ChainedStream:
             self._place, self._before = _Place(element, at, end if end >= 0 else None), None
 
     def _fits(self, index: int, at: int, end: int, first: int) -> bool:
-        """Returns whether the stream's position is consistent with a state's counts."""
+        """Returns whether the counts of a state are consistent with the restored stream.
+
+        Args:
+            index, at, end: The counts ``element``, ``at`` and ``end`` of the state; see `_Place`.
+            first: The first epoch of the stream in the state.
+        """
         iterator, total = self.stream._iterator, stream_length(self.stream)
         endless = self.stream._num_epochs is None
         if not 0 <= first <= iterator.epoch or not (endless or first == self.stream._first_epoch):
             return False
         if total == UNKNOWN:
-            return True  # can't be checked
+            return True  # the counts can't be checked
         num_before = iterator.total(iterator.epoch - first) + iterator.step
-        # Skipped batches are before the stream's position, but not counted in `at`. Only states of
-        # a reader contain their number.
+        # `at` does not count failed batches that the stream skipped before its position. Only
+        # states over a reader contain the number of these batches.
         config = iterator._config
         skips_in_source = config.source is not None and config.on_error == "skip"
         missing = num_before if skips_in_source else iterator._left_out

@@ -1,7 +1,8 @@
-"""take, skip, repeat and enumerate as arithmetic: maps each element to a batch of the stream.
+"""Arithmetic of take, skip, repeat and enumerate: finds the batch that belongs to an element.
 
-All functions are pure. A *chain* is the sequence of steps applied to a source; ``total`` is the
-source's number of batches, INFINITE or UNKNOWN. Names and rules are as in tf.data.Dataset.
+All functions are pure. A *chain* is a sequence of steps that is applied to a stream of batches. The
+argument ``total`` is the number of batches of the stream, or INFINITE or UNKNOWN. Names and rules
+are as in tf.data.Dataset.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ UNKNOWN = -2
 
 @dataclasses.dataclass(frozen=True)
 class Take:
-    """Takes the first ``count`` elements; all if it is negative."""
+    """A step that keeps the first ``count`` elements; all elements if ``count`` is negative."""
 
     count: int
 
     def length(self, total: int) -> int:
-        """Returns the number of elements after this step, given ``total`` before it."""
+        """Returns the number of elements after this step, from their number ``total`` before it."""
         if total == UNKNOWN or self.count < 0:
             return total
         return self.count if total == INFINITE else min(self.count, total)
@@ -28,12 +29,12 @@ class Take:
 
 @dataclasses.dataclass(frozen=True)
 class Skip:
-    """Skips the first ``count`` elements; all if it is negative."""
+    """A step that skips the first ``count`` elements; all elements if ``count`` is negative."""
 
     count: int
 
     def length(self, total: int) -> int:
-        """Returns the number of elements after this step, given ``total`` before it."""
+        """Returns the number of elements after this step, from their number ``total`` before it."""
         if total < 0:
             return total
         return 0 if self.count < 0 else max(0, total - self.count)
@@ -41,12 +42,12 @@ class Skip:
 
 @dataclasses.dataclass(frozen=True)
 class Repeat:
-    """Repeats the elements ``count`` times; endlessly if it is negative."""
+    """A step that repeats the elements ``count`` times; endlessly if ``count`` is negative."""
 
     count: int
 
     def length(self, total: int) -> int:
-        """Returns the number of elements after this step, given ``total`` before it."""
+        """Returns the number of elements after this step, from their number ``total`` before it."""
         if self.count == 0 or total == 0:
             return 0
         if self.count < 0:
@@ -56,12 +57,12 @@ class Repeat:
 
 @dataclasses.dataclass(frozen=True)
 class Enumerate:
-    """Pairs each element with a number, counting from ``start``."""
+    """A step that pairs each element with a number, counting from ``start``."""
 
     start: int
 
     def length(self, total: int) -> int:
-        """Returns the number of elements after this step, given ``total`` before it."""
+        """Returns the number of elements after this step, from their number ``total`` before it."""
         return total
 
 
@@ -69,23 +70,23 @@ Step = Take | Skip | Repeat | Enumerate
 
 
 def length(chain: Sequence[Step], total: int) -> int:
-    """Returns the number of elements, INFINITE or UNKNOWN."""
+    """Returns the number of elements after a chain of steps, or INFINITE or UNKNOWN."""
     for step in chain:
         total = step.length(total)
     return total
 
 
 def element(chain: Sequence[Step], total: int, index: int) -> tuple[int, tuple[int, ...]] | None:
-    """Maps an element to a batch of the source.
+    """Returns the index of the batch in an element, and the numbers that enumerate adds.
 
     Args:
         chain: The steps.
-        total: Number of batches; UNKNOWN counts as INFINITE.
+        total: Number of batches of the stream; UNKNOWN counts as INFINITE.
         index: Index of the element, from 0.
 
     Returns:
-        The index of the batch, and the element's numbers by enumerate, starting with the last
-        step's; None after the last element.
+        The index of the batch in the stream, and a tuple with the number from each enumerate step,
+        the last step first. None if there is no such element.
     """
     numbers: list[int] = []
     for at in reversed(range(len(chain))):

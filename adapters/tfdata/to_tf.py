@@ -1,4 +1,4 @@
-"""Conversion of a `DALIDataset` to a tf.data.Dataset."""
+"""Converts a `DALIDataset` to a tf.data.Dataset."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ with extra("tf", "DALIDataset.to_tf_dataset()"):
 __all__: list[str] = []
 
 
-# The types supported by the plugin's operator.
+# The dtypes that DALI's TensorFlow plugin supports.
 _TYPES = (tf.float16, tf.float32, tf.uint8, tf.int16, tf.int32, tf.int64)
 
 
 def by_generator(
     generate: Callable[[], Iterator[Any]], element_spec: Any, count: int
 ) -> tf.data.Dataset:
-    """Creates a dataset by from_generator.
+    """Returns a tf.data.Dataset that calls Python for each element (``from_generator``).
 
     Args:
-        generate: Returns an iterator over the elements.
-        element_spec: Specs of the elements.
-        count: Number of elements, INFINITE or UNKNOWN.
+        generate: Function that returns an iterator over the elements.
+        element_spec: The structure of an element, with a tf.TensorSpec for each array.
+        count: Number of elements, or INFINITE or UNKNOWN.
     """
 
     def encoded() -> Iterator[Any]:
@@ -54,10 +54,17 @@ def by_generator(
 
 
 def _text_as_bytes(path: Sequence[Any], array: Any) -> Any:
-    """Encodes text as UTF-8; TensorFlow can't encode names of files that are not UTF-8.
+    """Returns an array of text as an array of UTF-8 bytes; returns other arrays unchanged.
+
+    Surrogate escapes, which TensorFlow can't encode, become the original bytes of file names that
+    are not UTF-8.
+
+    Args:
+        path: The path of the array in its element, for errors.
+        array: The array.
 
     Raises:
-        TypeError: If an array of objects has a value that is not text.
+        TypeError: If an array of objects has a value that is neither text nor bytes.
     """
     if array.dtype != object:
         return array
@@ -77,8 +84,8 @@ def _text_as_bytes(path: Sequence[Any], array: Any) -> Any:
 def _until_exit(elements: Iterator[Any]) -> Iterator[Any]:
     """Yields elements until Python exits.
 
-    TensorFlow's threads outlive Python's exit handlers: they would print an error, or need the
-    interpreter while the main thread waits for them.
+    TensorFlow's threads outlive Python's exit handlers. If the threads still requested elements,
+    they would print an error, or need the interpreter while the main thread waits for them.
     """
     while True:
         try:
@@ -94,11 +101,13 @@ def _until_exit(elements: Iterator[Any]) -> Iterator[Any]:
 
 
 def by_plugin(source: Source, epochs: int | None, chain: Sequence[Step]) -> tf.data.Dataset | None:
-    """Creates a dataset with DALI's plugin; None if it can't deliver the same elements.
+    """Returns a tf.data.Dataset of DALI's TensorFlow plugin.
+
+    Returns None if the plugin is not installed, or can't deliver the same elements.
 
     Args:
-        source: The batches.
-        epochs: Number of epochs; None: no end.
+        source: The source of the batches.
+        epochs: Number of epochs; None if there is no end.
         chain: The steps that are applied to the batches.
     """
     try:
@@ -143,16 +152,16 @@ def _counted(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
 
 
 def _is_regular(plan: EpochPlan, config: IteratorConfig) -> bool:
-    """Returns whether all epochs are equal, or each of the pipeline's batches is delivered."""
+    """Returns whether epochs have equal numbers of batches, or all batches are delivered as is."""
     stays = plan.stick or plan.num_shards == 1
     runs_on = plan.policy is LastBatchPolicy.FILL and config.mask is None
     return (plan.padded and stays) or runs_on
 
 
 def _pipeline(source: Source, plugin: Any) -> Pipeline | None:
-    """Returns the pipeline, if it is on the CPU and does not call Python."""
+    """Returns the pipeline of a source; None unless it is on the CPU and does not call Python."""
     pipelines = source.prepared()[0]
-    if not isinstance(pipelines, GraphPipelineFactory):  # fed by Python
+    if not isinstance(pipelines, GraphPipelineFactory):  # Python feeds the pipeline
         return None
     pipeline = pipelines.define()
     if pipeline.device_id is not None or plugin._has_external_source(pipeline):
@@ -171,7 +180,15 @@ def _delivered(
     config: IteratorConfig,
     names: Sequence[str],
 ) -> tf.data.Dataset:
-    """Converts batches to dicts, and cuts, drops or masks the last batch of each epoch."""
+    """Returns a dataset of dicts, with the last batch of each epoch cut, dropped or masked.
+
+    Args:
+        raw: The dataset of DALI's plugin, whose elements are tuples of arrays.
+        plan: The epochs.
+        shard: The shard that the pipeline reads.
+        config: Arguments of the iterator.
+        names: Names of the arrays.
+    """
     mask = config.mask
     if not plan.padded:
         return raw.map(lambda *arrays: dict(zip(names, arrays)))
