@@ -1,4 +1,4 @@
-"""Finds the files that broke a reader's batch, by reading it again and decoding each file alone."""
+"""Finds the files that broke a reader's batch: reads the batch again and decodes its files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from ..state.random_state import for_operators
 _DECODES_IMAGES = re.compile(
     r"operator `nvidia\.dali\.fn\.(experimental\.)?(decoders\.image|peek_)"
 )
-_READER = re.compile(r"_module: .*\bfn\.readers\b")  # in DALI's text of an operator
+# Matches DALI's description of an operator that is a reader.
+_READER = re.compile(r"_module: .*\bfn\.readers\b")
 _MOST_FILES = 5
 
 
@@ -35,7 +36,7 @@ class Sample:
 
     Attributes:
         file: DALI's source info: the path of a file, or of an archive with the location in it.
-        data: The reader's first output, if it is on the CPU.
+        data: The row of the reader's first output; None if the output is not on the CPU.
     """
 
     file: str
@@ -49,15 +50,17 @@ def name_files(
     data: Sequence[bytes],
     to_drop: int,
 ) -> BatchError:
-    """Returns the error of a failed batch with the names of its bad files, if they can be found.
+    """Returns the error of a failed batch with the names of its files, if they can be found.
 
-    This builds the reader twice, and fills its shuffle buffer again.
+    The error lists the files that can't be decoded. If there are none, it lists the first files of
+    the batch. To read the batch again, the reader of each pipeline is built twice, and its shuffle
+    buffer is filled again.
 
     Args:
         error: The error.
         factory: The factory of the pipelines.
         reader: Name of the reader; None: the only reader.
-        data: A checkpoint of each pipeline, before the batch.
+        data: DALI's checkpoint of each pipeline, from before the batch.
         to_drop: Number of batches between the checkpoint and the batch.
     """
     try:
@@ -88,10 +91,12 @@ def name_files(
 
 
 def read_alone(define: Define, reader: str | None, checkpoint: bytes, to_drop: int) -> list[Sample]:
-    """Reads one batch by a graph's reader, without running its other operators.
+    """Reads one batch by a graph's reader, without the graph's other operators; returns its rows.
+
+    Returns no rows if the reader is not found.
 
     Args:
-        define: Defines the graph, at a checkpoint or at its start.
+        define: A function that defines the graph at a checkpoint, or at its start for None.
         reader: Name of the reader; None: the only reader.
         checkpoint: DALI's checkpoint of the whole graph.
         to_drop: Number of batches between the checkpoint and the batch.
@@ -112,10 +117,9 @@ def read_alone(define: Define, reader: str | None, checkpoint: bytes, to_drop: i
 
 
 def _alone(pipeline: Pipeline, reader: str | None) -> Pipeline | None:
-    """Makes a reader's outputs the only outputs of an unbuilt pipeline.
+    """Makes a reader's outputs the only outputs of an unbuilt pipeline, and returns the pipeline.
 
-    Returns:
-        The pipeline; None if the reader is not found.
+    Returns None if the reader is not found, or several readers are found and none is named.
     """
     named = {operator.name: operator for operator in operators(pipeline)}
     readers = [operator for operator in named.values() if _READER.search(str(operator.spec))]
@@ -124,7 +128,7 @@ def _alone(pipeline: Pipeline, reader: str | None) -> Pipeline | None:
         chosen = readers[0]
     if chosen is None:
         return None
-    # Private in DALI: operators without outputs, which would also run.
+    # Private in DALI: the operators without outputs, which would also run.
     pipeline._sinks = []
     pipeline.set_outputs(*chosen.outputs)
     return pipeline
@@ -140,7 +144,10 @@ def _samples(outputs: Sequence[Outputs]) -> list[Sample]:
 
 
 def _undecodable(samples: Sequence[Sample]) -> list[int]:
-    """Returns the indices of the first samples that fail when decoded alone."""
+    """Returns the indices of the first few samples that can't be decoded alone.
+
+    Returns no index if the samples are not encoded data (uint8) on the CPU.
+    """
     if any(sample.data is None or sample.data.dtype != np.uint8 for sample in samples):
         return []
     return failing_rows(
@@ -149,7 +156,7 @@ def _undecodable(samples: Sequence[Sample]) -> list[int]:
 
 
 def _decodes(images: Sequence[Any]) -> bool:
-    """Returns whether DALI can decode all of some encoded images."""
+    """Returns whether DALI decodes a batch of encoded images on the CPU without an error."""
     batches = iter([images])
     pipeline = Pipeline(len(images), num_threads=2, device_id=None, prefetch_queue_depth=1)
     with pipeline:

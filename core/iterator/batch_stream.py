@@ -20,12 +20,12 @@ from .iterator import DALIGenericIterator
 
 
 class StreamMark(NamedTuple):
-    """A position of a stream.
+    """A position of a stream, for `BatchStream._go_back`.
 
     Attributes:
-        position: The position of the iterator.
+        position: The position of the stream's iterator.
         first_epoch: The first epoch of the stream.
-        number: The pass over the data set, if the stream has several.
+        number: The number of the pass over the data set, from 0, for adapters with several passes.
     """
 
     position: Mark
@@ -37,8 +37,8 @@ class BatchStream:
     """Iterates over the batches of successive epochs, without an end between them.
 
     Args:
-        make: Creates a new iterator without auto_reset whose epochs have a known end (a reader, or
-            size). It may be lazy. The stream owns it.
+        make: A function that creates an iterator without auto_reset, which may be lazy. The stream
+            owns and closes the iterator.
         num_epochs: Number of epochs; None: no end.
 
     Raises:
@@ -55,7 +55,7 @@ class BatchStream:
         self._iterator = make()
         self._num_epochs = num_epochs
         self._first_epoch = 0
-        self._before_peek: dict[str, Any] | None = None  # the state, if peek() left the epoch
+        self._before_peek: dict[str, Any] | None = None  # the state before peek() changed the epoch
 
     def _begin_with(self, epoch: int) -> None:
         """Makes an epoch of a source the first epoch, and moves to its start."""
@@ -134,11 +134,11 @@ class BatchStream:
         """Skips batches across epochs; see `DALIGenericIterator.skip` for the cost.
 
         Returns:
-            The number of batches.
+            ``batches``, as an int.
 
         Raises:
-            ValueError: If the number is negative, or the stream has fewer batches; it does not
-                move then.
+            ValueError: If ``batches`` is negative, or the stream has fewer batches left. The stream
+                does not move then.
             EpochError: As in ``next()``.
         """
         count = whole_number("skip()'s argument", batches, COUNT, 0)
@@ -156,26 +156,28 @@ class BatchStream:
     def seek_step(self, step: int) -> None:
         """Moves to a global step, so that ``next()`` returns batch ``step`` of a new stream.
 
-        It resumes training loops that save only the step::
+        Use it to resume a training loop that saves only the step::
 
             stream = train.stream(source=source, batch_size=256)
             stream.seek_step(start)
             for step, batch in zip(range(start, num_steps), stream):
                 ...
 
-        Over a source it takes constant time. DALI's readers read sequentially: all batches before
-        the step are produced (images are decoded) and dropped, from the beginning of the stream if
-        the step is before the position. `set_state` avoids this.
+        Over a source, the move takes constant time. DALI's readers read sequentially: all batches
+        before the step are produced (images are decoded) and dropped, from the beginning of the
+        stream if the step is before the position. `set_state` avoids this.
 
         Args:
-            step: Number of batches before the position, in batches of the current size from epoch
-                0. Counts delivered batches, and with ``on_error="raise"`` also failed batches.
+            step: Number of batches from the start of the stream to the new position, in batches of
+                the current size. Counts delivered batches, and with ``on_error="raise"`` also
+                failed batches.
 
         Raises:
-            ValueError: If the number is negative or exceeds the stream; over a source with
+            ValueError: If the step is negative or exceeds the stream. Also over a source with
                 ``on_error="skip"``, because the number of skipped batches is unknown. The stream
                 does not move then.
-            RuntimeError: If every batch of an epoch fails, and the stream has no end.
+            EpochError: If the stream is endless, and ``on_error="skip"`` skipped every batch of
+                many successive epochs.
         """
         step = step_number(step)
         with self._iterator._opened(), self._moving():
@@ -208,14 +210,14 @@ class BatchStream:
         )
 
     def _total(self) -> int | None:
-        """Returns the number of batches of the stream; None if it is endless, or unknown."""
+        """Returns the number of batches of the stream; None if it is endless or unknown."""
         try:
             return len(self)
         except TypeError:
             return None
 
     def _run_to(self, step: int) -> None:
-        """Runs the pipelines of a reader up to a global step."""
+        """Moves to a global step, by running the pipelines of a reader up to it."""
         at = self._delivered()
         if at is None or at > step:
             self._iterator._restart()
@@ -224,14 +226,14 @@ class BatchStream:
             raise self._end_error(step, at + moved)
 
     def _remaining(self) -> int | None:
-        """Returns the number of remaining batches of a finite stream over a reader, if known."""
+        """Returns the number of remaining batches of a stream over a reader; None if unknown."""
         if self._iterator._seeks:  # skipping is free, so that no check is needed in advance
             return None
         total, delivered = self._total(), self._delivered()
         return None if total is None or delivered is None else total - delivered
 
     def _delivered(self) -> int | None:
-        """Returns the number of batches before the position; None if unknown."""
+        """Returns the number of batches of the stream before the position; None if unknown."""
         iterator = self._iterator
         if iterator.epoch == iterator.step == 0:
             return 0
@@ -261,13 +263,14 @@ class BatchStream:
     def _in_some_epoch(
         self, call: Callable[[], Batch], before_move: Callable[[], None] = lambda: None
     ) -> Batch:
-        """Calls a function in this epoch, or in the next epoch that has a batch.
+        """Returns a function's batch of this epoch, or of the next epoch that has a batch.
 
         Other threads see no state between the two epochs.
 
         Args:
-            call: Returns a batch of the current epoch.
-            before_move: Called before the iterator moves to another epoch.
+            call: A function that returns a batch of the iterator's current epoch, or raises
+                StopIteration at its end.
+            before_move: A function that is called before the iterator moves to another epoch.
         """
         with self._iterator._opened():
             errors = self._iterator.num_errors
@@ -303,14 +306,14 @@ class BatchStream:
         return True
 
     def _start_next_epoch(self, errors: int, failed: EpochError | None) -> bool:
-        """Starts the next epoch; returns whether there is one.
+        """Starts the next epoch, if the stream has a next epoch; returns whether it has.
 
         Args:
-            errors: Number of errors after the last delivered batch.
+            errors: The iterator's ``num_errors`` after the last batch that did not fail.
             failed: The error of the ending epoch, if all of its batches were skipped.
 
         Raises:
-            EpochError: If an endless stream skipped so many batches that none may follow.
+            EpochError: If an endless stream skipped every batch of many successive epochs.
             ValueError: See `_has_next_epoch`.
         """
         if not self._has_next_epoch():
@@ -338,7 +341,7 @@ class BatchStream:
         """Returns the number of batches of the whole stream, from its start.
 
         Raises:
-            TypeError: If it is endless.
+            TypeError: If the stream is endless, or the end of an epoch is unknown.
         """
         if self._num_epochs is None:
             raise TypeError("the stream is endless, so it has no length. Pass num_epochs")
@@ -362,16 +365,16 @@ class BatchStream:
             self._before_peek = None
 
     def _mark(self) -> StreamMark:
-        """Returns the position, and everything that belongs to it, for `_go_back`."""
+        """Returns the position of the iterator and the first epoch, for `_go_back`."""
         return StreamMark(self._iterator._mark(), self._first_epoch)
 
     def _go_back(self, mark: StreamMark) -> bool:
-        """Returns to a mark; False if the pipelines can't be rebuilt there."""
+        """Moves back to a mark; returns False if the pipelines can't be rebuilt there."""
         self._first_epoch, self._before_peek = mark.first_epoch, None
         return self._iterator._go_back(mark.position)
 
     def reset(self) -> None:
-        """Returns to the start of the first epoch, with a new iterator."""
+        """Moves to the start of the first epoch, by creating a new iterator."""
         before = self._iterator
         with before._opened():
             fresh = self._make()  # lazy: if the call is interrupted, the old iterator stays
@@ -384,7 +387,7 @@ class BatchStream:
 
     @property
     def _core(self) -> DALIGenericIterator:
-        """The iterator, which `dalijax.profile` measures."""
+        """The iterator of the stream, which `dalijax.profile` measures."""
         return self._iterator
 
     def watch(self) -> InputStats:
@@ -392,7 +395,7 @@ class BatchStream:
         return self._iterator.watch()
 
     def start_prefetch(self) -> None:
-        """Builds the pipelines and schedules runs, without waiting for them."""
+        """Builds the pipelines and schedules runs, without waiting for the batches."""
         self._iterator.start_prefetch()
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ class DALIGenericIterator:
     """Iterates over DALI pipelines; each batch is a dict of arrays.
 
     Takes the arguments of ``nvidia.dali.plugin.jax.DALIGenericIterator`` in the same order, so that
-    existing code only changes its import, and further arguments.
+    existing code only changes its import. There are further arguments.
 
     A batch that can't be read is never skipped or counted: an exception of an ``external_source``
     of the pipeline, or a RuntimeError of a reader (e.g. a missing file), is raised at each call
@@ -55,7 +55,7 @@ class DALIGenericIterator:
             ``last_batch_policy`` has no effect.
         reader_name: Name of the reader that determines the epoch's size, its shards and padding.
         auto_reset: "yes" or True: raising StopIteration starts the next epoch. "no", False or
-            None: ``reset()`` starts it, or ``iter()`` at the end of an epoch.
+            None: ``reset()``, or ``iter()`` at the end of an epoch, starts the next epoch.
         last_batch_padded: Whether the last batch is padded with repetitions of the last sample
             (True), or filled with samples of the next epoch (False). With ``reader_name``, the
             reader determines it. None: False as in DALI, but True over a ``source`` of
@@ -138,7 +138,7 @@ class DALIGenericIterator:
         lazy: bool = False,
         checkpoints: Sequence[bytes] | None = None,
     ) -> None:
-        """Initializes an iterator over an engine; see `_from_factory`."""
+        """Initializes the iterator with an engine; see `_from_factory` for the other arguments."""
         self._config = config
         self._engine = engine
         self._spec: dict[str, jax.ShapeDtypeStruct] | None = None
@@ -159,10 +159,10 @@ class DALIGenericIterator:
     # The protocol of an iterator
 
     def __iter__(self: Self) -> Self:
-        """Returns itself, in the next epoch if all batches of this epoch were delivered.
+        """Returns the iterator itself; first starts the next epoch if this epoch was delivered.
 
-        In mid-epoch, and right after `set_state`, it does not move. With ``auto_reset`` it never
-        moves, because raising StopIteration does.
+        Within an epoch, and right after `set_state`, the position does not change. With
+        ``auto_reset`` it never changes, because raising StopIteration has started the next epoch.
         """
         with self._opened(), self._engine.interruptible():
             stays = self._config.auto_reset or self._engine.stays
@@ -237,7 +237,7 @@ class DALIGenericIterator:
             return total
 
     def _length(self) -> int | None:
-        """Returns the length of the epoch, if known; builds the pipelines only if necessary."""
+        """Returns the number of batches of the epoch, None if unknown; may build the pipelines."""
         if self._engine.length() is None:
             self._engine.prepare()
         return self._engine.length()
@@ -256,7 +256,7 @@ class DALIGenericIterator:
             )
 
     def __repr__(self) -> str:
-        """Describes the position; builds nothing and does not wait."""
+        """Returns a description of the position; neither builds pipelines nor waits."""
         engine = self._engine
         step = f"step {engine.step}"
         if (length := engine.length()) is not None:
@@ -285,8 +285,9 @@ class DALIGenericIterator:
     def size(self) -> int:
         """Number of samples of the current epoch for each shard; -1 if it is unknown.
 
-        As in DALI, this is the ``size`` argument, or determined by the reader: the smallest shard
-        under DROP, the largest shard of a padded reader, otherwise the samples of all batches.
+        As in DALI, this is the ``size`` argument, or the reader determines it: the size of the
+        smallest shard under DROP, of the largest shard if the reader pads, otherwise the number of
+        rows of all batches.
         """
         plan = self._plan
         if plan is None or self._config.size > 0:
@@ -302,7 +303,7 @@ class DALIGenericIterator:
 
     @property
     def _shards(self) -> tuple[int, ...]:
-        """The shard that each pipeline reads in epoch 0."""
+        """The index of the shard that each pipeline reads in epoch 0."""
         with self._opened():
             self._engine.prepare()
             return self._engine.shards
@@ -369,9 +370,9 @@ class DALIGenericIterator:
     def element_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape and dtype of each array of a batch; under PARTIAL, of a full batch.
 
-        With sharding or devices, shapes are global and shardings are included. Takes at most one
-        batch, which ``next()`` then delivers; at the end of an epoch, builds temporary pipelines
-        to take one.
+        With sharding or devices, shapes are global and shardings are included. Produces at most
+        one batch, which ``next()`` then delivers. At the end of an epoch, temporary pipelines
+        produce it, and it is dropped.
 
         Raises:
             Exception: The error that ``next()`` would raise.
@@ -392,10 +393,11 @@ class DALIGenericIterator:
     # Position and lifecycle
 
     def reset(self) -> None:
-        """Starts the next epoch at the end of an epoch, otherwise returns to the epoch's start.
+        """Starts the next epoch at the end of an epoch; otherwise moves to the epoch's start.
 
         Raises:
-            RuntimeError: If the pipelines can't return; the message explains the alternatives.
+            RuntimeError: If the pipelines can't be rebuilt at the epoch's start; the message
+                explains the alternatives.
         """
         with self._opened(), self._engine.interruptible():
             self._engine.stays = False
@@ -438,14 +440,15 @@ class DALIGenericIterator:
         ``next()`` raises StopIteration as if the batch had been delivered.
 
         Args:
-            batches: The number of batches.
+            batches: The number of batches to skip.
 
         Returns:
-            The number of batches.
+            ``batches``, as an int.
 
         Raises:
-            ValueError: If the number is negative, or the epoch has fewer batches. The iterator does
-                not move, unless it can't return, as the message then states.
+            ValueError: If the number is negative, or the epoch has fewer batches left. The iterator
+                does not move, unless its pipelines can't be rebuilt. The message then states that
+                it is at the end of the epoch.
             Exception: Any error of the pipelines' own ``external_source`` or reader.
         """
         count = whole_number("skip()'s argument", batches, COUNT, 0)
@@ -488,8 +491,8 @@ class DALIGenericIterator:
 
         Args:
             epoch: The epoch, from 0.
-            step: Index of the batch in the epoch, from 0. Both are counted from the start, in
-                batches of the current size.
+            step: Index of the batch in the epoch, from 0. Epochs and steps are counted from the
+                start of the data, in batches of the current size.
 
         Raises:
             ValueError: If there is no such batch, or the iterator is over a DALI reader, which can
@@ -518,16 +521,17 @@ class DALIGenericIterator:
         """Moves an iterator over a source to a global step, in constant time.
 
         ``next()`` then returns the batch that a new iterator returns after ``step`` batches, over
-        as many epochs as necessary. It resumes training loops that save only the step.
+        as many epochs as necessary. Use it to resume a training loop that saves only the step.
 
         Args:
-            step: Number of batches before the position, in batches of the current size.
+            step: Number of batches from the start of ``first_epoch`` to the new position, in
+                batches of the current size.
             first_epoch: The epoch of step 0.
 
         Raises:
-            ValueError: If the number is negative; over DALI's readers, for which a `stream` has a
-                seek_step() that runs through the batches; with ``on_error="skip"``, because the
-                number of skipped batches is unknown.
+            ValueError: If the step is negative. Also over DALI's readers, for which streams have a
+                `BatchStream.seek_step` that runs through the batches. Also with
+                ``on_error="skip"``, because the number of skipped batches is unknown.
         """
         step = step_number(step)
         with self._opened(), self._engine.interruptible():
@@ -616,17 +620,18 @@ class DALIGenericIterator:
 
         Args:
             state: Result of `get_state` of an iterator over the same data, or of any adapter with
-                the same function and arguments; also as JSON text or bytes. It is neither kept nor
-                changed.
+                the same function and arguments; also as JSON text or bytes. The object is neither
+                stored nor changed.
             allow: Names of differences to ignore, as in errors: "operators.resize.size" for an
                 argument, "operators.resize" for an operator that was added, removed or changed,
                 "reader.files". Differences on which positions depend can't be ignored: batch size,
                 shards, epoch size, policy and padding.
 
         Raises:
-            ValueError: If it is not a state or a state of different data, if DALI rejects its part
-                of the state, or if a name in ``allow`` does not exist. Nothing changes.
-            Exception: If the pipelines can't be built. Nothing changes.
+            ValueError: If the value is not a state or a state of different data, if DALI rejects
+                its checkpoints in the state, or if a name in ``allow`` does not exist. The iterator
+                does not change.
+            Exception: If the pipelines can't be built. The iterator does not change.
         """
         names = difference_names(allow, "allow")
         with self._opened(), self._engine.interruptible():
@@ -641,10 +646,10 @@ class DALIGenericIterator:
             return self._engine.mark()
 
     def _go_back(self, mark: Mark) -> bool:
-        """Returns to a mark of this iterator, or of another iterator of the same function.
+        """Moves back to a mark of this iterator, or of another iterator of the same function.
 
         Returns:
-            False if the pipelines can't be rebuilt there; nothing changes then.
+            False if the pipelines can't be rebuilt there, so that the position did not change.
         """
         with self._opened():
             return self._engine.go_back(mark)
@@ -660,7 +665,7 @@ class DALIGenericIterator:
             return self._engine.checkpoints()
 
     def _restore_checkpoints(self, pieces: Sequence[bytes]) -> None:
-        """Restores checkpoints of this package or of DALI's plugin."""
+        """Moves to the position of `checkpoints`, or of checkpoints of DALI's plugin."""
         if isinstance(pieces, (bytes, bytearray, str, Mapping)):
             raise TypeError(
                 "checkpoints must be a list of bytes, one for each pipeline, as returned by "
@@ -672,18 +677,23 @@ class DALIGenericIterator:
         self._engine.stays, self._engine.stopped = True, False
 
     def _start(self) -> None:
-        """Builds the pipelines, so that the first state contains their fingerprint."""
+        """Builds the pipelines, so that the first state contains the fingerprint of their data."""
         with self._opened():
             self._engine.roll_back()
             self._engine.start()
 
     def start_prefetch(self) -> None:
-        """Builds the pipelines, unless they are built, and schedules runs without waiting."""
+        """Builds the pipelines and schedules runs, without waiting for the batches."""
         with self._opened(), self._engine.interruptible():
             self._engine.schedule()
 
     def _opened(self) -> threading.RLock:
-        """Returns the lock; raises if the iterator is closed or belongs to another process."""
+        """Returns the engine's lock, which callers hold during a call.
+
+        Raises:
+            ValueError: If the iterator is closed.
+            RuntimeError: If this process was forked from the process with the pipelines.
+        """
         if self._engine.closed:
             raise ValueError(CLOSED)
         return self._engine.lock
@@ -702,9 +712,9 @@ class DALIGenericIterator:
 
 
 class _EpochBatches(Iterator[Batch]):
-    """The remaining batches of an epoch; empty once the iterator is in another epoch.
+    """Iterates over the remaining batches of an epoch; ends if the iterator is in another epoch.
 
-    It is not a generator, because an error would end a generator, and the next batch may follow.
+    This is no generator, because an error would end a generator, although a batch may follow.
 
     Args:
         iterator: The iterator.

@@ -45,11 +45,11 @@ from ..stats import InputStats
 from .bad_files import name_files
 
 _Error = TypeVar("_Error", bound=RuntimeError)
-# A checkpoint costs 7 to 38 us. It is taken when a state is requested (`Engine.checkpoint`), and
-# after this number of batches. At most this many batches run again if DALI has no checkpoint, after
-# a failed batch or Ctrl-C.
+# Taking a checkpoint of DALI costs 7 to 38 us. It is taken when a state is requested
+# (`EpochEngine.checkpoint`), and otherwise once for this number of batches. After a failed batch or
+# Ctrl-C, DALI has no checkpoint, and the batches since the last checkpoint run again.
 _MOST_TO_DROP = 8
-_MOST_NAMED = 8  # failed batches whose files are named, because each needs new pipelines
+_MOST_NAMED = 8  # the most failed batches whose files are named: each needs new pipelines
 _COUNTS = "failed, and counts as delivered; the following call returns the next batch"
 _STOPPED = (
     "can't be produced: with exec_dynamic=False no batch runs after this batch, or a prefetched "
@@ -65,7 +65,7 @@ class _NoBatch(RuntimeError):
 class ReaderEngine(EpochEngine[Position]):
     """Runs pipelines that read data themselves, by DALI readers or ``external_source``.
 
-    See `Engine`.
+    See `EpochEngine`.
 
     Args:
         factory: The factory of the pipelines.
@@ -89,14 +89,14 @@ class ReaderEngine(EpochEngine[Position]):
         self._start = Checkpoints()  # checkpoints of the first batch, once pipelines were built
         # Current epoch, its number of batches, and its number of leading batches without padding.
         self._epoch_length = (-1, 0, 0)
-        self._exact: Position | None = None  # position of the pipelines, unless a batch failed
-        self._discards = False  # whether batches are only skipped
+        self._exact: Position | None = None  # position of the pipelines; None if a batch failed
+        self._discards = False  # whether batches are skipped, without conversion to arrays
         self._most_to_drop = _MOST_TO_DROP
         self._failures_to_name = _MOST_NAMED
         self.compare_processes(factory.name, self._outline())
 
     def _outline(self) -> dict[str, Any]:
-        """Returns values that must be equal in all processes; builds no pipelines."""
+        """Returns the values of `_shared_values`, by name, that are known without pipelines."""
         config = self._config
         return {
             "function": self._factory.name,
@@ -109,7 +109,7 @@ class ReaderEngine(EpochEngine[Position]):
         }
 
     def _shared_values(self) -> Values:
-        """Returns the values that must be equal in all processes; see `Engine`."""
+        """Returns the values, by name, that must be equal in all processes; may build pipelines."""
         self.prepare()
         if self.plan is None:
             self._end_cure = (
@@ -159,7 +159,7 @@ class ReaderEngine(EpochEngine[Position]):
         return self.position.errors
 
     def skip(self, batches: int) -> int:
-        """Moves past up to ``batches`` batches of the epoch; returns how many."""
+        """Moves past up to ``batches`` batches of the epoch; returns the number of batches."""
         skipped = 0
         self._discards = True
         try:
@@ -173,7 +173,7 @@ class ReaderEngine(EpochEngine[Position]):
     def at_end(self) -> bool:
         """Returns whether all batches of the epoch are before the position."""
         peeked = self._outcome
-        if peeked is not None:  # the end may be after failed batches, which are still to be skipped
+        if peeked is not None:  # failed batches, which are still to be skipped, may precede the end
             return peeked.ended and peeked.after.step == self.position.step
         return self._is_end(self.position)
 
@@ -218,12 +218,12 @@ class ReaderEngine(EpochEngine[Position]):
         self.go_to(Position(position.epoch, 0, checkpoints, checkpoints, position.errors))
 
     def go_to(self, position: Position) -> None:
-        """Moves to a position; the pipelines are built at their next use."""
+        """Moves to a position, and frees the pipelines; their next use builds them there."""
         self.drop()
         self.position = position
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the consumer's position as a JSON value; see `Engine`."""
+        """Returns the consumer's position as a JSON value; see `EpochEngine`."""
         check_resumable(self._factory)
         self.checkpoint()
         # The first state of a lazy iterator does not change when the pipelines are built.
@@ -234,13 +234,14 @@ class ReaderEngine(EpochEngine[Position]):
     def set_state(
         self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str], named: Sequence[str]
     ) -> None:
-        """Moves to the position of a state; see `Engine`.
+        """Moves to the position of a state; see `EpochEngine`.
 
         `state.reader_state` decodes the state, by the rules of `state.envelope`. `restore` compares
-        its fingerprint with that of this iterator (`state.differences`) and its position with the
-        epochs (`order.epochs`). The factory then builds pipelines from DALI's checkpoints
-        (`pipeline.pipeline_factory`, `pipeline.dali_pipeline`), and `pipeline.reader` derives
-        their epochs again. If a step fails, the engine returns to its previous position.
+        the state's fingerprint with this iterator's fingerprint (`state.differences`), and the
+        position with the epochs (`order.epochs`). The factory then builds pipelines from DALI's
+        checkpoints (`pipeline.pipeline_factory`, `pipeline.dali_pipeline`), and `pipeline.reader`
+        derives the epochs of these pipelines. If a step fails, the engine moves back to its
+        previous position.
         """
         check_resumable(self._factory)
         self.checkpoint()
@@ -252,7 +253,7 @@ class ReaderEngine(EpochEngine[Position]):
         self._factory.set_seed(self._seed)
 
     def checkpoints(self) -> list[bytes]:
-        """Returns the state as bytes for each pipeline; see `Engine`."""
+        """Returns the state as one bytes object for each pipeline; see `EpochEngine`."""
         return dali_checkpoints.to_bytes(self.get_state())
 
     def set_checkpoints(self, pieces: Sequence[bytes], allow: Sequence[str]) -> None:
@@ -262,7 +263,7 @@ class ReaderEngine(EpochEngine[Position]):
         self.restore(saved, allow)
 
     def _read_checkpoints(self, pieces: Sequence[bytes]) -> ReaderState:
-        """Parses checkpoints of this package or of DALI's plugin."""
+        """Returns the position and fingerprint in checkpoints of this package or DALI's plugin."""
         saved = dali_checkpoints.read(pieces)
         if saved is not None:
             return saved
@@ -271,10 +272,14 @@ class ReaderEngine(EpochEngine[Position]):
         return ReaderState(position, self.fingerprint())
 
     def adopt_restored(self) -> bool:
-        """Adopts the checkpoint passed to the pipelines, if any; returns whether there was one.
+        """Moves to the checkpoints with which the caller created the pipelines.
+
+        Returns:
+            Whether the pipelines were created with checkpoints.
 
         Raises:
-            StateError: If it belongs to different data, or has an impossible position.
+            StateError: If the checkpoints belong to different data, or no iterator over these data
+                can reach their position.
         """
         if not self._factory.restored:
             return False
@@ -292,23 +297,26 @@ class ReaderEngine(EpochEngine[Position]):
     def restore(
         self, saved: ReaderState, allow: Sequence[str] = (), named: Sequence[str] = ()
     ) -> None:
-        """Moves to a saved position, with new pipelines unless it is the current position.
+        """Moves to a saved position; builds new pipelines there if it has checkpoints.
+
+        If the saved position is the current position, the pipelines stay.
 
         Args:
-            saved: The position and the fingerprint of its data.
+            saved: The saved position and the fingerprint of its data.
             allow: Names of differences to ignore.
             named: Further names of ignored differences; each must exist in a fingerprint.
 
         Raises:
-            StateError: If it belongs to different data, or DALI rejects its part; nothing changes.
-            Exception: If no pipelines can be built; nothing changes.
+            StateError: If the saved position belongs to different data, or DALI rejects its
+                checkpoints. The position of the engine does not change.
+            Exception: If no pipelines can be built. The position of the engine does not change.
         """
         with self._with_seed_of(saved.fingerprint):
             position, before = saved.position, self.position
             if self.batch_size or position.checkpoints is None:
                 self._check(saved.fingerprint, allow, named)
             if self.shards:
-                self._check_reach(position)  # otherwise `_build_at` checks, which learns the shards
+                self._check_reach(position)  # otherwise `_build_at` checks, with the shards
             if position == before:
                 return
             if position.checkpoints is None:
@@ -360,7 +368,7 @@ class ReaderEngine(EpochEngine[Position]):
         allow: Sequence[str],
         named: Sequence[str],
     ) -> Position:
-        """Builds pipelines at a saved position; returns it with their checkpoints."""
+        """Builds pipelines at a saved position; returns the position with matching checkpoints."""
         refusal = self._try_to_build(saved, checkpoints)
         if refusal is not None:
             self._build(Checkpoints())  # to report the differences instead of DALI's error
@@ -370,17 +378,17 @@ class ReaderEngine(EpochEngine[Position]):
             names = renamed(saved.fingerprint, self.fingerprint())
             if names is not None:
                 return self._build_renamed(saved.position, names)
-        if refusal is not None:  # no difference explains it
+        if refusal is not None:  # no difference of the data explains the refusal
             raise _refusal(refusal)
         return saved.position
 
     def _check(self, saved: Fingerprint, allow: Sequence[str], named: Sequence[str]) -> None:
-        """Raises StateError if a state belongs to other data."""
+        """Raises StateError if a state belongs to other data, except for ignored differences."""
         if named or saved != self.fingerprint():
             check(saved, self.fingerprint(), allow, named)
 
     def _try_to_build(self, saved: ReaderState, checkpoints: Checkpoints) -> Exception | None:
-        """Builds pipelines at checkpoints; returns the error if they are rejected."""
+        """Builds pipelines at checkpoints; returns the error if DALI rejects them, or None."""
         try:
             reader_state.check_checkpoints(saved, self._config.reader_name)
             self._build(checkpoints)
@@ -395,12 +403,14 @@ class ReaderEngine(EpochEngine[Position]):
     def _build_renamed(self, position: Position, names: Mapping[str, str]) -> Position:
         """Builds pipelines at a position saved before operators were added, removed or renamed.
 
+        Each operator receives its own saved state; added operators begin at their start.
+
         Args:
-            position: The position; each operator receives its own saved state.
-            names: Maps current names of operators to their names in the position.
+            position: The saved position.
+            names: Maps current names of operators to their names in the saved position.
 
         Returns:
-            The position, with checkpoints of the new pipelines.
+            The saved position, with checkpoints for the new pipelines.
         """
         self.drop()
         start = self._build(Checkpoints()).checkpoints() or ()
@@ -440,9 +450,10 @@ class ReaderEngine(EpochEngine[Position]):
                 wrong.append(f"step {position.step} of {delivered}")
             if position.step == delivered:  # DALI's DROP has already run the dropped batches
                 least = min(0, delivered - self.plan.consumed(position.epoch))
-            # Batches between epochs; failed batches do not end an epoch.
+            # Batches dropped between epochs since the last checkpoint; an epoch without a
+            # checkpoint has a failed batch.
             most += (1 + position.errors) * self.plan.gap(position.epoch)
-            if not delivered:  # epochs without a batch accumulate
+            if not delivered:  # the batches of epochs that deliver none accumulate
                 most += self.plan.first_batch(position.epoch)
         for to_drop, lowest in ((current.to_drop, least), (start.to_drop, 0)):
             if not lowest <= to_drop <= most:
@@ -461,7 +472,7 @@ class ReaderEngine(EpochEngine[Position]):
         return seed
 
     def count(self, stats: InputStats, outcome: Outcome[Position]) -> None:
-        """Counts a delivered batch."""
+        """Counts a delivered batch, its samples and its padding in ``stats``."""
         epoch, step = self._number(outcome)
         plan, rows = self.plan, self.batch_size * len(self.shards)
         examples, padding = rows, 0
@@ -471,7 +482,7 @@ class ReaderEngine(EpochEngine[Position]):
         stats._delivered(epoch, step, examples, padding, outcome.after.errors)
 
     def checkpoint(self) -> None:
-        """Takes DALI's checkpoint of the position, while DALI can still provide it."""
+        """Stores DALI's checkpoint of the position, before the next run replaces the checkpoint."""
         position = self.position
         if position is self._exact and position.checkpoints and position.checkpoints.to_drop:
             exact = Checkpoints(self.prepare().checkpoints())
@@ -480,13 +491,13 @@ class ReaderEngine(EpochEngine[Position]):
     # The pipelines
 
     def start(self) -> None:
-        """Builds the pipelines, and takes the checkpoints of their start."""
+        """Builds the pipelines; the position of the start gets their first checkpoints."""
         self.prepare()
         self.position = self._with_start(self.position)
 
     @contextlib.contextmanager
     def replicas(self) -> Iterator[tuple[list[Pipeline], str]]:
-        """Creates pipelines of the same graph, to run in addition to these; see `Engine`."""
+        """Creates pipelines of the same graph, to run in addition; see `EpochEngine`."""
         pipelines = [define(None) for define in self._factory.definitions()]
         if not pipelines:
             raise NoReplica(
@@ -507,9 +518,9 @@ class ReaderEngine(EpochEngine[Position]):
         yield pipelines, ""
 
     def _with_start(self, position: Position) -> Position:
-        """Adds DALI's first checkpoints to the start position, which was saved without pipelines.
+        """Returns a position with checkpoints; the start gets the pipelines' first checkpoints.
 
-        The consumer's own position stays without checkpoints until it moves, so that the first
+        The position of a lazy engine stays without checkpoints until it moves, so that the first
         state does not change when the pipelines are built.
         """
         if position.checkpoints is not None:
@@ -534,7 +545,7 @@ class ReaderEngine(EpochEngine[Position]):
         return runner
 
     def _read_plan(self, pipelines: Sequence[Pipeline]) -> None:
-        """Sets the outputs, epochs and shards from built pipelines, and checks them.
+        """Sets the names of outputs, the epochs, shards and devices from built pipelines.
 
         Raises:
             ValueError: If the arguments do not match the pipelines or the reader.
@@ -561,8 +572,8 @@ class ReaderEngine(EpochEngine[Position]):
     def fingerprint(self) -> Fingerprint:
         """Returns the fingerprint of the data, which states contain.
 
-        It describes the graph, the files of its readers, and the epochs. Until the pipelines are
-        built for the first time, these values are unknown and the fields are empty.
+        The fingerprint describes the graph, the files of its readers, and the epochs. Its fields
+        are empty until the pipelines are built for the first time.
         """
         if self._fingerprint is None:
             if not self.batch_size:  # never built
@@ -581,7 +592,7 @@ class ReaderEngine(EpochEngine[Position]):
                 )
             )
             seed = self._factory.seed  # the common seed, instead of the first shard's
-            if seed is not None and seed >= 0:  # for a negative seed, DALI draws one
+            if seed is not None and seed >= 0:  # for a negative seed, DALI draws a seed
                 self._fingerprint["seed"] = seed
         return self._fingerprint
 
@@ -595,7 +606,7 @@ class ReaderEngine(EpochEngine[Position]):
         return exact and self._factory.rebuildable and not self._factory.unresumable
 
     def _rebuild_at(self, position: Position) -> bool:
-        """Frees the pipelines, to be rebuilt at a position; returns False if that is impossible."""
+        """Frees the pipelines if they can be rebuilt at a position; returns whether they can."""
         is_possible = self._can_build_at(position)
         if is_possible:
             self._stop()
@@ -608,7 +619,7 @@ class ReaderEngine(EpochEngine[Position]):
     # Epochs
 
     def length(self) -> int | None:
-        """Returns the number of batches that the epoch delivers, if known; builds nothing."""
+        """Returns the number of batches that the epoch delivers, if known; builds no pipelines."""
         return self._length_of(self.epoch)
 
     def _length_of(self, epoch: int) -> int | None:
@@ -633,7 +644,7 @@ class ReaderEngine(EpochEngine[Position]):
         return position.step > 0 and runner.ended()
 
     def _valid(self, outputs: Sequence[Outputs], position: Position) -> list[int]:
-        """Checks batch sizes; returns how many samples of each batch belong to the epoch."""
+        """Checks the size of each pipeline's batch; returns how many rows belong to the epoch."""
         lengths = [len(tensors[0]) for tensors in outputs]
         if self.plan is None:
             if self._config.over_processes and lengths != [self.batch_size]:
@@ -664,7 +675,7 @@ class ReaderEngine(EpochEngine[Position]):
         return position.epoch, position.step
 
     def _with_files(self, error: BatchError, checkpoints: Checkpoints | None) -> BatchError:
-        """Adds file names to the error of a failed batch, for the first few failures."""
+        """Returns the error of a failed batch with names of files, for the first few failures."""
         if checkpoints is None or checkpoints.data is None or not self._failures_to_name:
             return error
         self._failures_to_name -= 1
@@ -672,11 +683,12 @@ class ReaderEngine(EpochEngine[Position]):
         return name_files(error, self._factory, reader, checkpoints.data, checkpoints.to_drop)
 
     def _run_at(self, position: Position) -> Outcome[Position] | None:
-        """Runs the batch at a position once; see `Engine`.
+        """Runs the batch at a position once, and returns the outcome; see `Engine`.
 
         Raises:
-            Exception: Any error of an ``external_source``; its batch stays the next batch.
+            EnvironmentFailure, RuntimeError: See `_can_run_again`.
             RuntimeError: If an ``external_source`` ends before the epoch does.
+            Exception: Any error of an ``external_source``; its batch stays the next batch.
         """
         exact, self._exact = self._exact, None  # an interrupted run may have taken a batch
         batch: Any = None
@@ -698,7 +710,7 @@ class ReaderEngine(EpochEngine[Position]):
             if self._can_run_again(failed, position):
                 return None
             error = self._with_files(self._batch_error(failed, position), position.checkpoints)
-        except Exception as failed:  # the outputs can't be converted to arrays
+        except Exception as failed:  # of converting the outputs to arrays
             error = failed
         after = Position(
             position.epoch,
@@ -724,7 +736,7 @@ class ReaderEngine(EpochEngine[Position]):
         if failure.environment and self._rebuild_at(position):
             raise EnvironmentFailure(failure.message) from failed
         if failure.stops_reader:
-            # DALI's readers can't continue after an error: new ones are built at the position.
+            # DALI's readers can't continue after an error: new pipelines are built at the position.
             stands = self._rebuild_at(position)
             if is_unmappable(failed) and stands and self._factory.unmap():
                 return True  # now an empty file fails alone, without the batches before it
@@ -735,7 +747,7 @@ class ReaderEngine(EpochEngine[Position]):
         return False
 
     def _unread(self, failed: RuntimeError, position: Position) -> RuntimeError:
-        """Creates the error of a batch whose reader failed."""
+        """Returns the error of a batch whose reader failed."""
         problem = "can't be read"
         if is_unmappable(failed):
             problem += ". Pass dont_use_mmap=True to its reader, so that an empty file fails alone"
@@ -762,12 +774,12 @@ class ReaderEngine(EpochEngine[Position]):
     def _described(
         self, error: RuntimeError, position: Position, problem: str, kind: type[_Error]
     ) -> _Error:
-        """Returns DALI's error with the batch's number, and what happens to the batch.
+        """Returns an error with the number of a batch, what happens to it, and DALI's message.
 
         Args:
-            error: The error.
+            error: DALI's error.
             position: The position of the batch.
-            problem: What happens: "can't be read; the following call tries it again".
+            problem: What happens to the batch: "can't be read; the following call tries it again".
             kind: The class of the returned error.
         """
         reason = with_dali(describe(failure_of(error), (), every=False), advice.run_message(error))
@@ -776,13 +788,13 @@ class ReaderEngine(EpochEngine[Position]):
         return described
 
     def _batch_error(self, error: RuntimeError, position: Position) -> BatchError:
-        """Creates the error of a batch that counts as delivered."""
+        """Returns the error of a failed batch that counts as delivered."""
         described = self._described(error, position, _COUNTS, BatchError)
         described.unexplained = not failure_of(error).reads_file
         return described
 
     def _checkpoints_after(self, position: Position, failed: bool) -> Checkpoints:
-        """Returns the checkpoints for the batch after a position."""
+        """Returns the checkpoints for the batch after a position, whose own batch was run."""
         before = position.checkpoints or Checkpoints()
         later = Checkpoints(before.data, before.to_drop + 1)
         if failed:  # DALI's checkpoint is incomplete, and other batches may fail, too
@@ -800,7 +812,7 @@ class ReaderEngine(EpochEngine[Position]):
         return self.make_batch(outputs, self._valid(outputs, position), not runner.dynamic)
 
     def _sample(self) -> Batch:
-        """Returns the first batch of new pipelines; does not move this engine's pipelines."""
+        """Returns the first batch that new pipelines produce; the engine's pipelines don't move."""
         runner = Runner(self._factory.build())
 
         def batch(outputs: Sequence[Outputs]) -> Batch:
@@ -816,7 +828,13 @@ class ReaderEngine(EpochEngine[Position]):
             runner.close()
 
     def _run(self, position: Position, convert: Callable[[Sequence[Outputs]], Any]) -> Any:
-        """Takes the batch at a position; restarts an ``external_source`` that has ended.
+        """Takes the batch at a position, and returns its converted outputs.
+
+        If an ``external_source`` ended together with the previous epoch, it is restarted.
+
+        Args:
+            position: The position of the batch.
+            convert: Converts the outputs of the pipelines; see `Runner.take`.
 
         Raises:
             SourceEnded: If the source ends the epoch.
@@ -846,7 +864,7 @@ class ReaderEngine(EpochEngine[Position]):
     def _run_first(
         self, runner: Runner, position: Position, convert: Callable[[Sequence[Outputs]], Any]
     ) -> Any:
-        """Runs the first batch of the next epoch after an ``external_source`` has ended."""
+        """Takes the first batch of an epoch if an ``external_source`` has ended; see `_run`."""
         if self.plan is not None:
             # The source's epoch ended together with ours. (Without a plan, next_epoch() has
             # already restarted the source.)
@@ -868,7 +886,7 @@ class ReaderEngine(EpochEngine[Position]):
 
 
 def _refusal(error: Exception) -> Exception:
-    """Returns a StateError if DALI rejected checkpoints, otherwise the error of the graph."""
+    """Returns a StateError if DALI rejected checkpoints, otherwise the error itself."""
     if isinstance(error, StateError) or not advice.is_raised_by_dali(error):
         return error
     refusal = StateError(f"DALI rejects its part of the state: {error}")

@@ -1,8 +1,9 @@
 """Epoch arithmetic: how many batches an epoch has and which of their samples belong to it.
 
 All functions are pure and need no pipeline. (`dalijax.core.order` describes who decides about
-padding.) Shard i of S holds the samples [floor(N*i/S), floor(N*(i+1)/S)) of N. The reader with
-``shard_id=i`` reads shard i in epoch 0 and continues without end. With batches of B samples::
+padding.) Of a data set of N samples, shard i of S shards holds samples floor(N*i/S) to
+floor(N*(i+1)/S) - 1. The reader with ``shard_id=i`` reads shard i in epoch 0 and continues without
+end. With batches of B samples::
 
     N = 7, S = 2, B = 2          shard 0: 0 1 2      shard 1: 3 4 5 6
 
@@ -29,11 +30,11 @@ def count_rows(rows: int, valid: int, policy: LastBatchPolicy, padded: bool) -> 
     """Returns the number of samples and the number of padding rows in a delivered batch.
 
     Args:
-        rows: Rows of the batch before PARTIAL cuts it.
-        valid: Number of rows that belong to the epoch.
+        rows: Number of rows of the batch before PARTIAL cuts it.
+        valid: Number of leading rows that are samples of the epoch, without padding.
         policy: The policy for an epoch's last batch.
-        padded: Whether rows beyond the epoch repeat its last sample; otherwise they belong to the
-            next epoch.
+        padded: Whether the remaining rows repeat the epoch's last sample; otherwise they are
+            samples of the next epoch.
     """
     if policy is LastBatchPolicy.PARTIAL:
         return valid, 0
@@ -42,18 +43,18 @@ def count_rows(rows: int, valid: int, policy: LastBatchPolicy, padded: bool) -> 
 
 @dataclasses.dataclass(frozen=True)
 class EpochPlan:
-    """The batches of every epoch of a reader.
+    """Computes the number of batches of every epoch of a reader, and the samples in each batch.
 
     Attributes:
         num_samples: Samples in the data set (N), at least 1.
         num_shards: Number of shards over all processes (S).
         batch_size: Samples in a batch of one shard (B).
         policy: The policy for an epoch's last batch.
-        padded: Whether the reader repeats a shard's last sample up to whole batches
+        padded: Whether the reader repeats a shard's last sample until the last batch is full
             (``pad_last_batch``).
         stick: Whether a reader reads the same shard in every epoch (``stick_to_shard``).
         per_shard: Whether shards may deliver different numbers of batches under DROP; otherwise
-            all deliver as many as the smallest shard has.
+            all shards deliver as many batches as the smallest shard has.
     """
 
     num_samples: int
@@ -70,11 +71,11 @@ class EpochPlan:
         return n * (shard + 1) // s - n * shard // s
 
     def shard_of(self, shard_id: int, epoch: int) -> int:
-        """Returns the shard that a reader reads in an epoch."""
+        """Returns the index of the shard that the reader with ``shard_id`` reads in an epoch."""
         return shard_id if self.stick else (shard_id + epoch) % self.num_shards
 
     def samples_until(self, shard_id: int, epoch: int) -> int:
-        """Returns how many samples a reader reads up to the end of an epoch, without padding."""
+        """Returns how many samples an unpadded reader reads from epoch 0 to an epoch's end."""
         if self.stick:
             return (epoch + 1) * self.shard_size(shard_id)
         # S epochs read every shard once; the remaining epochs read consecutive shards, which may
@@ -88,7 +89,10 @@ class EpochPlan:
         return rounds * n + run
 
     def first_batch(self, epoch: int) -> int:
-        """Returns the number of batches that a pipeline has produced before an epoch starts."""
+        """Returns the index of an epoch's first batch, counted over all epochs.
+
+        The index is the number of batches that a pipeline produces before the epoch starts.
+        """
         n, s = self.num_samples, self.num_shards
         if self.padded or self.policy is LastBatchPolicy.DROP:
             # The largest shard has ceil(N/S) samples, the smallest floor(N/S).
@@ -106,8 +110,9 @@ class EpochPlan:
     def delivered(self, epoch: int, shard_id: int = 0) -> int:
         """Returns the number of batches that an epoch delivers: the length of an iterator.
 
-        It depends on the shard under PARTIAL, which does not deliver consumed batches without a
-        sample of the epoch, and under DROP with ``per_shard``.
+        The number depends on the shard in two cases. Under PARTIAL, consumed batches without a
+        sample of the epoch are not delivered. Under DROP with ``per_shard``, each shard delivers
+        all of its full batches.
         """
         if self.policy is LastBatchPolicy.DROP:
             samples = self.num_samples // self.num_shards
@@ -130,13 +135,13 @@ class EpochPlan:
         runs_on = self.policy is LastBatchPolicy.PARTIAL and not self.padded
         if runs_on and self.stick and unequal:  # epochs begin at different offsets: no period
             return batches_of_first(epochs)
-        # After this many epochs, each shard has been read a whole number of batches.
+        # After this many epochs, a reader has read whole batches only, so that the lengths repeat.
         period = self.num_shards * self.batch_size
         rounds, remainder = divmod(epochs, period)
         return (rounds * batches_of_first(period) if rounds else 0) + batches_of_first(remainder)
 
     def size(self, epoch: int) -> int:
-        """Returns the number of samples of an epoch in each shard, as DALI's iterators count."""
+        """Returns the number of samples of an epoch for each shard, as DALI's iterators count."""
         if self.policy is LastBatchPolicy.DROP:
             return self.num_samples // self.num_shards
         if self.padded:
@@ -146,8 +151,9 @@ class EpochPlan:
     def next_epoch(self, epoch: int) -> int:
         """Returns the first epoch after ``epoch`` that consumes a batch.
 
-        An unpadded reader may have read a whole later epoch ahead; such an epoch is skipped. DROP
-        over fewer samples than shards consumes nothing: its epochs are empty and not skipped.
+        The last batch of an unpadded reader may contain all samples of the next epoch, which is
+        then skipped. Under DROP with fewer samples than shards, no epoch consumes a batch, and
+        no epoch is skipped.
         """
         if not self.padded and self.policy is LastBatchPolicy.DROP:
             return epoch + 1
@@ -157,7 +163,10 @@ class EpochPlan:
         return epoch
 
     def gap(self, epoch: int) -> int:
-        """Returns how many batches are dropped between the last delivered batch and an epoch."""
+        """Returns how many batches a reader drops before an epoch, after the last delivered batch.
+
+        If shards deliver different numbers of batches, this is the largest number of any shard.
+        """
         start, before = self.first_batch(epoch), epoch - 1
         while before >= 0 and self.first_batch(before) == start:
             before -= 1
@@ -167,15 +176,15 @@ class EpochPlan:
         return start - self.first_batch(before) - least
 
     def valid(self, epoch: int, step: int, shard_id: int) -> int:
-        """Returns the number of leading samples of a batch that belong to its epoch.
+        """Returns the number of leading rows of a batch that are samples of its epoch.
 
-        The remaining samples are padding or belong to the next epoch. A DROP batch is always
-        complete, because its epoch consists of the samples of its batches.
+        The remaining rows are padding or samples of the next epoch. Under DROP all rows count,
+        because an epoch consists of the samples in its delivered batches.
 
         Args:
             epoch: The epoch.
             step: Index of the batch in the epoch, from 0.
-            shard_id: The reader of the batch.
+            shard_id: The ``shard_id`` of the batch's reader.
 
         Returns:
             A count between 0 and ``batch_size``; the mask of the batch is
@@ -186,13 +195,13 @@ class EpochPlan:
         return min(self.batch_size, self._valid_from(epoch, step, shard_id))
 
     def num_full(self, epoch: int, shard_id: int) -> int:
-        """Returns the number of leading batches of an epoch that have only samples of the epoch."""
+        """Returns how many leading batches of an epoch contain only samples of the epoch."""
         if self.policy is LastBatchPolicy.DROP:
             return self.delivered(epoch, shard_id)
         return self._valid_from(epoch, 0, shard_id) // self.batch_size
 
     def _valid_from(self, epoch: int, step: int, shard_id: int) -> int:
-        """Returns the number of samples from a batch's start to its epoch's end, at least 0."""
+        """Returns how many samples a reader reads from a batch's start to its epoch's end, or 0."""
         if self.padded:
             end = self.shard_size(self.shard_of(shard_id, epoch))
             start = step * self.batch_size

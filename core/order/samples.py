@@ -19,18 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
-MOST_SAMPLES = 1 << 53  # of a stream: integers up to this are exact in every JSON parser
+MOST_SAMPLES = 1 << 53  # in a stream: larger integers are not exact in every JSON parser
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplePosition:
-    """The next sample to deliver.
+    """The position of the next batch in a stream of samples.
 
     Attributes:
-        epoch: The consumer's epoch, from 0.
+        epoch: Number of the epoch that the consumer is in, from 0.
         start: Index in the stream of the first sample of the epoch's first batch.
         sample: Index in the stream of the first sample of the next batch; at the end of an epoch,
-            beyond the epoch's samples.
+            the end of the epoch's samples or a later index.
     """
 
     epoch: int = 0
@@ -43,8 +43,8 @@ class SampleRows:
     """A range of rows of a batch.
 
     Attributes:
-        samples: Index in the stream of each row's sample.
-        valid: Whether each row belongs to the consumer's epoch and is not padding.
+        samples: The index in the stream of each row's sample.
+        valid: True for each row that is a sample of the consumer's epoch, and not padding.
     """
 
     samples: NDArray[np.int64]
@@ -54,8 +54,9 @@ class SampleRows:
 def pads_by_default(policy: LastBatchPolicy, mask: str | None) -> bool:
     """Returns whether the last batch is padded by default.
 
-    An unpadded stream does not deliver rows of the next epoch again, so these must not be cut off,
-    dropped or masked. FILL without a mask delivers every row, and runs on as DALI does.
+    Without padding, the last batch is filled with samples of the next epoch, which are not
+    delivered again. These must not be cut off, dropped or masked. FILL without a mask delivers
+    every row, so that it does not pad, as in DALI.
 
     Args:
         policy: The policy for an epoch's last batch.
@@ -66,16 +67,17 @@ def pads_by_default(policy: LastBatchPolicy, mask: str | None) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class SamplePlan:
-    """The batches of a stream.
+    """Computes the batches of a stream of samples.
 
     Attributes:
         num_samples: Samples of an epoch (N), at least 1.
         batch_size: Rows of a global batch, at least 1.
         policy: The policy for an epoch's last batch.
-        padded: Whether the last batch repeats the epoch's last sample instead of running on.
+        padded: Whether the last batch repeats the epoch's last sample; otherwise it contains
+            samples of the next epoch.
 
     Raises:
-        ValueError: If no epoch has a batch.
+        ValueError: If no epoch has a batch, because DROP drops batches with too few samples.
     """
 
     num_samples: int
@@ -92,13 +94,13 @@ class SamplePlan:
             )
 
     def end(self, position: SamplePosition) -> int:
-        """Returns the end (exclusive) of the samples of the consumer's epoch in the stream."""
+        """Returns the end (exclusive) in the stream of the samples of a position's epoch."""
         if self.policy is LastBatchPolicy.DROP:  # the epoch may begin after its nominal start
             return position.start + self.num_samples
         return (position.epoch + 1) * self.num_samples
 
     def has(self, position: SamplePosition) -> bool:
-        """Returns whether a stream of these epochs, with any batch sizes, can reach a position."""
+        """Returns whether a stream with these epochs can reach a position, for some batch sizes."""
         end = self.end(position)
         if self.padded and position.start != position.epoch * self.num_samples:
             return False
@@ -109,18 +111,18 @@ class SamplePlan:
         return position.start < end
 
     def remaining(self, position: SamplePosition) -> int:
-        """Returns the number of batches that the epoch still delivers."""
+        """Returns the number of batches that the epoch delivers from a position to its end."""
         remaining = max(0, self.end(position) - position.sample)
         if self.policy is LastBatchPolicy.DROP:
             return remaining // self.batch_size
         return -(-remaining // self.batch_size)
 
     def step(self, position: SamplePosition) -> int:
-        """Returns the number of batches from the epoch's start to the position, rounded up."""
+        """Returns the number of batches from the epoch's start to a position, rounded up."""
         return -(-(position.sample - position.start) // self.batch_size)
 
     def length(self, position: SamplePosition) -> int:
-        """Returns the number of batches of the epoch: delivered and remaining."""
+        """Returns the number of batches of a position's epoch: before and after the position."""
         return self.step(position) + self.remaining(position)
 
     def mixes_epochs(self, position: SamplePosition) -> bool:
@@ -129,11 +131,11 @@ class SamplePlan:
         return fills and position.sample > self.end(position)
 
     def rows(self, position: SamplePosition, first: int = 0, last: int | None = None) -> SampleRows:
-        """Returns the rows of the next batch, which must exist.
+        """Returns a range of rows of the batch at a position; the batch must exist.
 
         Args:
             position: The position of the batch.
-            first: The first row.
+            first: Index of the first row in the batch.
             last: End (exclusive) of the rows; None: the end of the batch. Under PARTIAL, rows
                 after the epoch's end are omitted.
         """
@@ -146,7 +148,7 @@ class SamplePlan:
         return SampleRows(np.minimum(samples, end - 1) if self.padded else samples, valid)
 
     def skip(self, position: SamplePosition, batches: int) -> SamplePosition:
-        """Returns the position after some of the epoch's batches, which must exist."""
+        """Returns the position after ``batches`` further batches of the epoch, which must exist."""
         return dataclasses.replace(position, sample=position.sample + batches * self.batch_size)
 
     def run_from(self, position: SamplePosition) -> SamplePosition:
@@ -156,9 +158,10 @@ class SamplePlan:
         return position
 
     def next_epoch(self, position: SamplePosition) -> SamplePosition:
-        """Returns the start of the epoch after a finished epoch.
+        """Returns the start of the epoch after the epoch that ends at a position.
 
-        Epochs without a batch, which an unpadded stream has already read, are skipped.
+        If the last batch of an unpadded stream contained all samples of an epoch, that epoch is
+        skipped.
         """
         epoch, end = position.epoch + 1, self.end(position)
         if self.padded:
@@ -171,16 +174,17 @@ class SamplePlan:
         return SamplePosition(epoch, sample, sample)
 
     def seek(self, epoch: int, step: int = 0, first: int = 0) -> SamplePosition:
-        """Returns the position of a batch, counted from the stream's start in batches of this size.
+        """Returns the position of a batch, in a stream whose batches all have ``batch_size`` rows.
 
         Args:
             epoch: The epoch.
-            step: Index of the batch in the epoch; the epoch's length is its end.
+            step: Index of the batch in the epoch; the length of the epoch stands for its end.
             first: The epoch that the stream begins with.
 
         Raises:
-            ValueError: If the epoch has no such batch. An epoch whose samples were all read by the
-                last batch of an earlier epoch has no positions.
+            ValueError: If the epoch has no such batch, or begins after too many samples for a
+                state. If the last batch of an earlier epoch contained all samples of the epoch, the
+                epoch has no batch.
         """
         n, b, preceding = self.num_samples, self.batch_size, epoch - first
         if self.padded:
@@ -201,7 +205,7 @@ class SamplePlan:
     def locate(self, batch: int) -> tuple[int, int]:
         """Returns epoch and step of a batch that is counted from 0 over all epochs.
 
-        Assumes batches of the current size from the start of the stream.
+        All batches of the stream are assumed to have ``batch_size`` rows.
         """
         n, b = self.num_samples, self.batch_size
         if self.policy is LastBatchPolicy.DROP:

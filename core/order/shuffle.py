@@ -14,18 +14,19 @@ from ..random.hashing import fold, mix
 Indices = NDArray[np.int64]
 
 # Feistel networks are not uniform for few positions (p = 0.0000 for 5 positions and 8 rounds), but
-# sorting hashes is. For more records, sorting would cost memory and delay the epoch's first batch.
+# sorting hashes is. For more records than this limit, sorting would cost memory and delay the
+# epoch's first batch.
 MOST_LISTED = 1 << 16
 _ROUNDS = 8
 
 
 def shuffled(positions: Any, count: int, seed: int, epoch: int) -> Indices:
-    """Returns the numbers of the records at some positions of a shuffled epoch.
+    """Returns the numbers of the records at given positions of a shuffled epoch, as int64.
 
     Args:
-        positions: Positions from 0 to ``count - 1``.
-        count: Number of records.
-        seed: The seed.
+        positions: A sequence of positions in the epoch, from 0 to ``count - 1``.
+        count: Number of records in the epoch.
+        seed: The seed of all epochs.
         epoch: The epoch.
     """
     positions = np.asarray(positions, np.int64)
@@ -36,24 +37,25 @@ def shuffled(positions: Any, count: int, seed: int, epoch: int) -> Indices:
 
 @functools.lru_cache(8)
 def _listed(count: int, seed: int, epoch: int) -> Indices:
-    """Returns all records of an epoch in shuffled order, by sorting hashes of their numbers."""
+    """Returns the numbers of an epoch's records in shuffled order, by sorting their hashes."""
     hashes = mix(fold(seed, epoch, count) ^ mix(np.arange(count, dtype=np.uint64)))
     order = np.argsort(hashes, kind="stable")
     order.setflags(write=False)
     return order
 
 
-@functools.lru_cache(64)  # hashing them takes as long as permuting a batch
+@functools.lru_cache(64)  # hashing the keys takes as long as permuting a batch
 def _keys(count: int, seed: int, epoch: int) -> tuple[Any, ...]:
     """Returns the key of each round of `_feistel`."""
     return tuple(fold(seed, epoch, count, turn) for turn in range(_ROUNDS))
 
 
 def _feistel(positions: Indices, count: int, seed: int, epoch: int) -> Indices:
-    """Permutes positions by a Feistel network over pairs (left, right), left < a and right < b.
+    """Returns the record number at each position, by a permutation of 0 to ``count - 1``.
 
-    a * b slightly exceeds the count. Results beyond the count are mapped again until they are
-    within it (cycle walking), so that the map remains a permutation.
+    The permutation is a Feistel network over pairs (left, right) with left < a and right < b. a * b
+    is ``count`` or slightly more. Results that are not less than ``count`` are mapped again until
+    they are (cycle walking), so that the map remains a permutation.
     """
     a = math.isqrt(count - 1) + 1
     b = -(-count // a)

@@ -61,13 +61,13 @@ def definition_cure(error: Exception, arguments: Sequence[Any] = ()) -> str:
 
 
 def _python_advice(error: Exception, text: str) -> str:
-    """Returns the fix for Python, NumPy or JAX code that got outputs of DALI's operators."""
+    """Returns the fix for Python, NumPy or JAX code that got a DataNode; "" for other errors."""
     if "conditional context" in text:
         return (
             "Pass enable_conditionals=True when you create the iterator, or replace the condition "
             "by arithmetic, e.g. mask * a + (1 - mask) * b"
         )
-    if "'method'" in text:  # of x.shape[0] or len(x.shape)
+    if "'method'" in text:  # the error of x.shape[0] or len(x.shape)
         return (
             "In a pipeline function, shape is a method of a DataNode: x.shape() is the shape of "
             "each sample, without the batch, as another DataNode"
@@ -86,7 +86,7 @@ def _python_advice(error: Exception, text: str) -> str:
 
 
 def _dtype_advice(error: Exception) -> str:
-    """Returns the fix for a dtype of NumPy, JAX or Python that was passed to DALI."""
+    """Returns the fix for another library's dtype that was passed to DALI; "" if there is none."""
     if not _BAD_DTYPE.search(str(error)):
         return ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -103,8 +103,8 @@ def _dtype_advice(error: Exception) -> str:
 
 
 def _type_advice(value: Any) -> str:
-    """Names the type of DALI that replaces another library's dtype."""
-    if str(value).partition(".")[0] in _PREFIXES:  # torch.float32 and its text
+    """Returns the fix for another library's dtype, which names the type of DALI to pass."""
+    if str(value).partition(".")[0] in _PREFIXES:  # torch.float32, or this text
         value = str(value).rpartition(".")[2]
     try:
         # np.dtype converts any class to a dtype, and float to float64.
@@ -122,7 +122,7 @@ def _type_advice(value: Any) -> str:
 
 
 def _value_advice(error: Exception, text: str) -> str:
-    """Names the argument of an operator that got a text in place of numbers."""
+    """Returns the fix for an operator's argument that got text, not numbers; "" otherwise."""
     if not isinstance(error, ValueError) or "could not convert string" not in text:
         return ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -134,7 +134,7 @@ def _value_advice(error: Exception, text: str) -> str:
 
 
 def _device_advice(text: str) -> str:
-    """Returns the fix for an unsupported device, or for an input on another device."""
+    """Returns the fix for a wrong device of an operator or an input; "" for other errors."""
     if match := re.search(r'Unsupported device type: "(\w*)"', text):
         return (
             f"device={match[1]!r} is not a device of DALI: pass device='mixed' to a decoder, "
@@ -152,7 +152,7 @@ def _device_advice(text: str) -> str:
 
 
 def _name_advice(error: Exception) -> str:
-    """Suggests a name for an attribute that a module of DALI does not have."""
+    """Returns similar names for an attribute that a module of DALI does not have, or ""."""
     module = getattr(error, "obj", None)
     if not isinstance(error, AttributeError) or not isinstance(module, ModuleType):
         return ""
@@ -163,7 +163,7 @@ def _name_advice(error: Exception) -> str:
 
 
 def _argument_advice(name: str, schema: str) -> str:
-    """Lists the arguments of an operator, after the most similar names."""
+    """Returns a text about the arguments of an operator: names similar to ``name``, then all."""
     try:
         names = backend.GetSchema(schema).GetArgumentNames()
     except (AttributeError, RuntimeError):  # private in DALI
@@ -175,7 +175,7 @@ def _argument_advice(name: str, schema: str) -> str:
 
 
 def _package_of(error: Exception) -> str:
-    """Returns "JAX" or "NumPy" if a function of it got a DataNode and failed, otherwise ""."""
+    """Returns the package, "JAX" or "NumPy", whose function failed with a DataNode; or ""."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package in _ARRAYS and any(isinstance(x, DataNode) for x in frame.f_locals.values()):
@@ -190,7 +190,7 @@ def outputs_cure(error: Exception, name: str) -> str:
         error: The error.
         name: Name of the graph function.
     """
-    if isinstance(error, NotImplementedError) and not str(error):  # of Pipeline.define_graph
+    if isinstance(error, NotImplementedError) and not str(error):  # raised by Pipeline.define_graph
         return (
             f"{name} returns no outputs: return an output for each name in output_map, e.g. "
             "return images, labels"
@@ -211,7 +211,7 @@ def outputs_cure(error: Exception, name: str) -> str:
 
 
 def workers_cure(error: Exception) -> str:
-    """Returns the fix for workers of ``fn.external_source`` that do not start, or ""."""
+    """Returns the fix if workers of ``fn.external_source`` do not start; "" for other errors."""
     if "Workers initialization failed" not in str(error):
         return ""
     return (

@@ -22,11 +22,11 @@ from .runner import Outputs, TensorList
 
 Batch = dict[str, Any]
 
-_MOST_SHAPES = 8  # shapes of samples before a warning, because each compiles a step
+_MOST_SHAPES = 8  # shapes of samples before a warning: a jitted step compiles for each shape
 
 
 def choose_placement(config: IteratorConfig) -> GlobalPlacement | LocalPlacement:
-    """Chooses the placement of batches from the iterator's arguments."""
+    """Returns the placement of batches that the iterator's arguments determine."""
     if config.sharding is not None:
         return GlobalPlacement(config.sharding, config.output_map)
     if config.devices is not None:
@@ -35,10 +35,10 @@ def choose_placement(config: IteratorConfig) -> GlobalPlacement | LocalPlacement
 
 
 class LocalPlacement:
-    """Leaves batches on the devices of the pipelines, and joins the pieces of several pipelines.
+    """Keeps batches on the devices of the pipelines, and joins the arrays of several pipelines.
 
     Args:
-        host: CPU device for CPU outputs; None: they stay NumPy arrays.
+        host: The CPU device for outputs on the CPU; None: these outputs stay NumPy arrays.
     """
 
     shards: tuple[DataShard, ...] = ()
@@ -48,10 +48,10 @@ class LocalPlacement:
         self._is_first = host is not None and host == jax.local_devices()[0]
 
     def place(self, name: str, pieces: Sequence[Any]) -> Any:
-        """Joins the pieces that the pipelines decoded to one array, along dimension 0.
+        """Returns an output as one array: the pieces of the pipelines, joined along dimension 0.
 
-        Pieces on different GPUs become one array over them, without a copy; pieces on one device
-        are concatenated there. On the host, the result is a NumPy array until `finish`.
+        Pieces on different GPUs become one array over these GPUs, without a copy. Pieces on one
+        device are concatenated there. On the host, the result is a NumPy array until `finish`.
         """
         if len(pieces) == 1:
             return pieces[0]
@@ -63,15 +63,19 @@ class LocalPlacement:
         return over_devices(devices, [name]).place(name, pieces)
 
     def place_mask(self, name: str, pieces: Sequence[np.ndarray]) -> Any:
-        """Joins the pieces of the mask. The result is uncommitted: any device can use it."""
+        """Returns the mask of all pipelines, joined from their pieces, for use on any device.
+
+        The mask is a NumPy array, or an uncommitted jax.Array if JAX's default device is not the
+        host device.
+        """
         mask = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         return mask if self._host is None or self._host_is_default() else jax.device_put(mask)
 
     def finish(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Converts the NumPy arrays of a batch to jax.Arrays, if a host device is set.
+        """Returns the batch with its NumPy arrays as jax.Arrays, if there is a host device.
 
-        Aligned, read-only arrays are not copied. One call for all arrays costs less than one for
-        each. (jnp.asarray is cheaper for small arrays, but it is a computation, subject to
+        Aligned, read-only arrays are not copied. One call for all arrays costs less than a call for
+        each array. (jnp.asarray is cheaper for small arrays, but it is a computation, subject to
         transfer guards, meshes and jax_debug_nans.) The arrays are uncommitted, so that a step
         compiles once for fresh and for computed parameters, and can also take GPU arrays.
         """
@@ -96,7 +100,7 @@ class BatchMaker:
         placement: Placement of the batches.
 
     Attributes:
-        names: Names of the outputs in the order of the pipelines.
+        names: Names of the outputs, in the order in which the pipelines return them.
         bfloat16: Indices of the outputs that are rounded to bfloat16. Both attributes are final
             once the pipelines were defined.
     """
@@ -108,7 +112,7 @@ class BatchMaker:
         self._cut = config.last_batch_policy is LastBatchPolicy.PARTIAL
         self._as_numpy = bool(config.as_numpy)
         self.bfloat16: tuple[int, ...] = ()
-        self._shapes: dict[str, set[tuple[int, ...]]] = {}  # shapes of samples, by output
+        self._shapes: dict[str, set[tuple[int, ...]]] = {}  # shapes of samples, by output name
         self._device_axis = config.pmap_compatible
         if config.sharding is not None:
             self._device_axis = False
@@ -121,13 +125,13 @@ class BatchMaker:
         valid: Sequence[int | np.ndarray],
         copy: bool,
     ) -> Batch:
-        """Creates the batch of one run.
+        """Returns the batch of one run: an array for each output, and the mask.
 
         Args:
             outputs: The outputs of each pipeline.
-            valid: Number of leading samples of each pipeline's batch that belong to the epoch, or
-                a mask.
-            copy: Whether DALI reuses the buffers once they are released.
+            valid: For each pipeline, the number of leading rows of its batch that are samples of
+                the epoch, or a bool mask [rows].
+            copy: Whether arrays are copies, because DALI reuses the buffers of the outputs.
         """
         axis = self._has_device_axis(len(outputs))
         cut = self._cut
@@ -161,16 +165,18 @@ class BatchMaker:
         rows: Sequence[int],
         column_of: Callable[[Sequence[Any], str], Any],
     ) -> None:
-        """Adds values that bypass the graph.
+        """Adds to a batch the values of records that bypass the graph.
 
-        With a sharding, arrays of numbers are split by rows, like the mask. If a dict of shardings
-        contains their name, its sharding is used, or for None, the array stays on the host.
+        With a sharding, the rows of numeric arrays are placed like the rows of the mask. If a dict
+        of shardings contains the name of the values, its entry is used. For the entry None, the
+        array stays on the host.
 
         Args:
-            batch: The batch of one run.
+            batch: The batch of one run, which is changed.
             columns: The values of all rows, by name.
             rows: Number of rows of each pipeline's batch.
-            column_of: Batches the values of all rows, given the values and their name.
+            column_of: A function of (values, name) that returns the values of all rows as the entry
+                of the batch, e.g. stacked to a NumPy array.
 
         Raises:
             ValueError: If the batch already has the name, or the values can't be stacked.
@@ -191,7 +197,7 @@ class BatchMaker:
             batch[name] = column
 
     def _keeps_on_host(self, name: str) -> bool:
-        """Returns whether the sharding keeps a value on the host."""
+        """Returns whether an output stays on the host, because its sharding is None."""
         return isinstance(self._placement, GlobalPlacement) and self._placement.is_on_host(name)
 
     def _has_device_axis(self, pipelines: int) -> bool:
@@ -200,7 +206,7 @@ class BatchMaker:
         return self._device_axis
 
     def _place_rows(self, name: str, pieces: Sequence[np.ndarray], axis: bool) -> Any:
-        """Places host arrays [rows, ...], one for each pipeline, like the mask."""
+        """Returns the host arrays [rows, ...] of all pipelines as one array, placed as the mask."""
         return self._placement.place_mask(
             name, [piece[None] for piece in pieces] if axis else pieces
         )
@@ -208,7 +214,7 @@ class BatchMaker:
     def _piece(
         self, tensors: TensorList, name: str, pipeline: int, num_rows: int, copy: bool, axis: bool
     ) -> Any:
-        """Converts an output of a pipeline to [num_rows, ...], or [1, num_rows, ...] for pmap."""
+        """Returns an output as an array [num_rows, ...], or [1, num_rows, ...] with ``axis``."""
         check_uniform(tensors, name, pipeline)
         on_gpu = isinstance(tensors, TensorListGPU)
         on_host = self._as_numpy or self._keeps_on_host(name)
@@ -238,12 +244,12 @@ class BatchMaker:
     def spec(
         self, batch: Batch, batch_size: int, plan: EpochPlan | None
     ) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns shape and dtype of each array of a full batch.
+        """Returns shape, dtype and sharding of each array of a full batch, by name.
 
         Args:
-            batch: A batch, possibly cut.
+            batch: A batch, which PARTIAL may have cut.
             batch_size: Batch size of each pipeline.
-            plan: The epochs; None if their end is unknown, so that batches may be smaller.
+            plan: The epochs; None if their end is unknown. Shapes are then as in ``batch``.
         """
         specs = {}
         placed = isinstance(self._placement, GlobalPlacement)
@@ -273,9 +279,10 @@ def check_uniform(tensors: TensorList, name: str, pipeline: int) -> None:
 
 
 def host_view(tensors: TensorListCPU, copy: bool, device_axis: bool) -> np.ndarray:
-    """Converts a pipeline's CPU output to a NumPy array [batch, ...], or [1, batch, ...].
+    """Returns a pipeline's CPU output as a NumPy array [batch, ...], or [1, batch, ...].
 
-    The result is read-only: a view that keeps the buffer alive, or a copy if DALI reuses it.
+    The result is read-only: a view that keeps DALI's buffer alive, or with ``copy`` a copy, for
+    pipelines that reuse the buffer.
     """
     view = np.asarray(tensors.as_tensor())
     if copy:
@@ -286,10 +293,10 @@ def host_view(tensors: TensorListCPU, copy: bool, device_axis: bool) -> np.ndarr
 
 
 def gpu_array(tensors: TensorListGPU, copy: bool, device_axis: bool) -> jax.Array:
-    """Converts a pipeline's GPU output to a jax.Array [batch, ...], or [1, batch, ...].
+    """Returns a pipeline's GPU output as a jax.Array [batch, ...], or [1, batch, ...].
 
-    JAX copies asynchronously, so that a copy is awaited before DALI reuses the buffer (DALI issue
-    5617).
+    Without ``copy``, the array shares DALI's buffer. JAX copies asynchronously, so that a copy is
+    awaited before DALI reuses the buffer (DALI issue 5617).
     """
     if device_axis:
         tensor = tensors.as_reshaped_tensor([1, len(tensors), *tensors[0].shape()])
@@ -300,10 +307,10 @@ def gpu_array(tensors: TensorListGPU, copy: bool, device_axis: bool) -> jax.Arra
 
 
 def writable(batch: dict[str, Any], wanted: bool) -> dict[str, Any]:
-    """Copies the NumPy arrays of a batch that are read-only views of DALI's buffers, if wanted.
+    """Returns a batch, with copies of its read-only NumPy arrays if ``wanted``.
 
-    Writing to a view could change other data, because other outputs, a constant of the graph or a
-    file in memory may share its buffer.
+    Read-only arrays are views of DALI's buffers. Writing to a view could change other data, because
+    other outputs, a constant of the graph or a file in memory may share its buffer.
     """
     if not wanted:
         return batch

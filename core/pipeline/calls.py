@@ -83,7 +83,11 @@ class Calls:
             self._call_ended.set()
 
     def end(self, patience: float) -> bool:
-        """Keeps threads from entering DALI; returns whether all have left within ``patience`` s."""
+        """Prevents threads from entering DALI; returns whether all threads have left DALI in time.
+
+        Args:
+            patience: The longest time to wait for threads inside DALI, in seconds.
+        """
         self.ended = True
         # Ctrl-C may have interrupted `__enter__`, so that this thread is still counted.
         self._inside.pop(threading.get_ident(), None)
@@ -94,7 +98,7 @@ class Calls:
         return not self._inside
 
     def lost(self, process: int) -> bool:
-        """Returns whether pipelines can't be used: Python ends, or this process is a fork.
+        """Returns whether pipelines can't be used: Python ends, or this process was forked.
 
         Args:
             process: The ID of the process that built the pipelines; 0 if they aren't built.
@@ -122,7 +126,7 @@ def _let_go() -> None:
 
 
 def _every_pipeline() -> list[Any]:
-    """Returns all pipelines of the process."""
+    """Returns all pipelines of the process that were not freed."""
     # A private attribute. A DALI without it shuts down its pipelines as it does without dalijax.
     references = list(getattr(Pipeline, "_pipes", ()))
     pipelines = [pipeline for ref in references if (pipeline := ref()) is not None]

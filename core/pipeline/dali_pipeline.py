@@ -1,4 +1,4 @@
-"""Building DALI pipelines, with fixes in errors; checkpoints, queues and operators."""
+"""Builds DALI pipelines, adding fixes to errors, and inspects their operators and generators."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def queue_depth(pipeline: Pipeline) -> int:
-    """Returns the number of batches that DALI schedules ahead of the consumer."""
+    """Returns the number of batches that a pipeline may have scheduled at a time."""
     if not pipeline.exec_pipelined:
         return 1
     if pipeline.exec_separated:
@@ -51,10 +51,10 @@ kept_to_the_end: list[Pipeline] = []
 
 
 class FreedAnywhere(Pipeline):
-    """A pipeline that can be collected in any thread.
+    """A pipeline that Python's garbage collector can free in any thread.
 
-    Python functions of a graph run in DALI's threads, where Python's garbage collector may free a
-    pipeline, but these threads can't wait for its end.
+    Python functions of a graph run in DALI's threads. If the garbage collector runs there and frees
+    a pipeline, the thread must not wait for the end of the pipeline, so that a new thread does.
     """
 
     def _shutdown(self) -> None:
@@ -72,20 +72,21 @@ def free(pipeline: Pipeline) -> None:
     """Frees a pipeline and its threads; arrays of its outputs stay valid."""
     # Private in DALI: without it, the pipeline is freed when Python collects its cycles.
     getattr(pipeline, "_shutdown", lambda: None)()
-    for outputs in vars(pipeline).pop(function_notes.LIVE_OUTPUTS, ()):  # part of its cycles
+    # The outputs are part of the pipeline's reference cycles.
+    for outputs in vars(pipeline).pop(function_notes.LIVE_OUTPUTS, ()):
         outputs.clear()
 
 
 def defined_without_random(define: Callable[[], T], function: Any, name: str) -> T:
-    """Defines a graph, and rejects functions that draw from a random generator meanwhile.
+    """Returns the graph that ``define`` creates; rejects functions that draw random numbers.
 
     If the state of a generator has changed, the graph is defined a second time: a function that
     seeds the generator itself, e.g. to shuffle its files, then leaves the same state and is
     accepted. Generators that change without the function are used by other threads, and ignored.
 
     Args:
-        define: Calls the function.
-        function: The function, whose global and nonlocal variables may be generators, too.
+        define: Defines the graph, by calling the function.
+        function: The function. The generators that it refers to are checked, too.
         name: Name of the function for errors.
 
     Raises:
@@ -112,10 +113,11 @@ def defined_without_random(define: Callable[[], T], function: Any, name: str) ->
 
 
 def _generators(function: Any) -> dict[str, Any]:
-    """Returns, by name, the random generators that a function and its module's functions use.
+    """Returns, by name, the random generators to which a function refers.
 
-    They are global and nonlocal variables, defaults, arguments of a partial function, and
-    attributes of a method's object.
+    The generators are global and nonlocal variables, defaults of arguments, arguments of a partial
+    function, and attributes of a method's object. Functions of the same module that the function
+    uses are searched, too.
     """
     module = _module(function)
     generators: dict[str, Any] = {}
@@ -147,7 +149,7 @@ def _generators(function: Any) -> dict[str, Any]:
 
 
 def _module(function: Any) -> str | None:
-    """Returns the module of a function, or of the function of a partial function."""
+    """Returns the name of the module of a function, or of the function of a partial function."""
     while isinstance(function, functools.partial):
         function = function.func
     module: str | None = getattr(inspect.unwrap(function), "__module__", None)
@@ -155,7 +157,7 @@ def _module(function: Any) -> str | None:
 
 
 def random_states(generators: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    """Returns, by name, the states of NumPy's and Python's global generators, and of others."""
+    """Returns, by name, the states of NumPy's and Python's global and of given generators."""
     states: dict[str, Any] = {"numpy.random": _comparable(np.random.get_state(legacy=False))}
     states["random"] = random.getstate()
     for name, generator in generators.items():
@@ -169,7 +171,7 @@ def random_states(generators: Mapping[str, Any] = MappingProxyType({})) -> dict[
 
 
 def _comparable(state: Any) -> Any:
-    """Converts a state of NumPy to values that can be compared."""
+    """Returns a state of a NumPy generator as values that ``==`` can compare."""
     if isinstance(state, Mapping):
         return {key: _comparable(value) for key, value in state.items()}
     return state.tobytes() if isinstance(state, np.ndarray) else state
@@ -223,10 +225,10 @@ def _forks_workers(pipeline: Pipeline) -> bool:
 
 
 def at_checkpoint(make: Callable[[bytes | None], Pipeline], checkpoint: bytes | None) -> Pipeline:
-    """Builds a pipeline at a checkpoint, possibly of the same graph on another device.
+    """Returns a pipeline built at a checkpoint, possibly of the same graph on another device.
 
     Args:
-        make: Builds a pipeline, at a checkpoint or at its start.
+        make: A function that builds a pipeline at a checkpoint, or at its start for None.
         checkpoint: The checkpoint; None: the start.
 
     Raises:
@@ -240,7 +242,7 @@ def at_checkpoint(make: Callable[[bytes | None], Pipeline], checkpoint: bytes | 
             raise
     start = make(None)
     first = start.checkpoint()
-    del start  # a GPU may not have memory for two
+    del start  # a GPU may not have memory for two pipelines
     try:
         return make(to_other_device(checkpoint, first))
     except (RuntimeError, ValueError) as error:
@@ -305,7 +307,7 @@ def unmap_readers(pipeline: Pipeline) -> None:
 
 
 def can_checkpoint(pipeline: Pipeline) -> bool:
-    """Returns whether a built pipeline has enable_checkpointing, for which it has no property."""
+    """Returns whether a built pipeline has enable_checkpointing (there is no property for it)."""
     try:
         pipeline.checkpoint()
     except RuntimeError:

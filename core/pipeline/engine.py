@@ -1,4 +1,4 @@
-"""`Engine` and `EpochEngine`: base classes of pipelines at the position of a consumer."""
+"""`Engine` and `EpochEngine`: base classes that run pipelines and hold a consumer's position."""
 
 from __future__ import annotations
 
@@ -53,21 +53,22 @@ _MOST_MASKED = 1000  # the number of batches whose masked records are remembered
 
 
 class NoReplica(Exception):
-    """The graph can't be replicated for profiling; the message tells why."""
+    """Raised if the graph can't be replicated for profiling; the message tells why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome(Generic[P]):
-    """The result of a run, and the position after it.
+    """The result of running the batch at a position, and the position after the batch.
 
     Attributes:
-        after: The position after the run; if the epoch has ended, its end.
-        batch: The batch, if any.
+        after: The position after the batch; if the epoch has ended, the end of the epoch.
+        batch: The batch; None if there is an error, or the epoch has ended.
         error: An error that counts as a batch. Its traceback is replaced by notes.
         ended: Whether the epoch has no further batch.
         mapped: The result of ``batch_map``; None until it is computed.
         masked: Describes the masked records of the batch, if any.
-        failures: Number of failed batches, including those that were skipped before it.
+        failures: Number of batches that failed or have masked records: this batch, and the batches
+            that were skipped before it.
     """
 
     after: P
@@ -90,7 +91,7 @@ class Outcome(Generic[P]):
             Exception: The error that counts as a batch.
         """
         if self.error is not None:
-            error = self.error.with_traceback(None)  # without lines of an earlier call
+            error = self.error.with_traceback(None)  # without the lines of an earlier call
             try:
                 raise error
             finally:
@@ -101,14 +102,11 @@ class Outcome(Generic[P]):
 
 
 def log_failure(verb: str, failed: FailedBatch) -> FailedBatch:
-    """Logs a failed batch as a warning.
+    """Logs a failed batch as a warning, and returns ``failed``.
 
     Args:
         verb: "skipped", or "masked" if only the batch's bad records were masked.
-        failed: The batch.
-
-    Returns:
-        The second argument.
+        failed: The description of the batch.
     """
     _log.warning("%s: %s", verb, failed.message)
     return failed
@@ -117,8 +115,9 @@ def log_failure(verb: str, failed: FailedBatch) -> FailedBatch:
 class Engine(abc.ABC, Generic[P]):
     """Base class of engines: runs the pipelines of one iterator, and holds its position.
 
-    The position is that of the next batch to deliver. A peeked batch is stored separately, together
-    with the position after it, so that peeking does not move the engine. Callers must hold `lock`.
+    The position refers to the next batch to deliver. A peeked batch is stored separately, together
+    with the position after the batch, so that peeking does not move the engine. Callers must hold
+    `lock`.
 
     Args:
         start: The position of the first batch.
@@ -129,13 +128,13 @@ class Engine(abc.ABC, Generic[P]):
         make_batch: Creates batches from the pipelines' outputs.
         errors: The batches that were skipped by ``on_error="skip"``, or have masked records.
         closed: Whether `close` was called.
-        process: Identifier of the process that built pipelines; 0 before that.
+        process: Identifier of the process that built the pipelines; 0 before the first build.
     """
 
     # Attributes that a call may change together with the position. They are replaced, never
     # mutated, so that marks stay valid.
     _marked: ClassVar[tuple[str, ...]] = ("position", "_must_agree")
-    # The number of batches in a row that may be skipped.
+    # The number of skipped batches in a row after which the engine raises an error.
     _most_skipped: float = float("inf")
 
     def __init__(self, start: P, config: IteratorConfig):
@@ -165,7 +164,7 @@ class Engine(abc.ABC, Generic[P]):
 
     @property
     def lock(self) -> threading.RLock:
-        """The lock of all calls.
+        """The lock that callers hold during each call.
 
         Raises:
             RuntimeError: In a child that was forked from the process with the pipelines.
@@ -180,7 +179,7 @@ class Engine(abc.ABC, Generic[P]):
         return self._lock
 
     def _configure(self, config: IteratorConfig) -> tuple[DataShard, ...]:
-        """Places batches by a configuration; returns the shards of the placement."""
+        """Sets the placement of batches by a configuration; returns its shards, if it has any."""
         placement = choose_placement(config)
         self._placement = placement if isinstance(placement, GlobalPlacement) else None
         self.make_batch = BatchMaker(config, placement)
@@ -207,7 +206,7 @@ class Engine(abc.ABC, Generic[P]):
 
     @property
     def _passed_names(self) -> Sequence[str]:
-        """The names of values that bypass the graph; none with DALI's readers."""
+        """The names of values of records that bypass the graph; empty with DALI's readers."""
         return ()
 
     @property
@@ -216,7 +215,9 @@ class Engine(abc.ABC, Generic[P]):
         return tuple(self._config.output_map)
 
     def peek(self) -> Outcome[P]:
-        """Returns the next batch, an error that counts as a batch, or the end of the epoch.
+        """Returns the next outcome: a batch, an error that counts as a batch, or the epoch's end.
+
+        The position does not change.
 
         Raises:
             Exception: Any error of the pipelines' own Python source (an ``external_source`` of the
@@ -253,23 +254,23 @@ class Engine(abc.ABC, Generic[P]):
 
     @abc.abstractmethod
     def _seed_of_keys(self) -> int:
-        """Returns the seed of ``batch_map``'s keys, the same in all processes."""
+        """Returns the seed of the random keys of ``batch_map``, equal in all processes."""
 
     def advance(self) -> None:
-        """Moves past the batch that `peek` returns."""
+        """Moves the position past the batch that `peek` returns."""
         self.position = (self._outcome or self.peek()).after
         self._outcome = None
 
     def deliver(
         self, stats: InputStats | None, at_end: Callable[[], object] | None = None
     ) -> Outcome[P]:
-        """Delivers the next batch: counts it, if there are counters, and moves past it.
+        """Returns the outcome of the next batch, counts the batch, and moves past it.
 
         Args:
-            stats: The counters, if any.
-            at_end: Called at the end of an epoch, before its outcome is returned. Callers of
-                `Outcome.unwrap` can't keep the outcome in a variable, since the traceback of an
-                error refers to their variables.
+            stats: The counters of delivered batches, if any.
+            at_end: Called at the end of an epoch, before the outcome is returned. Callers can't do
+                this themselves, because they must not keep the outcome in a variable: the traceback
+                of an error of `Outcome.unwrap` refers to their variables.
 
         Raises:
             ProcessError: If the iterators of several processes differ; no position changes.
@@ -297,7 +298,7 @@ class Engine(abc.ABC, Generic[P]):
     # Several processes
 
     def compare_processes(self, name: str, outline: Values) -> None:
-        """Makes the first batch wait until all processes of a global batch have equal iterators.
+        """Requests that the processes of a global batch compare iterators before the first batch.
 
         The comparison takes place in `deliver`, which every process calls for each global batch. A
         single process may peek or request element_spec without waiting for the others.
@@ -315,7 +316,7 @@ class Engine(abc.ABC, Generic[P]):
         self._must_agree = self._agreement is not None
 
     def _agree_or_tell(self) -> None:
-        """Compares the processes; if that fails, notifies the other processes immediately."""
+        """Compares the processes; notifies the others if this process can't take part."""
         try:
             self._agree()
         except ProcessError:
@@ -326,7 +327,7 @@ class Engine(abc.ABC, Generic[P]):
             raise
 
     def _agree(self) -> None:
-        """Compares this process's iterator with those of the other processes."""
+        """Compares this process's iterator with the iterators of the other processes."""
         if self._agreement is not None:
             self._agreement.settle(self._shared_values())
         self._must_agree = False
@@ -349,8 +350,8 @@ class Engine(abc.ABC, Generic[P]):
     def interruptible(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context manager that rolls back the position if the call is interrupted.
 
-        The roll-back happens at the next call, because a second Ctrl-C may interrupt any handler.
-        The contexts can't be nested.
+        The position is rolled back at the next call, because a second Ctrl-C may interrupt any
+        handler. The contexts can't be nested.
         """
         return self._one_call
 
@@ -360,10 +361,10 @@ class Engine(abc.ABC, Generic[P]):
         return {name: attributes[name] for name in self._marked}
 
     def go_back(self, mark: Mark) -> bool:
-        """Returns to a mark, possibly of another engine of the same pipelines.
+        """Moves back to a mark, possibly of another engine of the same pipelines.
 
         Returns:
-            False if the pipelines can't be rebuilt there; nothing changes then.
+            False if the pipelines can't be rebuilt there, so that the position did not change.
         """
         self.roll_back()
         if all(vars(self)[name] is value for name, value in mark.items()):
@@ -375,7 +376,7 @@ class Engine(abc.ABC, Generic[P]):
         return possible
 
     def roll_back(self) -> None:
-        """Returns to the start of an interrupted call, if any."""
+        """Moves back to the position before an interrupted call, if a call was interrupted."""
         before = self._interrupted
         if before is None:
             return
@@ -392,7 +393,7 @@ class Engine(abc.ABC, Generic[P]):
         vars(self).update(mark)
 
     def snapshot(self) -> P:
-        """Returns the position, in any thread; during a call, the position before it."""
+        """Returns the position, or during a call, the position before the call; needs no lock."""
         before = self._interrupted
         position: P = self.position if before is None else before["position"]
         return position
@@ -430,20 +431,21 @@ class Engine(abc.ABC, Generic[P]):
 
     @abc.abstractmethod
     def _runner_at(self, position: P) -> Runner:
-        """Returns pipelines whose next run makes the batch at a position; builds them if necessary.
+        """Returns a runner of pipelines that next produce the batch at a position.
 
-        Running pipelines of a reader can't move: the caller passes the position that they reached.
+        Builds the pipelines if necessary. If pipelines of a reader are built already, ``position``
+        must be the position that they have reached, because they can't move.
 
         Raises:
             ValueError: If the engine is closed.
         """
 
     def prepare(self) -> Runner:
-        """Returns the pipelines at the position; builds them if necessary."""
+        """Returns the runner of the pipelines at the position; builds them if necessary."""
         return self._runner_at(self.position)
 
     def schedule(self) -> None:
-        """Builds the pipelines, unless they are built, and schedules runs without waiting."""
+        """Builds the pipelines and schedules runs, without waiting for the batches."""
         self.prepare().schedule()
 
     def drop(self) -> None:
@@ -465,17 +467,18 @@ class Engine(abc.ABC, Generic[P]):
 
     @abc.abstractmethod
     def _is_end(self, position: P) -> bool:
-        """Returns whether no batch is left at a position, as far as that is known."""
+        """Returns whether a position is at the end of its epoch, as far as the end is known."""
 
     @abc.abstractmethod
     def _run_at(self, position: P) -> Outcome[P] | None:
-        """Runs the batch at a position once.
+        """Runs the batch at a position once, and returns the outcome.
 
         Returns:
-            The outcome, or None if the run has to be repeated with other pipelines or records.
+            The outcome; None if the caller has to run the batch again, because the pipelines or the
+            records were replaced.
 
         Raises:
-            EnvironmentFailure: If a repetition may succeed. The pipelines can be rebuilt.
+            EnvironmentFailure: If a retry may succeed. The pipelines can be rebuilt.
             Exception: An error after which the batch stays the next batch.
         """
 
@@ -488,7 +491,7 @@ class Engine(abc.ABC, Generic[P]):
         """Returns the error of a batch for which all retries failed."""
 
     def _label(self, position: P) -> str:
-        """Returns the name of the batch at a position, for error messages."""
+        """Returns how errors name the batch at a position: "batch 3 of epoch 0"."""
         epoch, step = self._place(position)
         return f"batch {step} of epoch {epoch}"
 
@@ -524,7 +527,9 @@ class Engine(abc.ABC, Generic[P]):
             raise
 
     def _outcome_at(self, position: P) -> Outcome[P]:
-        """Runs the batch at a position, with a few retries if the environment fails.
+        """Returns the outcome of the batch at a position, after a few retries if necessary.
+
+        The batch is run again if the machine or the network fails.
 
         Raises:
             Exception: An error after which the batch stays the next batch.
@@ -551,9 +556,10 @@ class Engine(abc.ABC, Generic[P]):
                 return outcome
 
     def _noted(self, outcome: Outcome[P], masked: FailedBatch) -> Outcome[P]:
-        """Logs the masked records of a batch; returns the outcome with ``failures``.
+        """Logs the masked records of a batch; returns the outcome with its ``failures``.
 
-        If the batch is run again, ``failures`` is 0, and only further bad records are logged.
+        ``failures`` is 1. If the batch is run again, it is 0, and only further bad records are
+        logged.
         """
         key = masked.epoch, masked.step
         failures = int(key not in self._masked)
@@ -567,14 +573,13 @@ class Engine(abc.ABC, Generic[P]):
 
     @abc.abstractmethod
     def count(self, stats: InputStats, outcome: Outcome[P]) -> None:
-        """Counts a delivered batch."""
+        """Counts a delivered batch in ``stats``."""
 
     def _fault_of_graph(self, error: Exception) -> GraphError | None:
-        """Counts a failure for which no bad record is known.
+        """Returns an error that blames the graph, if all of the first batches failed in operators.
 
-        Returns:
-            An error that blames the graph, if the first few batches have all failed in this way;
-            otherwise None.
+        Counts the failures for which no bad record is known. Returns None for other failures, for
+        the first few failures, and once a batch has succeeded.
         """
         if not isinstance(error, (BatchError, RecordError)) or not error.unexplained:
             return None
@@ -591,13 +596,13 @@ class Engine(abc.ABC, Generic[P]):
     def _after_skipped(
         self, outcome: Outcome[P], start: P, skipped: Sequence[FailedBatch]
     ) -> Outcome[P]:
-        """Adds skipped batches to `errors` and to the outcome after them.
+        """Adds skipped batches to `errors`; returns the outcome that counts them as failures.
 
         Args:
-            outcome: The outcome. If it is the end of an epoch of which every batch was skipped, it
-                becomes an error.
+            outcome: The outcome after the skipped batches. If it is the end of an epoch, and every
+                batch of the epoch was skipped, the result contains an error.
             start: The position of the first skipped batch.
-            skipped: The batches that were skipped before it.
+            skipped: The skipped batches.
         """
         self.errors.extend(skipped)
         outcome = dataclasses.replace(outcome, failures=outcome.failures + len(skipped))
@@ -609,17 +614,17 @@ class Engine(abc.ABC, Generic[P]):
 class EpochEngine(Engine[P]):
     """Base class of engines whose batches are grouped in epochs.
 
-    `dalijax.DALIGenericIterator` uses one without knowing whether it runs DALI's readers or a
-    record source.
+    `dalijax.DALIGenericIterator` uses an `EpochEngine` without knowing whether the engine runs
+    DALI's readers or a record source.
 
     Args:
         start, config: As for `Engine`.
 
     Attributes:
-        name: The name of the pipelines.
+        name: The name of the pipelines, for messages.
         batch_size: Batch size of each pipeline; 0 until it is known.
         plan: The epochs; None if their end is unknown, and before the first build.
-        shards: The shard of each pipeline in epoch 0.
+        shards: The index of the shard of each pipeline in epoch 0.
         device_ids: The GPU of each pipeline, None for the CPU; empty until they are known.
         stays: Whether the position was just set, so that ``iter()`` must not start an epoch.
         stopped: Whether StopIteration was raised in this epoch.
@@ -643,7 +648,7 @@ class EpochEngine(Engine[P]):
 
     @abc.abstractmethod
     def length(self) -> int | None:
-        """Returns the number of batches that the epoch delivers, if known; builds nothing."""
+        """Returns the number of batches that the epoch delivers, if known; builds no pipelines."""
 
     @abc.abstractmethod
     def following_epoch(self) -> int:
@@ -667,7 +672,7 @@ class EpochEngine(Engine[P]):
 
     @abc.abstractmethod
     def skip(self, batches: int) -> int:
-        """Moves past up to ``batches`` batches of the epoch; returns how many."""
+        """Moves past up to ``batches`` batches of the epoch; returns the number of batches."""
 
     @abc.abstractmethod
     def go_to(self, position: P) -> None:
@@ -689,7 +694,7 @@ class EpochEngine(Engine[P]):
         """Returns epoch and step of a batch counted over all epochs; None over a reader.
 
         Raises:
-            ValueError: If the number does not determine the batch.
+            ValueError: If ``on_error="skip"`` makes the number of earlier batches unknown.
         """
         return None
 
@@ -731,20 +736,21 @@ class EpochEngine(Engine[P]):
             named: Further names of ignored differences; each must exist in a fingerprint.
 
         Raises:
-            StateError: If it is not a state, or a state of different data; nothing changes.
-            Exception: If no pipelines can be built; nothing changes.
+            StateError: If ``state`` is not a state, or a state of different data. The position does
+                not change.
+            Exception: If no pipelines can be built. The position does not change.
         """
 
     def checkpoint(self) -> None:
-        """Saves what a state of the position needs, before peeking advances the pipelines."""
+        """Stores the checkpoint that a state needs, before peeking advances the pipelines."""
 
     def adopt_restored(self) -> bool:
-        """Adopts the checkpoint passed to the pipelines, if any; returns whether there was one."""
+        """Moves to the checkpoints of the caller's pipelines; returns whether there are any."""
         return False
 
     @abc.abstractmethod
     def checkpoints(self) -> list[bytes]:
-        """Returns the state as bytes for each pipeline.
+        """Returns the state as one bytes object for each pipeline.
 
         Raises:
             StateError: If the state of the pipelines can't be saved.
@@ -752,7 +758,7 @@ class EpochEngine(Engine[P]):
 
     @abc.abstractmethod
     def set_checkpoints(self, pieces: Sequence[bytes], allow: Sequence[str]) -> None:
-        """Moves to the position of `checkpoints`. Raises the errors of `set_state`."""
+        """Moves to the position of `checkpoints`; raises the errors of `set_state`."""
 
     @abc.abstractmethod
     def adopt_seed(self, other: Any) -> None:
@@ -761,23 +767,24 @@ class EpochEngine(Engine[P]):
     # Pipelines
 
     def start(self) -> None:
-        """Builds the pipelines immediately, so that the first state contains their fingerprint."""
+        """Builds the pipelines, so that the first state contains the fingerprint of their data."""
         self.prepare()
 
     @abc.abstractmethod
     def replicas(self) -> contextlib.AbstractContextManager[tuple[list[Pipeline], str]]:
-        """Creates pipelines of the same graph, to run in addition to these, without moving them.
+        """Returns a context with further pipelines of the same graph, which do not move the engine.
 
         Returns:
-            A context with the unbuilt pipelines, which may only run within it, and the name of what
-            feeds them ("" if they read data themselves).
+            A context manager of a pair: the unbuilt pipelines, which may only run within the
+            context, and a description of the source whose records are fed to them ("" if they read
+            data themselves).
 
         Raises:
             NoReplica: If the graph can't be replicated; the message tells why.
         """
 
     def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns shape and dtype of each array of a full batch; peeks at most one batch."""
+        """Returns shape and dtype of each array of a full batch, by name; peeks at one batch."""
         if self.peek().ended:
             batch = self._sample()
         else:
@@ -795,7 +802,7 @@ class EpochEngine(Engine[P]):
 class _Interruptible:
     """The context manager of `Engine.interruptible`.
 
-    A class, because a generator would cost 3 us for each batch.
+    This is a class, because a generator would cost 3 us for each batch.
     """
 
     def __init__(self, engine: Engine[Any]):

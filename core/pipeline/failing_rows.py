@@ -10,7 +10,7 @@ from .runner import Runner, SourceEnded, SourceError, discard
 
 
 def failure_alone(runner: Runner) -> Failure | None:
-    """Runs and drops one batch, and closes the runner; returns its failure, if it failed.
+    """Runs one batch, drops it and closes the runner; returns the batch's failure, if it failed.
 
     Raises:
         WorkersEnded: If the reading threads were ended, which isn't a failure of the batch.
@@ -29,7 +29,7 @@ def failure_alone(runner: Runner) -> Failure | None:
 
 
 def runs_alone(runner: Runner) -> bool:
-    """Runs and drops one batch, and closes the runner; returns whether that succeeded."""
+    """Runs one batch, drops it and closes the runner; returns whether the batch succeeded."""
     return failure_alone(runner) is None
 
 
@@ -38,19 +38,17 @@ def find_bad(
     run: Callable[[Sequence[int]], Failure | None],
     failure: Failure,
 ) -> list[int]:
-    """Finds the records that made a batch fail.
+    """Returns the row numbers of the records that made a batch fail.
 
     A bad record fails alone in the same way as the batch. If no record does, the records that fail
     alone in another way are bad, unless all records do: the cause is then elsewhere, e.g. in an
     ``external_source`` of the graph that returns batches of another size.
 
     Args:
-        count: The number of records.
-        run: Runs some rows; returns the failure, or None if they succeed.
+        count: The number of records of the batch.
+        run: A function that runs some rows of the batch, and returns the failure, or None if the
+            rows succeed.
         failure: The failure of the batch.
-
-    Returns:
-        The row numbers of the bad records.
     """
     failures: dict[int, Failure] = {}
     named_row: int | None = None
@@ -76,20 +74,17 @@ def failing_rows(
     most: int | None = None,
     suspect: Callable[[], int | None] = lambda: None,
 ) -> list[int]:
-    """Finds the records that fail alone.
+    """Returns the row numbers of the records that fail alone, in order.
 
     The batch is halved until its parts succeed. If the error names a record, that record is run
     alone first, so that a part with one bad record isn't halved further.
 
     Args:
-        count: The number of records.
-        succeed: Returns whether some rows run together.
-        most: The number of failing records after which the search stops.
-        suspect: Returns which of the last rows that didn't succeed the error names, as an index
-            into these rows.
-
-    Returns:
-        The row numbers of the failing records, in order.
+        count: The number of records of the batch.
+        succeed: A function that runs some rows together, and returns whether they succeed.
+        most: The number of failing records after which the search stops; None: no limit.
+        suspect: A function that returns which row the last error names, as an index into the rows
+            that failed with this error; None if the error names no row.
     """
     todo = [list(range(count))] if count else []
     bad: list[int] = []

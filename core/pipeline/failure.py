@@ -1,4 +1,4 @@
-"""Classification of errors: caused by a record, the graph or the environment; retries of these."""
+"""Classifies errors by their cause (a record, the graph, the environment), and retries calls."""
 
 from __future__ import annotations
 
@@ -41,18 +41,19 @@ RETRY_DELAYS = (0.05, 0.2, 0.8)  # seconds
 
 
 class EnvironmentFailure(Exception):
-    """A run failed because of the machine or the network; a retry may succeed."""
+    """Raised if a run failed because of the machine or the network; a retry may succeed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """A failed run of DALI.
+    """Describes a failed run of DALI.
 
     Attributes:
         operator: The operator, as users write it: "decoders.image", "math.add"; "" if unknown.
         message: DALI's error, without the surrounding lines.
         environment: Whether the machine or the network failed, so that a retry may succeed.
-        row: The row of the batch that failed, if DALI names it. Other rows may fail, too.
+        row: The index of a row of the batch that failed, if DALI names the row. Other rows may
+            fail, too.
     """
 
     operator: str
@@ -68,7 +69,7 @@ class Failure:
 
     @property
     def stops_reader(self) -> bool:
-        """Returns whether a reader failed, which can't continue; other operators can."""
+        """Returns whether a reader failed; unlike other operators, readers can't run again."""
         return _READERS.match(self.operator) is not None
 
     @property
@@ -89,7 +90,7 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Parses the error of a failed run."""
+    """Returns the operator, message, row and kind of failure that DALI's error tells."""
     text = str(error)
     match = _OPERATOR.search(text)
     operator = _public_name(match[1]) if match else ""
@@ -103,7 +104,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def _public_name(name: str) -> str:
-    """Returns an operator's name in the user's code: math.add for nvidia.dali.math.add."""
+    """Returns an operator's name as users write it: math.add for nvidia.dali.math.add."""
     name = name.removeprefix("nvidia.dali.").removeprefix("fn.")
     if not name.startswith("ops."):
         return name
@@ -123,7 +124,7 @@ def can_open_files() -> bool:
 
 
 def strip_tracebacks(error: BaseException) -> None:
-    """Replaces the tracebacks of an error and its causes by notes of the user's lines.
+    """Replaces the tracebacks of an error and its causes by notes with the lines of user code.
 
     A traceback refers to the variables of its functions and of all their callers: to the batch, and
     to the error itself. The reference cycle would keep the batch until Python's garbage collection.
@@ -144,7 +145,7 @@ def strip_tracebacks(error: BaseException) -> None:
 
 
 def _lines_of_user(trace: TracebackType) -> str:
-    """Formats the part of a traceback that is neither of this package nor of DALI."""
+    """Returns the part of a traceback outside this package and DALI, as text; "" if it is empty."""
     frames = [
         (frame, line)
         for frame, line in traceback.walk_tb(trace)
@@ -155,7 +156,7 @@ def _lines_of_user(trace: TracebackType) -> str:
 
 
 def with_retries(call: Callable[[], T]) -> T:
-    """Calls a function, retrying a few times if the environment makes it fail.
+    """Returns the result of a function, called again a few times if the environment fails.
 
     Raises:
         Exception: The last error of the environment, or the first other error.

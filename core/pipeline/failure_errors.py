@@ -18,23 +18,23 @@ _MOST_NAMED = 5
 
 
 def listed(names: Sequence[str]) -> str:
-    """Joins the first names by commas, and adds "and more" if there are more."""
+    """Returns the first five names, joined by commas, and "and more" if there are more."""
     return ", ".join(map(printable, names[:_MOST_NAMED])) + " and more" * (len(names) > _MOST_NAMED)
 
 
 def with_dali(text: str, dali_text: str, names: Iterable[str] = ()) -> str:
-    """Appends DALI's complete message, if there is one.
+    """Returns a message, followed by DALI's complete message, if there is one.
 
     Args:
         text: The message of this package.
         dali_text: DALI's message.
-        names: Names of records that DALI's message may contain.
+        names: Names of records that DALI's message may contain; unprintable characters are escaped.
     """
     return f"{text}\nDALI says: {_with_printable(dali_text, names)}" if dali_text else text
 
 
 def _with_printable(text: str, names: Iterable[str]) -> str:
-    """Returns DALI's message with the names in it escaped, which may contain line breaks."""
+    """Returns DALI's message with escapes in names that contain e.g. line breaks."""
     for name in names:
         if not name.isprintable():
             text = text.replace(name, printable(name))
@@ -47,8 +47,8 @@ def describe(failure: Failure, names: Sequence[str], every: bool, verb: str = "d
     Args:
         failure: The failure.
         names: The names of the records that fail alone.
-        every: Whether every record that was tried fails.
-        verb: What DALI could not do with a bad file, as a participle.
+        every: Whether every record fails that was tried alone.
+        verb: The participle that follows "can't be", if reading or decoding a file failed.
     """
     shown, message = listed(names), _with_printable(failure.message, names)
     if failure.reads_file:
@@ -68,7 +68,7 @@ def can_skip(error: Exception | None) -> bool:
 
 
 def graph_error(error: BatchError | RecordError, batches: int) -> GraphError:
-    """Returns the error of a graph that failed for each of its first batches."""
+    """Returns the error that blames a graph, if it failed for each of its first batches."""
     failure = failure_of(error.__cause__ or error)
     text = describe(failure, (), every=True)
     described = GraphError(f"{text}\nThe first {batches} batches failed. The last one: {error}")
@@ -87,7 +87,7 @@ def every_batch_failed(skipped: Sequence[FailedBatch]) -> EpochError:
 
 
 def too_many_skipped(skipped: Sequence[FailedBatch]) -> EpochError:
-    """Returns the error of a stream whose last batches ``on_error="skip"`` skipped."""
+    """Returns the error of a stream, if ``on_error="skip"`` skipped too many batches in a row."""
     return EpochError(
         f"{len(skipped)} batches in a row failed, and on_error='skip' skipped all of them. "
         f"The last one: {skipped[-1].message}"

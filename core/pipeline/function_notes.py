@@ -10,11 +10,11 @@ from typing import Any
 from nvidia.dali import Pipeline
 from nvidia.dali.data_node import DataNode
 
-# The notes are attributes of the pipeline, because they may refer to it: a global table would keep
-# both alive forever.
+# The notes are attributes of the pipeline, because they may refer to the pipeline: a global table
+# would keep both alive forever.
 NOTES = "_dalijax_functions"
 LIVE_OUTPUTS = "_dalijax_outputs"
-_NAME = "_dalijax_name"  # of operators
+_NAME = "_dalijax_name"  # an attribute of operators
 
 
 @dataclasses.dataclass
@@ -23,9 +23,10 @@ class FunctionNote:
 
     Attributes:
         name: Name of the function.
-        before: The values that the function could change, from the first definition of the graph.
-        kept_state: Called with ``before``, describes the state that the function keeps between
-            calls; returns "" for a pure function.
+        before: The values that the function could change, as they were when the graph was first
+            defined.
+        kept_state: A function that is called with ``before``, and returns a description of the
+            state that the graph's function keeps between calls; "" for a pure function.
     """
 
     name: str
@@ -53,7 +54,7 @@ def name_of(operator: Any) -> str:
 
 
 def live_outputs(pipeline: Pipeline, most: int | None = None) -> deque[Any]:
-    """Returns a queue that keeps a function's outputs on a GPU alive until DALI has read them.
+    """Returns a new queue for a function's outputs on a GPU, which keeps them alive for DALI.
 
     DALI drops a DLPack tensor as soon as the operator that reads it is enqueued on its stream, and
     the tensor's library reuses the memory for the next array.

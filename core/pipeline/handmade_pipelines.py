@@ -1,4 +1,4 @@
-"""`HandmadePipelineFactory`: pipelines created by the caller, and pipelines rebuilt from them."""
+"""`HandmadePipelineFactory`: builds pipelines that the caller created, and rebuilds them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ from .pipeline_factory import PipelineFactory
 
 
 class HandmadePipelineFactory(PipelineFactory):
-    """A factory that returns the caller's pipelines at first, and later rebuilds them.
+    """A factory that builds the caller's pipelines at first, and later rebuilds them.
 
     Pipelines with ``checkpoint=`` start at the position that the checkpoint contains. Pipelines
     are rebuilt from DALI's serialization, which does not contain Python functions and sources of
-    ``fn.external_source``. Pipelines without enable_checkpointing are rebuilt immediately.
+    ``fn.external_source``. Pipelines that the caller created without enable_checkpointing are
+    rebuilt immediately, with enable_checkpointing.
+
+    Args:
+        pipelines: A Pipeline or a list of Pipelines, all with the same batch size.
 
     Raises:
         TypeError: If an element is not a `nvidia.dali.Pipeline`.
@@ -47,12 +51,12 @@ class HandmadePipelineFactory(PipelineFactory):
             raise ValueError(f"all pipelines must have the same batch_size, not {sizes}")
         super().__init__("a pipeline" if len(handmade) == 1 else f"{len(handmade)} pipelines")
         self.rebuildable = self.owned = False
-        self._handmade = handmade  # until they are built
+        self._handmade = handmade  # the caller's pipelines, until they are built
         self._arguments: list[dict[str, Any]] = []
         self._notes = OutputNotes()  # equal for all pipelines
 
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
-        """Returns the caller's pipelines at the first call, then new pipelines like them."""
+        """Builds and returns the caller's pipelines at the first call, and then new copies."""
         if self._handmade:
             pipelines, self._handmade = self._handmade, []
             for pipeline in pipelines:
@@ -88,7 +92,7 @@ class HandmadePipelineFactory(PipelineFactory):
             ]
 
     def _keep_definitions(self, pipelines: Sequence[Pipeline]) -> None:
-        """Stores the serialized pipelines and their arguments, if DALI can serialize them."""
+        """Stores the arguments and the serialization of pipelines, if DALI can serialize them."""
         try:
             self.serialized = [pipeline.serialize() for pipeline in pipelines]
         except (RuntimeError, NotImplementedError):  # Python functions, or deserialized already

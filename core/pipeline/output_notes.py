@@ -33,7 +33,7 @@ class OutputNotes:
 
 
 def mark_bfloat16(node: DataNode) -> DataNode:
-    """Marks an output of the graph that is being defined, which becomes bfloat16 in the batch."""
+    """Marks an output of the graph as bfloat16 in the batch, during its definition; returns it."""
     pipeline = Pipeline.current()
     if pipeline is not None:  # otherwise DALI raises an error
         vars(pipeline).setdefault(_BFLOAT16, set()).add(node.name)
@@ -41,10 +41,10 @@ def mark_bfloat16(node: DataNode) -> DataNode:
 
 
 def note_outputs(pipeline: Pipeline, name: str) -> None:
-    """Stores the notes about the outputs of a pipeline that was defined and is not built.
+    """Stores notes about the outputs of a pipeline that is defined and not yet built.
 
-    A dict of outputs becomes their sequence, in the alphabetical order of the names: states do not
-    depend on the order in which a function adds them, and JAX uses the same order for dicts.
+    A dict of outputs is replaced by a sequence, in the alphabetical order of their names: states do
+    not depend on the order in which a function adds outputs, and JAX sorts dicts in the same way.
 
     Args:
         pipeline: The pipeline.
@@ -76,11 +76,11 @@ def check_outputs(pipeline: Pipeline, output_map: Sequence[str], name: str) -> t
 
     Args:
         pipeline: The pipeline.
-        output_map: The names that the iterator was given, or none.
+        output_map: The names that were passed to the iterator; empty if there are none.
         name: Name of its graph function, for errors.
 
     Raises:
-        ValueError: If an output has no name, or the names disagree.
+        ValueError: If an output has no name, or ``output_map`` and the graph disagree.
     """
     names, count = notes_of(pipeline).names, pipeline.num_outputs
     if not output_map and not names:
@@ -122,7 +122,7 @@ def _check_last(pipeline: Pipeline, marked: set[str], name: str) -> None:
 
 
 def set_notes(pipeline: Pipeline, notes: OutputNotes) -> None:
-    """Stores notes on a pipeline."""
+    """Stores notes about the outputs of a pipeline on the pipeline."""
     vars(pipeline)[_NOTES] = notes
 
 

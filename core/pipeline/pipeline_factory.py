@@ -1,4 +1,4 @@
-"""Factories of DALI pipelines: the base class, and pipelines of a graph function."""
+"""`PipelineFactory`, the base class of factories of DALI pipelines, and `GraphPipelineFactory`."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ class PipelineFactory(abc.ABC):
 
     Attributes:
         rebuildable: Whether `build` may be called again.
-        serialized: DALI's serialization of each pipeline, if they are built from it.
+        serialized: DALI's serialization of each pipeline, if pipelines are rebuilt from it.
         restored: The checkpoints at which the caller created the pipelines.
-        owned: Whether the last pipelines may be freed, because the caller did not create them.
+        owned: Whether the iterator may free the last built pipelines, because the caller did not
+            create them.
     """
 
     def __init__(self, name: str):
@@ -75,7 +76,7 @@ class PipelineFactory(abc.ABC):
         self._unresumable = ""
         # Weak, because the user of the pipelines decides when they are freed.
         self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
-        self._before: list[list[Any]] = []  # `before` of the functions' notes, by pipeline
+        self._before: list[list[Any]] = []  # `FunctionNote.before`, by pipeline
 
     @property
     def unresumable(self) -> str:
@@ -85,10 +86,10 @@ class PipelineFactory(abc.ABC):
 
     @abc.abstractmethod
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
-        """Builds pipelines at their start, or at DALI's ``checkpoints`` (one for each)."""
+        """Returns pipelines, built at their start or at DALI's ``checkpoints`` (one for each)."""
 
     def _add(self, pipelines: Sequence[Pipeline]) -> None:
-        """Registers built pipelines, whose functions are compared with those of the first build."""
+        """Registers built pipelines, to compare their functions' state with the first build."""
         notes = [vars(pipeline).get(NOTES, []) for pipeline in pipelines]
         self._before = self._before or [
             [note.before for note in pipeline_notes] for pipeline_notes in notes
@@ -100,7 +101,7 @@ class PipelineFactory(abc.ABC):
         self._pipelines.update(pipelines)
 
     def kept_state(self) -> str:
-        """Describes why a function of the graph prevents resuming; "" if none does."""
+        """Returns the reason why a function of the graph prevents resuming; "" if none does."""
         for pipeline in list(self._pipelines):
             for note in vars(pipeline).get(NOTES, ()):
                 if reason := note.kept_state(note.before):
@@ -116,7 +117,7 @@ class PipelineFactory(abc.ABC):
 
     @property
     def seed(self) -> int | None:
-        """The common seed of the shards; None if each shard has its own seed."""
+        """The seed from which each shard derives its own seed; None if there is no such seed."""
         return None
 
     def has_default_seed(self) -> bool:
@@ -132,11 +133,11 @@ class PipelineFactory(abc.ABC):
         return None
 
     def shards(self) -> list[tuple[int, int] | None]:
-        """Returns (shard, number of shards) of each pipeline, None if unknown; [] if all are."""
+        """Returns (shard, number of shards) of each pipeline, or None; [] if all are unknown."""
         return []
 
     def define_other_shard(self) -> Pipeline | None:
-        """Defines the first pipeline for a different shard, without building; None if unknown."""
+        """Returns an unbuilt first pipeline, defined for another shard; None if unsupported."""
         return None
 
     def definitions(self) -> list[Define]:
@@ -147,7 +148,11 @@ class PipelineFactory(abc.ABC):
         return []
 
     def unmap(self) -> bool:
-        """Makes the next pipelines read files instead of mapping them; False if unsupported."""
+        """Makes the next pipelines read files instead of mapping them into memory.
+
+        Returns:
+            False if this is unsupported, or was called before.
+        """
         return False
 
 
@@ -173,8 +178,8 @@ class GraphPipelineFactory(PipelineFactory):
         pipeline_fn: A graph function, plain or decorated by `nvidia.dali.pipeline_def`.
         args: Positional arguments of the function.
         kwargs: Keyword arguments of the function, and of `nvidia.dali.pipeline_def`.
-        per_pipeline: Arguments that differ between the pipelines (device_id, shard_id, ...), one
-            mapping for each pipeline.
+        per_pipeline: A mapping for each pipeline, of the arguments that differ between pipelines
+            (device_id, shard_id, ...).
         on_host: Whether the pipeline copies GPU outputs to the host, if its executor supports it.
         function: The caller's function, if ``pipeline_fn`` wraps it.
 
@@ -222,7 +227,7 @@ class GraphPipelineFactory(PipelineFactory):
 
     @property
     def _first_call(self) -> dict[str, Any]:
-        """Arguments of the first pipeline."""
+        """The keyword arguments of the first pipeline."""
         return {**self._kwargs, **self._per_pipeline[0]}
 
     @property
@@ -257,7 +262,7 @@ class GraphPipelineFactory(PipelineFactory):
         return shards
 
     def _bound(self, arguments: Mapping[str, Any]) -> inspect.BoundArguments:
-        """Binds the arguments of the function itself for one pipeline."""
+        """Returns the graph function's bound arguments for one pipeline, without pipeline_def's."""
         names = function_parameters(self._fn)
         call = {k: v for k, v in {**self._kwargs, **arguments}.items() if k in names}
         return inspect.signature(self._fn).bind_partial(*self._args, **call)
@@ -298,7 +303,7 @@ class GraphPipelineFactory(PipelineFactory):
         return before
 
     def _build_one(self, arguments: Mapping[str, Any], checkpoint: bytes | None) -> Pipeline:
-        """Builds a pipeline, without checkpointing if DALI can't checkpoint its graph.
+        """Returns a built pipeline, without checkpointing if DALI can't checkpoint its graph.
 
         Raises:
             StateError: If such a graph has a checkpoint to restore.
@@ -335,7 +340,7 @@ class GraphPipelineFactory(PipelineFactory):
         return pipeline
 
     def _warn_again(self, caught: Sequence[warnings.WarningMessage]) -> None:
-        """Repeats the warnings of a build, each once, except for two kinds.
+        """Issues the recorded warnings of a build, each once, except for two kinds.
 
         An ``external_source`` that DALI can't checkpoint is reported when a state is requested,
         because iterating does not need it. An unused key of the records is not a mistake.
@@ -355,11 +360,11 @@ class GraphPipelineFactory(PipelineFactory):
     def define(
         self, arguments: Mapping[str, Any] = {}, checkpoint: bytes | None = None
     ) -> Pipeline:
-        """Defines a pipeline without building it.
+        """Returns a pipeline that is defined and not built.
 
         Args:
             arguments: Arguments of this pipeline only.
-            checkpoint: The checkpoint to start at.
+            checkpoint: DALI's checkpoint to start at; None: the start.
         """
         state: dict[str, Any] = {
             "enable_checkpointing": self._checkpointing,
@@ -387,16 +392,16 @@ class GraphPipelineFactory(PipelineFactory):
         return pipeline
 
     def _defined(self, state: Mapping[str, Any], call: dict[str, Any]) -> Pipeline:
-        """Calls the graph function; errors with a known cause include the fix.
+        """Returns the pipeline that the graph function defines; adds known fixes to errors.
 
         Args:
             state: The arguments of ``pipeline_def`` about checkpoints.
-            call: The other keyword arguments.
+            call: The other keyword arguments of the function and of ``pipeline_def``.
         """
         try:
             return self._called(state, call)
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            if "batch size must be set" in str(error):  # nor has the function's own pipeline_def
+            if "batch size must be set" in str(error):  # pipeline_def sets none, either
                 raise _no_batch_size(self._fn) from None
             if cure := advice.definition_cure(error, (*self._args, *call.values())):
                 # A KeyError would print its text in quotation marks.
@@ -407,13 +412,14 @@ class GraphPipelineFactory(PipelineFactory):
             raise
 
     def _called(self, state: Mapping[str, Any], call: dict[str, Any]) -> Pipeline:
-        """Calls the graph function, with defaults for arguments that were not set."""
+        """Returns the pipeline of the graph function, with defaults for omitted arguments."""
         defaults: dict[str, Any] = {"num_threads": DEFAULT_NUM_THREADS, "seed": DEFAULT_SEED}
         if not is_pipeline_def(self._fn):
             # For external_source(parallel=True): forked workers may hang if JAX is initialized.
             defaults["py_start_method"] = "spawn"
             return pipeline_def(**defaults, **state)(self._fn)(*self._args, **call)
-        # Its own decorator may have set these arguments: only omitted ones get our defaults.
+        # The function's own decorator may have set these arguments: defaults replace only omitted
+        # arguments.
         pipeline = self._fn(*self._args, **state, **call)
         left_out = {k: v for k, v in defaults.items() if getattr(pipeline, k) is None}
         if left_out:
@@ -436,7 +442,7 @@ def _no_batch_size(pipeline_fn: Callable[..., Any]) -> ValueError:
 def shard_pipelines(
     shards: Sequence[DataShard], batch_size: int, call: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Returns the arguments in which the pipelines of this process differ, a dict for each.
+    """Returns the arguments that differ between the pipelines of this process, a dict for each.
 
     Args:
         shards: Data shards of this process; empty without a sharding, for one pipeline.
@@ -444,7 +450,8 @@ def shard_pipelines(
         call: Arguments of ``nvidia.dali.pipeline_def``.
 
     Raises:
-        ValueError: If the shards do not divide the batch, or device_id is a number.
+        ValueError: If the global batch can't be divided equally among the shards, or ``call``
+            contains a device_id although the shards determine it.
     """
     if not shards:
         return [{"batch_size": batch_size}]

@@ -1,9 +1,9 @@
 """Agreement between the processes of `jax.distributed` on the descriptions of their iterators.
 
-It uses the key-value store of JAX's coordination service and no device: a collective would have to
-be called in the same order as the user's own in every process, and might deadlock with a step in
-another thread. The lowest process of a sharding compares, so that the number of calls is linear in
-the number of processes::
+Processes exchange descriptions by the key-value store of JAX's coordination service, and use no
+device: every process would have to call a collective in the same order as the user's collectives,
+and it might deadlock with a step in another thread. The lowest process of a sharding compares the
+descriptions, so that the number of calls is linear in the number of processes::
 
     each process   dalijax/GROUP/offers/PROCESS/NUMBER     its description, an `Offer`
     the lowest     dalijax/GROUP/verdicts/PROCESS/NUMBER   for each process: agreed, or the error
@@ -49,11 +49,11 @@ __all__ = ["Agreement", "agreement_of", "is_one_of_several"]
 _SECONDS = 300.0  # the default timeout of jax.distributed.initialize
 _SLICE = 1.0  # seconds between checks for Ctrl-C while waiting
 _PAUSES = (0.0005, 0.25)  # shortest and longest pause of the comparing process between checks
-# Seconds after which an offer without an equal offer in this process counts as a difference:
-# another thread of this process may be about to make the equal offer. The second number is for
-# offers with the outline of an iterator of this process that has not delivered a batch.
+# Seconds after which another process's offer counts as different, if this process has no equal
+# offer: another thread of this process may be about to make the equal offer. The second number
+# applies if an iterator of this process has the same outline, and has made no offer yet.
 _PATIENCE = (1.0, 60.0)
-_LOOKS = 0.25  # seconds between checks for processes that can't take part
+_LOOKS = 0.25  # seconds between checks whether a process can't take part
 _LATER = 5.0  # additional seconds that the other processes wait for the comparing process
 _LONGEST = 2000  # characters of an error sent to other processes
 _LONGEST_PLACEMENT = 200  # characters of a sharding in an error
@@ -67,7 +67,7 @@ _listing = threading.Lock()  # guards `_agreements`, which must not change while
 
 
 def _global_state() -> Any:
-    """Returns JAX's state of the coordination service, with this process's identifier."""
+    """Returns JAX's object with the client of the coordination service and the process's index."""
     # Private in JAX; jax.experimental.multihost_utils only offers collectives.
     from jax._src import distributed
 
@@ -100,7 +100,7 @@ def _shardings(config: IteratorConfig) -> dict[str, Sharding]:
 
 
 def _placement(config: IteratorConfig) -> dict[str, str]:
-    """Describes the shardings of an iterator, as values to compare."""
+    """Returns descriptions of an iterator's shardings, by name, as values to compare."""
     texts = {}
     for name, sharding in _shardings(config).items():
         text = placement_text(sharding)
@@ -111,7 +111,7 @@ def _placement(config: IteratorConfig) -> dict[str, str]:
 
 
 def _processes_of(config: IteratorConfig) -> tuple[int, ...]:
-    """Returns the processes of a global batch; empty if it belongs to this process alone."""
+    """Returns the indices of a global batch's processes; empty if this process has all of it."""
     if config.over_processes:
         devices: set[Any] = {d for s in _shardings(config).values() for d in s.device_set}
         return tuple(sorted({device.process_index for device in devices}))
@@ -122,7 +122,7 @@ def _processes_of(config: IteratorConfig) -> tuple[int, ...]:
 
 
 def agreement_of(config: IteratorConfig, name: str, outline: Values) -> Agreement | None:
-    """Creates the `Agreement` of an iterator; None without other processes, or if disabled.
+    """Returns the `Agreement` of a new iterator; None without other processes, or if disabled.
 
     Args:
         config: Arguments of the iterator.
@@ -143,13 +143,13 @@ class Agreement:
     """Compares an iterator of this process with its counterparts in other processes.
 
     Args:
-        name: Name of the iterator.
-        processes: The processes, including this process.
-        seconds: Seconds to wait for the others.
-        outline: As for `agreement_of`.
+        name: Name of the iterator, for errors.
+        processes: Indices of the processes to compare, including this process.
+        seconds: Seconds to wait for the other processes.
+        outline: Values to compare that are known without reading and without pipelines.
 
     Attributes:
-        outline: As for `agreement_of`.
+        outline: The argument ``outline``.
     """
 
     def __init__(self, name: str, processes: Sequence[int], seconds: float, outline: Values):
@@ -171,7 +171,7 @@ class Agreement:
         batches: Batches | None = None,
         cure: str = "",
     ) -> dict[int, Batches | None]:
-        """Waits until all processes have reached this point, and compares their values.
+        """Waits for all processes, compares their values, and returns their ``batches``.
 
         Args:
             values: The values that must be equal. They replace those of the outline.
@@ -180,7 +180,7 @@ class Agreement:
             cure: The fix for a difference, for errors.
 
         Returns:
-            ``batches`` of each process.
+            The argument ``batches`` of each process, by the index of the process.
 
         Raises:
             ProcessError: In every process, if values differ, or a process is late or can't take
@@ -227,7 +227,7 @@ class Agreement:
                 self._failure_keys.append(key)
 
     def _departed(self, client: Any, offer: Offer, goal: str) -> str:
-        """Returns the error if a process has notified that it can't take part; otherwise ""."""
+        """Returns an error text if a process has notified that it can't take part; otherwise ""."""
         texts = {}
         for key, text in client.key_value_dir_get(f"{self._prefix}/failures/{offer.process}/"):
             outline, error = json.loads(text)
@@ -241,7 +241,7 @@ class Agreement:
         return departure_text(self._name, goal, texts) if texts else ""
 
     def _offers(self, client: Any) -> list[Offer]:
-        """Reads the offers of all processes from the key-value store."""
+        """Returns the pending offers of all processes, which are in the key-value store."""
         entries = client.key_value_dir_get(f"{self._prefix}/offers/")
         offers = []
         for key, text in entries:
@@ -250,7 +250,7 @@ class Agreement:
         return offers
 
     def _compare(self, client: Any, offer: Offer, goal: str, cure: str) -> dict[str, Any]:
-        """Compares the offers, in the lowest process.
+        """Compares the offers, in the lowest process, and returns the verdict.
 
         Returns:
             The verdict: {"error": message or "", "batches": `Batches` by process}.
@@ -282,7 +282,7 @@ class Agreement:
             pause = min(2 * pause, longest)
 
     def _patience(self, values: Values) -> float:
-        """Returns the seconds to wait for an equal offer, before the values count as different."""
+        """Returns how many seconds to wait until this process makes an offer with equal values."""
         with _listing:
             agreements = list(_agreements)
         expected = any(
@@ -293,7 +293,7 @@ class Agreement:
         return _PATIENCE[expected]
 
     def _error(self, matching: Round, offers: Sequence[Offer], goal: str, cure: str) -> str:
-        """Returns the error of a comparison; "" if all agree."""
+        """Returns the error text of a comparison; "" if all processes agree."""
         texts = []
         if matching.absent:
             texts.append(
@@ -304,7 +304,7 @@ class Agreement:
         return ". ".join(texts)
 
     def _conclude(self, client: Any, matching: Round, error: str) -> dict[str, Any]:
-        """Sends the verdict of a comparison to each process; returns it."""
+        """Sends the verdict of a comparison to each process, and returns the verdict."""
         offers: Iterable[Offer] = matching.offers.values()
         verdict = {"error": error, "batches": {o.process: o.batches for o in offers}}
         text = json.dumps(verdict)
@@ -317,7 +317,7 @@ class Agreement:
         return result
 
     def _wait(self, client: Any, offer: Offer, goal: str, cure: str) -> dict[str, Any]:
-        """Waits for the verdict of the lowest process."""
+        """Waits for the verdict of the lowest process; returns it, or an error if none comes."""
         key = f"{self._prefix}/verdicts/{offer.process}/{offer.number}"
         deadline = time.monotonic() + self._seconds + _LATER
         while (remaining := deadline - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""Epochs and shards of built pipelines, from the metadata of their readers."""
+"""Determines and checks the epochs and shards of built pipelines, from metadata of readers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .pipeline_factory import PipelineFactory
 
 
 def reader_meta(pipelines: Sequence[Pipeline], name: str) -> list[dict[str, Any]]:
-    """Returns DALI's metadata of one reader in each of the pipelines.
+    """Returns DALI's metadata of a reader, a dict for each of the pipelines.
 
     Raises:
         ValueError: If a pipeline has no such reader (the message lists its readers), or the
@@ -43,7 +43,7 @@ def reader_meta(pipelines: Sequence[Pipeline], name: str) -> list[dict[str, Any]
 def epochs_of(
     built: Sequence[Pipeline], config: IteratorConfig, data_shards: Sequence[DataShard]
 ) -> tuple[EpochPlan | None, tuple[int, ...]]:
-    """Determines the epochs of an iterator's pipelines, and the shard of each in epoch 0.
+    """Returns the epochs of an iterator's pipelines, and each pipeline's shard in epoch 0.
 
     The reader determines whether the last batch is padded; see `dalijax.core.order`.
 
@@ -53,7 +53,7 @@ def epochs_of(
         data_shards: The data shard of each pipeline, if batches are placed by shards.
 
     Returns:
-        The epochs, None if their end is unknown; and the shards.
+        The epochs, or None if their end is unknown, and the index of each pipeline's shard.
 
     Raises:
         ValueError: If the arguments do not match the pipelines or the reader.
@@ -118,7 +118,7 @@ def check_shards(
     """
     expected: list[Shard | None] = [(shard.shard_id, shard.num_shards) for shard in data_shards]
     expected = expected or factory.shards()
-    # A sharding of one of several hosts may be a part of the shards of their reader.
+    # If each of several hosts has its own sharding, its shards are a part of the reader's shards.
     is_part = bool(data_shards) and not config.over_processes and jax.process_count() > 1
     for name in _readers_of_batches(built[0], config.reader_name):
         metas = [pipeline.reader_meta().get(name) for pipeline in built]
@@ -138,14 +138,14 @@ Shard = tuple[int, int]  # index of the shard, and number of shards
 
 
 def _readers_of_batches(pipeline: Pipeline, reader_name: str | None) -> list[str]:
-    """Returns the readers with as many samples as ``reader_name``; others read auxiliary data."""
+    """Returns the names of readers with as many samples as ``reader_name``; all for None."""
     metas = pipeline.reader_meta()
     size = metas[reader_name]["epoch_size"] if reader_name is not None else None
     return sorted(name for name, meta in metas.items() if size in (None, meta["epoch_size"]))
 
 
 def _mismatch(read: Sequence[Shard], shards: Sequence[Shard | None], is_part: bool) -> str | None:
-    """Describes the first shard that differs from its expected shard; None if all agree."""
+    """Describes the first shard that differs from the expected shard; returns None if none does."""
 
     def fits(actual: Shard, expected: Shard) -> bool:
         if actual == expected or expected[1] == 1:
@@ -171,7 +171,7 @@ def _mismatch(read: Sequence[Shard], shards: Sequence[Shard | None], is_part: bo
 def _reads_own_files(
     built: Sequence[Pipeline], name: str, read: Sequence[Shard], factory: PipelineFactory
 ) -> bool:
-    """Returns whether an unsharded reader reads different files for each shard."""
+    """Returns whether a reader without shards reads different files in each pipeline."""
     if set(read) != {(0, 1)}:
         return False
     graphs = [_operators(pipeline, factory, k) for k, pipeline in enumerate(built)]
@@ -189,7 +189,7 @@ def _operators(pipeline: Pipeline, factory: PipelineFactory, index: int) -> list
 
 
 def _paths(graph: Sequence[Operator], reader: str) -> tuple[str, ...]:
-    """Returns the paths and lists among a reader's arguments, as text."""
+    """Returns the arguments of a reader that are strings or lists, such as paths, as text."""
     arguments = next(arguments for _, name, arguments in graph if name == reader)
     names = sorted(k for k, v in arguments.items() if isinstance(v, (str, list)) and k[0] != "_")
     return tuple(f"{k}={arguments[k]}" for k in names)
@@ -211,7 +211,7 @@ def check_epochs(
         ValueError: If a mask is requested, but no epoch is defined.
     """
     kinds = {kind for kind, _, _ in _operators(built[0], factory, 0)}
-    # A source that raises StopIteration ends an epoch, to which all of its samples belong.
+    # If an external_source ends an epoch, all samples of its batches belong to the epoch.
     if not kinds or "external_source" in kinds:
         return
     names = sorted(built[0].reader_meta())

@@ -1,4 +1,4 @@
-"""Runs pipelines: schedules batches ahead, takes outputs in step, and raises errors."""
+"""Runs several pipelines in step: schedules runs ahead, and takes a batch from each pipeline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ALL = 1 << 30
 
 
 def discard(outputs: Sequence[Outputs]) -> None:
-    """Discards a batch."""
+    """Discards the outputs of a run; an argument of `Runner.take`."""
 
 
 def _span(name: str) -> contextlib.AbstractContextManager[Any]:
@@ -31,17 +31,17 @@ def _span(name: str) -> contextlib.AbstractContextManager[Any]:
 
 
 class SourceEnded(Exception):
-    """An ``external_source`` of the pipelines raised StopIteration: there is no further batch."""
+    """Raised if an ``external_source`` raised StopIteration: there is no further batch."""
 
 
 class SourceError(Exception):
-    """An ``external_source`` of the pipelines raised an exception, so that a batch is missing.
+    """Raised if an ``external_source`` raised another exception, so that a batch is missing.
 
     The attribute ``__cause__`` is the exception of the user's function.
     """
 
     def original(self) -> BaseException:
-        """Returns the exception of the user's function, and drops the reference to it.
+        """Returns the exception of the user's function, and removes it from this error.
 
         If the caller raises the exception while handling this error, Python makes the exception
         refer to this error. The reference cycle would keep the caller's variables until Python's
@@ -67,9 +67,8 @@ class _PipelineQueue:
         """Schedules runs without waiting for them.
 
         Args:
-            most: Maximum number of runs.
-            up_to: Maximum number of batches scheduled afterwards; the queue's depth is a limit,
-                too.
+            most: The most runs to schedule.
+            up_to: The most runs in the queue afterwards; the queue's depth is a limit, too.
         """
         while self._scheduled < min(up_to, self.depth) and most > 0 and self.error is None:
             if self._fresh and self._gradual:
@@ -78,7 +77,7 @@ class _PipelineQueue:
             runs, self._fresh = (self.depth if self._fresh else 1), False
             try:
                 self.pipeline.schedule_run()
-            except Exception as error:  # of the source; raised when its batch is due
+            except Exception as error:  # of the source; raised for its batch
                 self.error = error
                 return
             # If the source has ended, nothing more is scheduled, which empty() shows.
@@ -113,10 +112,10 @@ class _PipelineQueue:
             except UnicodeDecodeError as error:  # DALI's error names a file that is not UTF-8
                 raise RuntimeError(os.fsdecode(error.object)) from None
             except (LookupError, ValueError, TypeError, ArithmeticError) as error:
-                raise RuntimeError(str(error)) from error  # of an operator, as most are
+                raise RuntimeError(str(error)) from error  # of an operator; most are RuntimeErrors
 
     def release(self, runs: int) -> None:
-        """Returns the buffers of the last outputs to DALI; schedules at most ``runs`` runs."""
+        """Gives the buffers of the last outputs back to DALI; schedules at most ``runs`` runs."""
         self.pipeline.release_outputs()
         self.schedule(runs)
 
@@ -171,7 +170,7 @@ class Runner:
         self._can_checkpoint = all(can_checkpoint(pipeline) for pipeline in pipelines)
 
     def schedule(self, most: int = _ALL) -> None:
-        """Fills the queues by at most ``most`` runs, without waiting for results."""
+        """Schedules at most ``most`` runs of each pipeline, without waiting for the batches."""
         with self._calls:
             for queue in self._queues:
                 queue.schedule(most)
@@ -179,7 +178,7 @@ class Runner:
     def ended(self) -> bool:
         """Returns whether an ``external_source`` has no further batch in this epoch.
 
-        Waits only for batches that are to be dropped.
+        Waits for no batch, except for batches that are to be dropped.
         """
         with self._calls:
             self.schedule()
@@ -193,7 +192,7 @@ class Runner:
         """Starts the next epoch of an ended ``external_source``; readers continue by themselves.
 
         Args:
-            to_drop: Number of batches to drop at its start.
+            to_drop: Number of batches to drop at the start of the epoch.
         """
         self.to_drop = to_drop
         with self._calls:
@@ -203,7 +202,7 @@ class Runner:
                 queue.restart()
 
     def source_failed(self) -> bool:
-        """Returns whether an ``external_source`` raised; `take` raises it for its batch."""
+        """Returns whether an ``external_source`` raised an exception, which `take` will raise."""
         return any(queue.error is not None for queue in self._queues)
 
     def drain(self) -> None:
@@ -214,11 +213,11 @@ class Runner:
                 queue.drain()
 
     def take(self, convert: Callable[[Sequence[Outputs]], T]) -> T:
-        """Takes one batch, after dropping ``to_drop`` batches, and schedules further runs.
+        """Returns one converted batch, after dropping ``to_drop`` batches; schedules further runs.
 
         Args:
-            convert: Converts the outputs of the pipelines, before their buffers are returned to
-                DALI.
+            convert: A function of the outputs of all pipelines, whose result is returned. It is
+                called before DALI gets the buffers of the outputs back.
 
         Raises:
             SourceEnded: If an ``external_source`` has no further batch; no batch was taken.
@@ -260,14 +259,14 @@ class Runner:
             self.to_drop -= 1
 
     def _schedule_if_empty(self) -> int:
-        """Schedules a run if a queue is empty; returns the number of scheduled runs."""
+        """Schedules a run of each pipeline if a queue is empty; returns 1, otherwise 0."""
         if not any(queue.empty() for queue in self._queues):
             return 0
         self.schedule(1)
         return 1
 
     def _share(self, convert: Callable[[Sequence[Outputs]], T], runs: int = 0) -> T:
-        """Takes one batch, and schedules at most ``runs`` runs of each pipeline after it."""
+        """Returns one converted batch; then schedules at most ``runs`` runs of each pipeline."""
         for queue in self._queues:  # checked before any of them returns its batch
             queue.require()
         outputs: list[Outputs] = []
@@ -315,7 +314,7 @@ class Runner:
             self.close()
 
     def checkpoints(self) -> tuple[bytes, ...] | None:
-        """Returns DALI's checkpoint of each pipeline at the last batch; None if disabled."""
+        """Returns DALI's checkpoint of each pipeline after the last batch; None if disabled."""
         if not self._can_checkpoint:
             return None
         with self._calls:
