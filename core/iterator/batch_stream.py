@@ -58,7 +58,7 @@ class BatchStream:
         self._before_peek: dict[str, Any] | None = None  # the state before peek() changed the epoch
 
     def _begin_with(self, epoch: int) -> None:
-        """Makes an epoch of a source the first epoch, and moves to its start."""
+        """Makes an epoch of a source the first epoch of the stream, and moves to its start."""
         self._iterator._begin_with(epoch)
         self._first_epoch = epoch
 
@@ -194,7 +194,7 @@ class BatchStream:
 
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
-        """Context manager that restores the position if its block raises."""
+        """Returns a context manager that restores the position if its block raises."""
         before, self._before_peek = self._before_peek, None
         try:
             with self._iterator._returning():
@@ -245,7 +245,7 @@ class BatchStream:
             return None
 
     def _skip_at_most(self, batches: int) -> int:
-        """Skips batches, at most up to the end; returns the number of skipped batches."""
+        """Skips batches up to the end of the stream; returns the number of skipped batches."""
         count, skipped = whole_number("skip()'s argument", batches, COUNT, 0), 0
         with self._iterator._opened():
             if count:

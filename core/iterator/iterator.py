@@ -191,7 +191,7 @@ class DALIGenericIterator:
     next = __next__  # as in DALI
 
     def _finish_epoch(self) -> None:
-        """Notes the end of an epoch; with auto_reset, starts the next epoch."""
+        """Records the end of an epoch; with auto_reset, starts the next epoch."""
         self._engine.stopped = True
         if self._config.auto_reset:
             self._note_end()
@@ -416,7 +416,7 @@ class DALIGenericIterator:
 
     @contextlib.contextmanager
     def _returning(self) -> Iterator[None]:
-        """Context manager that restores the position, if possible, if its block raises."""
+        """Returns a context manager that tries to restore the position if its block raises."""
         with self._opened():
             self._engine.roll_back()
             self._engine.checkpoint()
@@ -465,7 +465,7 @@ class DALIGenericIterator:
             return count
 
     def _end_error(self, count: int, remaining: int, moved: bool = False) -> ValueError:
-        """Creates the error for a request to skip beyond the end of the epoch."""
+        """Returns the error of a request to skip beyond the end of the epoch."""
         batches = f"{remaining} batch is" if remaining == 1 else f"{remaining} batches are"
         return ValueError(
             f"skip({count}): only {batches} left in epoch {self.epoch}, and an iterator "
@@ -604,7 +604,7 @@ class DALIGenericIterator:
         """Returns the consumer's position as a JSON value.
 
         This is the position after the last batch that ``next()`` returned, independent of peeked
-        and scheduled batches. Its keys and types never change.
+        and scheduled batches. The keys and types of the value never change.
 
         Raises:
             ValueError: If the state of the pipelines can't be saved.
@@ -640,7 +640,7 @@ class DALIGenericIterator:
             self._engine.stays, self._engine.stopped = True, False
 
     def _mark(self) -> Mark:
-        """Returns the position, for `_go_back`."""
+        """Returns the engine's attributes that make up the position, for `_go_back`."""
         with self._opened():
             self._engine.roll_back()
             return self._engine.mark()

@@ -248,7 +248,7 @@ class ReaderEngine(EpochEngine[Position]):
         self.restore(reader_state.decode(state), allow, named)
 
     def adopt_seed(self, other: ReaderEngine) -> None:
-        """Adopts the restored seed of another engine, without building pipelines."""
+        """Uses the seed that another engine restored from a state; builds no pipelines."""
         self._seed = other._seed
         self._factory.set_seed(self._seed)
 
@@ -436,7 +436,7 @@ class ReaderEngine(EpochEngine[Position]):
         return position
 
     def _check_reach(self, position: Position) -> None:
-        """Raises StateError if no iterator over these epochs can reach a position."""
+        """Raises StateError if no iterator over the engine's data can reach a position."""
         current, start = (
             position.checkpoints or Checkpoints(),
             position.epoch_start or Checkpoints(),
@@ -597,7 +597,7 @@ class ReaderEngine(EpochEngine[Position]):
         return self._fingerprint
 
     def _unknown(self) -> Fingerprint:
-        """Returns the fingerprint with empty fields, for the time before the first build."""
+        """Returns the fingerprint before the first build, whose fields about the data are empty."""
         return unknown() | {"outputs": list(self._given_names)}
 
     def _can_build_at(self, position: Position) -> bool:

@@ -66,7 +66,7 @@ class EpochPlan:
     per_shard: bool = False
 
     def shard_size(self, shard: int) -> int:
-        """Returns the number of samples of one shard."""
+        """Returns how many samples of the data set a shard contains."""
         n, s = self.num_samples, self.num_shards
         return n * (shard + 1) // s - n * shard // s
 

@@ -126,7 +126,7 @@ class SamplePlan:
         return self.step(position) + self.remaining(position)
 
     def mixes_epochs(self, position: SamplePosition) -> bool:
-        """Returns whether the batch before a position contained records of two epochs."""
+        """Returns whether the batch before a position contained samples of two epochs."""
         fills = self.policy is LastBatchPolicy.FILL and not self.padded
         return fills and position.sample > self.end(position)
 

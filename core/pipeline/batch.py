@@ -1,4 +1,4 @@
-"""Conversion of the outputs of pipelines to batches."""
+"""Converts the outputs of pipelines to batches, and places the batches on devices."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ class BatchMaker:
         return array[:, :num_rows] if axis else array[:num_rows]
 
     def _note_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        """Warns once if the samples of an output have had many shapes."""
+        """Counts the shapes of an output's samples; warns once if there are many."""
         shapes = self._shapes.setdefault(name, set())
         if shape in shapes or len(shapes) > _MOST_SHAPES:
             return

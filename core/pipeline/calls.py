@@ -23,8 +23,8 @@ _ENDED = "Python is shutting down: take all batches before the program ends"
 class Calls:
     """Tracks the threads that are inside DALI: each call of DALI runs in ``with calls:``.
 
-    These blocks may be nested. When Python ends, DALI shuts down every pipeline, even one that a
-    thread waits for, and a thread that returns from C++ after the interpreter is gone aborts the
+    These blocks may be nested. When Python ends, DALI shuts down every pipeline, even if a
+    thread waits for it, and a thread that returns from C++ after the interpreter is gone aborts the
     process. Therefore no thread enters DALI once the shutdown has begun, and the shutdown waits
     for the threads inside. A forked child doesn't have a pipeline's threads, and the pipeline's
     destructor would wait for them.

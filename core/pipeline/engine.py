@@ -84,7 +84,7 @@ class Outcome(Generic[P]):
             strip_tracebacks(self.error)
 
     def unwrap(self) -> Batch:
-        """Returns the batch.
+        """Returns the batch, or the result of ``batch_map`` for it.
 
         Raises:
             StopIteration: If the epoch has no further batch.
@@ -187,7 +187,7 @@ class Engine(abc.ABC, Generic[P]):
         return placement.shards
 
     def learn_outputs(self, pipeline: Pipeline, name: str) -> None:
-        """Sets the names and types of the outputs, from a built pipeline.
+        """Sets the names of the outputs, and which are bfloat16, from a built pipeline.
 
         Args:
             pipeline: The pipeline.
@@ -231,7 +231,7 @@ class Engine(abc.ABC, Generic[P]):
         """Returns the outcome of `peek`, after applying ``batch_map`` to its batch.
 
         Raises:
-            BatchMapError: If a function failed; the batch stays the next batch.
+            BatchMapError: If a function of ``batch_map`` failed; the batch stays the next batch.
             Exception: As for `peek`.
         """
         outcome, batch_map = self.peek(), self._config.batch_map
@@ -385,7 +385,7 @@ class Engine(abc.ABC, Generic[P]):
         self._interrupted = None  # last, so that an interrupted roll-back is repeated
 
     def _can_return_to(self, mark: Mark) -> bool:
-        """Returns whether new pipelines can be built at a mark."""
+        """Returns whether new pipelines can be built at the position of a mark."""
         return self._can_build_at(mark["position"])
 
     def _return_to(self, mark: Mark) -> None:
@@ -401,8 +401,8 @@ class Engine(abc.ABC, Generic[P]):
     def close(self) -> None:
         """Frees the pipelines permanently. May be called again, and without the lock.
 
-        A call in another thread may be waiting for a disk or a network. If it does not end within
-        five seconds, it frees the pipelines when it ends.
+        A call in another thread may be waiting for a disk or a network. If the call does not end
+        within five seconds, it frees the pipelines once it ends.
         """
         self.closed = True
         if self._calls.lost(self.process):  # the lock may never be released
@@ -667,7 +667,7 @@ class EpochEngine(Engine[P]):
         """Moves back to the start of the epoch.
 
         Raises:
-            RuntimeError: If the pipelines can't be rebuilt there.
+            RuntimeError: If the pipelines can't be rebuilt at the start of the epoch.
         """
 
     @abc.abstractmethod
@@ -676,7 +676,7 @@ class EpochEngine(Engine[P]):
 
     @abc.abstractmethod
     def go_to(self, position: P) -> None:
-        """Moves to a position."""
+        """Moves to a position of this engine."""
 
     def restart(self) -> None:
         """Moves to the first batch of the first epoch; for a reader, builds new pipelines."""
@@ -762,7 +762,7 @@ class EpochEngine(Engine[P]):
 
     @abc.abstractmethod
     def adopt_seed(self, other: Any) -> None:
-        """Adopts the restored seed of another engine of the same kind."""
+        """Uses the seed that another engine of the same kind restored from a state."""
 
     # Pipelines
 
@@ -796,7 +796,7 @@ class EpochEngine(Engine[P]):
 
     @abc.abstractmethod
     def _sample(self) -> Batch:
-        """Returns a batch for `spec` at the end of an epoch, without moving."""
+        """Returns a batch for `spec` at the end of an epoch; the position does not change."""
 
 
 class _Interruptible:

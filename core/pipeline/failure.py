@@ -62,7 +62,7 @@ class Failure:
     row: int | None = None
 
     def is_like(self, other: Failure) -> bool:
-        """Returns whether the same operator failed, or both failed to read or decode a file."""
+        """Returns whether two runs failed in one operator, or both in reading or decoding."""
         if self.reads_file or other.reads_file:
             return self.reads_file and other.reads_file
         return self.operator == other.operator
@@ -85,7 +85,7 @@ class Failure:
 
     @property
     def subject(self) -> str:
-        """The failed operator, in words."""
+        """The failed operator, in words: "operator decoders.image"."""
         return f"operator {self.operator}" if self.operator else "the graph"
 
 

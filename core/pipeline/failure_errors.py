@@ -1,4 +1,4 @@
-"""Errors of failed batches: their messages, and which of them ``on_error="skip"`` skips."""
+"""Creates the errors of failed batches, and decides which errors ``on_error="skip"`` skips."""
 
 from __future__ import annotations
 

@@ -127,6 +127,6 @@ def set_notes(pipeline: Pipeline, notes: OutputNotes) -> None:
 
 
 def notes_of(pipeline: Pipeline) -> OutputNotes:
-    """Returns the notes about a pipeline's outputs."""
+    """Returns the notes about a pipeline's outputs; empty notes if none were stored."""
     notes: OutputNotes = vars(pipeline).get(_NOTES, OutputNotes())
     return notes

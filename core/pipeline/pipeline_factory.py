@@ -80,7 +80,7 @@ class PipelineFactory(abc.ABC):
 
     @property
     def unresumable(self) -> str:
-        """The reason why a checkpoint does not determine the position; "" if it does."""
+        """The reason why DALI's checkpoints do not determine the position; "" if they do."""
         self._unresumable = self._unresumable or self.kept_state()
         return self._unresumable
 

@@ -75,7 +75,7 @@ def _global_state() -> Any:
 
 
 def _client() -> Any:
-    """Returns the client of JAX's coordination service; None without one."""
+    """Returns the client of JAX's coordination service; None if the service was not started."""
     return getattr(_global_state(), "client", None)
 
 

@@ -105,7 +105,7 @@ def check_shards(
     data_shards: Sequence[DataShard],
     factory: PipelineFactory,
 ) -> None:
-    """Checks that the readers of each pipeline read the shard for which it was built.
+    """Checks that the readers of each pipeline read the pipeline's own shard.
 
     Args:
         built: Built pipelines.
@@ -200,7 +200,7 @@ def check_epochs(
 ) -> None:
     """Checks an iterator whose epochs have an unknown end.
 
-    If it reads only from DALI's readers, its epochs never end, which causes a warning.
+    Warns if all data come from DALI's readers, because the first epoch then never ends.
 
     Args:
         built: Built pipelines.

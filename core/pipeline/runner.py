@@ -52,7 +52,7 @@ class SourceError(Exception):
 
 
 class _PipelineQueue:
-    """A pipeline and its scheduled runs."""
+    """Schedules the runs of a pipeline, and takes their outputs."""
 
     def __init__(self, pipeline: Pipeline, gradual: bool):
         self.pipeline = pipeline
@@ -238,7 +238,7 @@ class Runner:
             return self._share(convert, 1 - self._schedule_if_empty() if dropped else runs)
 
     def run_alone(self) -> None:
-        """Runs a single batch and discards it; for gradual runners, instead of `take`.
+        """Runs a single batch and discards its outputs; for gradual runners, instead of `take`.
 
         Raises:
             SourceEnded, SourceError, Exception: As in `take`.

@@ -1,4 +1,4 @@
-"""Detection of calls within functions that JAX traces."""
+"""Detects calls within functions that JAX traces."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ except ImportError:
 def check_not_traced() -> None:
     """Raises RuntimeError within jax.jit, scan etc., where a batch would become a constant.
 
-    Callers ask `trace_state_clean` first, which is faster. It is also False within grad and vmap,
-    where a call is allowed, because each call runs the Python code again. Only within jit and scan
-    is a computed number a Tracer.
+    Callers call this function if `trace_state_clean`, which is faster, returns False. It also
+    returns False within grad and vmap, where a call is allowed, because the Python code runs each
+    time. A computed number is a Tracer only within jit and scan.
     """
     if isinstance(jnp.negative(np.float32(0)), jax.core.Tracer):
         raise RuntimeError(
