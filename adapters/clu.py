@@ -86,7 +86,7 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> DALIDatasetIterator:
-        """Creates an instance; with ``num_epochs``, of a subclass that has a length."""
+        """Returns a new instance; with ``num_epochs``, of a subclass that has a length."""
         finite = cls is DALIDatasetIterator and kwargs.get("num_epochs") is not None
         iterator: DALIDatasetIterator = super().__new__(_FiniteDatasetIterator if finite else cls)
         return iterator
@@ -231,7 +231,7 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         return self._stream.get_state()
 
     def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
-        """Restores a position.
+        """Restores the position that a state describes.
 
         Raises:
             ValueError: If ``state`` is not a state, or a state of different data; nothing changes.
@@ -346,7 +346,7 @@ def _with_its_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
 def peekable_data_iterator(
     pipeline_fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """Creates iterator functions for peekable iterators; see `dalijax.data_iterator`.
+    """Returns iterator functions for peekable iterators; see `dalijax.data_iterator`.
 
     Works as a decorator with arguments and as a plain call.
 

@@ -119,7 +119,7 @@ def _host_arguments(
     num_shards: int,
     arguments: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Returns the arguments of the iterator function for one host's share of the batch.
+    """Returns the arguments of the iterator function for one host's share of the global batch.
 
     Raises:
         ValueError: If the shards of the hosts do not divide the batch.
@@ -136,7 +136,7 @@ def _host_arguments(
 def get_dataset_fn(
     iterator_fn: IteratorFunction, *args: NoReturn, partitioner: Any = None, **call: Any
 ) -> Callable[..., Any]:
-    """Creates T5X's ``get_dataset_fn`` for training.
+    """Returns a function to pass as T5X's ``get_dataset_fn``, for training.
 
     Args:
         iterator_fn: An iterator function, from `dalijax.data_iterator`. With several hosts, or a
@@ -241,7 +241,7 @@ def eval_get_dataset_fn(
     masked: Sequence[str] = ("decoder_loss_weights",),
     **call: Any,
 ) -> Callable[..., Any]:
-    """Creates T5X's ``train_eval_get_dataset_fn``.
+    """Returns a function to pass as T5X's ``train_eval_get_dataset_fn``.
 
     The last batch is padded. T5X's losses and metrics have token weights instead of sample weights,
     so the padded rows of the outputs in ``masked`` are set to 0. A loss weight of 0 excludes a

@@ -166,7 +166,7 @@ class DALIDataLoader:
 
     @property
     def num_steps(self) -> int:
-        """Number of global batches of the loader, an upper bound for ``on_error="skip"``."""
+        """Number of global batches, including batches that ``on_error="skip"`` skips."""
         return len(self._steps)
 
     def _part(self) -> StreamPart:
@@ -185,7 +185,7 @@ class DALIDataLoader:
         return StreamPart(values, self.num_steps, agreed=True)
 
     def _records(self, step: int) -> grain.DatasetIterator:
-        """Returns an iterator over the elements of `Steps` from a step; workers pack them."""
+        """Returns an iterator over the elements of `Steps` from a step, packed if workers read."""
         steps = self._steps[step:] if step else self._steps
         workers = self._workers.num_workers
         ds: Any = (steps.map(pack_rows) if workers else steps).to_iter_dataset(self._read)
@@ -313,7 +313,7 @@ class DALIDataLoaderIterator(RecordIterator):
             self._restore(FORM.decode(state))
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        """Restores a decoded state; see `set_state`."""
+        """Restores the values of a state, by name; see `set_state`."""
         seed = draw_seed = None
         saved, current = state["seed"], self._fingerprint(self._engine.snapshot())
         if saved != self._loader._seed:

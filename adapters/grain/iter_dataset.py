@@ -198,7 +198,7 @@ class DALIDatasetIterator(grain.DatasetIterator):
         return self._stream.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores a position.
+        """Restores the position that a state describes.
 
         Raises:
             ValueError: If ``state`` is not a state, or a state of different data; nothing changes.

@@ -101,8 +101,8 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
 
     Grain reads, shards, shuffles and checkpoints the records; DALI batches and processes the
     records ahead of time. The dataset is a MapDataset, whose records are read in whole batches, or
-    an IterDataset. Each element of an IterDataset is a record, or contains the records of a batch,
-    as from ``.batch(B, batch_fn=pack_records)`` before ``mp_prefetch``.
+    an IterDataset. Each element of an IterDataset is a record, or the list or `PackedRecords` of a
+    batch's records, as from ``.batch(B, batch_fn=pack_records)`` before ``mp_prefetch``.
 
     Elements of the result are dicts of arrays [batch, ...]: NumPy arrays of CPU pipelines,
     jax.Arrays of GPU pipelines. Values that bypass the graph are NumPy arrays, with dtype object
@@ -610,7 +610,7 @@ class DecodedIterator(RecordIterator):
         )
 
     def _seed_at(self, position: RecordPosition) -> int:
-        """Returns the seed of the restored state before a position, or else the configured seed."""
+        """Returns the seed at a position: that of the restored state, or the configured seed."""
         seed = position.restored.seed
         return self._seed if seed is None else seed
 
@@ -624,7 +624,7 @@ class DecodedIterator(RecordIterator):
         }
 
     def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
-        """Restores a position.
+        """Restores the position that a state describes.
 
         Raises:
             ValueError: If ``state`` is not a state of such an iterator, if another transform saved
@@ -637,7 +637,7 @@ class DecodedIterator(RecordIterator):
             self._restore(FORM.decode(state))
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        """Restores a decoded state; see `set_state`."""
+        """Restores the values of a state, by name; see `set_state`."""
         snapshot = self._engine.snapshot()
         saved, current, seed = state["seed"], self._fingerprint(snapshot), snapshot.restored.seed
         if saved != self._seed_at(snapshot) and self._takes_seed and 0 <= saved < 1 << 63:

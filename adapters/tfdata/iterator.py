@@ -107,7 +107,7 @@ class DatasetIterator(_Base):
         return self._stream.get_state()
 
     def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
-        """Restores a position.
+        """Restores the position that a state describes.
 
         Raises:
             ValueError: If ``state`` is not a state, or a state of different data or steps; nothing

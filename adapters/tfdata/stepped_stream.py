@@ -223,7 +223,7 @@ class ChainedStream:
             )
 
     def set_state(self, saved: Mapping[str, Any] | str | bytes) -> None:
-        """Restores a position.
+        """Restores the position that a state describes.
 
         Raises:
             StateError: If ``saved`` is not a state, or a state of different data or steps; nothing
