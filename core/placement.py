@@ -363,7 +363,7 @@ def _from_host(
     Args:
         shape: The global shape.
         sharding: The sharding.
-        pieces: The host arrays, by their first row in the global array.
+        pieces: The host arrays; the keys are the first rows that they have in the global array.
     """
 
     def piece_of(index: tuple[slice, ...] | None) -> np.ndarray:

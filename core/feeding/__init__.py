@@ -6,7 +6,7 @@
 - `source_engine` feeds the records of a `dalijax.sources` source. `binding` checks the arguments of
   such an iterator. `source_supply` reads the records by number, in threads, and `read_rows`
   prepares the records for DALI. `announcer` requests the bytes of remote records ahead. `reuse`
-  detects sources that overwrite the records of earlier batches.
+  detects sources that overwrite records which are still in use.
 - `stream_engine` feeds a stream of records that is read in order, such as Grain's, and checks the
   arguments of such an iterator. `record_reader` is the protocol of the stream, and `record_supply`
   reads it. In several processes, `stream_part` reads the part of each.
@@ -16,19 +16,20 @@ records to them. These modules do not import `core.iterator`.
 
 A bad record is handled in these steps:
 
-1. `read_rows` and `record_supply` find records that can't be read, or whose images DALI can't
-   decode (`core.formats.image_size`). If Grain itself can't read a record, `stream_engine` raises
-   Grain's error.
-2. `stand_ins` replaces these records by good ones, so that the pipelines run.
+1. The supplies find bad records. `read_rows` finds records of a source that can't be read or are
+   truncated, and `record_supply` finds records of a stream that lack an input. Both find images
+   that DALI can't decode (`core.formats.image_size`) or augment, and records on which DALI failed
+   before. If Grain itself can't read a record, `stream_engine` raises Grain's error.
+2. The supplies replace these records by good ones, which `stand_ins` chooses, so that the pipelines
+   run.
 3. If DALI fails nevertheless, `FedEngine._failed` finds the bad records: it halves the batch until
    the parts succeed (`core.pipeline.failing_rows`). If the batch is to be delivered, or random
    operators must advance as in other runs, it runs the batch again with stand-ins.
 4. ``on_error`` decides what is delivered: an error that names the bad records ("raise"), the next
-   batch ("skip"), or the batch with a mask that excludes the stand-ins ("mask").
+   batch ("skip"), or the batch with a mask that excludes the stand-ins ("mask"). An error that is
+   not the fault of some records is raised in any case, such as a graph that fails for every record.
 
-A batch of DALI's own readers fails as a whole: `core.iterator.reader_engine.ReaderEngine._run_at`
-returns the error, and `core.pipeline.engine` raises it or skips the batch.
-`core.iterator.bad_files` names its corrupt files.
+Bad files of DALI's own readers are described in `core.iterator`.
 
 Words of this package:
 
@@ -38,7 +39,8 @@ Words of this package:
   consumer.
 - row: an index in a batch, or in the part of a batch that one pipeline makes.
 - part: the rows of a batch that one pipeline makes; in `stream_part`, those of one process.
-- place: an index in any other list, e.g. of the rows that are read together.
+- chunk: the records that one task reads, from a source.
+- place: an index in a chunk or another list, which is not the row in the batch.
 - stand-in: a good record that takes the row of a bad record.
 - input: an ``external_source`` of the graph, which is fed with one value of each record. Other
   values, such as text, bypass the graph.

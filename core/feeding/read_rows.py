@@ -131,7 +131,7 @@ def joined(columns: Sequence[Values]) -> Values:
 
 
 def _cut_off(settings: ReadSettings, chunk: Chunk) -> dict[int, Exception]:
-    """Returns an error for each record with a truncated AVI or WAV, by index in the chunk."""
+    """Returns an error for each record with a truncated AVI or WAV, by the record's place."""
     errors: dict[int, Exception] = {}
     for name, values in chunk.columns.items():
         field, image_input = settings.source.fields[name], settings.image_inputs.get(name)

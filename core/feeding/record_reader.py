@@ -47,7 +47,8 @@ class RecordPosition:
 
     Attributes:
         step: The number of batches before the position.
-        after: `RecordBatch.after` of the last batch; None at the start.
+        after: The reader's own description of the position, such as a state of Grain's iterator;
+            None at the start.
         checkpoints: DALI's checkpoint of each pipeline; None if the step or ``restored`` is enough
             to build the pipelines at the position.
         restored: The parts of the state that was restored last.

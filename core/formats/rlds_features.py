@@ -33,7 +33,8 @@ class Spec:
     """The description of a feature in features.json.
 
     Attributes:
-        kind: IMAGE, TEXT, NUMBER, RAGGED, or ENCODED for tensors that are stored as bytes.
+        kind: IMAGE, TEXT or NUMBER; ENCODED for tensors that are stored as bytes; RAGGED for values
+        whose length may differ between steps, which can't be read.
         dtype: NumPy's name of the dtype of a NUMBER; the encoding of an ENCODED, e.g. "zlib".
         shape: The shape of a value; None for images, and for shapes that are not fixed.
     """

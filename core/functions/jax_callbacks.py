@@ -20,7 +20,7 @@ from .dlpack import header, owning_view
 
 
 def on_cpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
-    """Returns the callback of DALI's operator for batches on the CPU.
+    """Returns the function that DALI's operator of a JAX function calls for batches on the CPU.
 
     The callback takes DALI's tensors, and returns DLPack capsules of the outputs.
     """

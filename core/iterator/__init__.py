@@ -1,9 +1,14 @@
 """The public iterator over the batches of an engine, and the engine of DALI's readers.
 
 `iterator` implements the iterator protocol for every engine of epochs, also for those of record
-sources (`core.feeding`). `reader_engine` runs pipelines with DALI's readers, holds their position
-and restores it, and `bad_files` finds the files that broke a batch. `batch_stream` joins epochs for
-adapters whose iterators don't have epochs, and `step_loops` detects loops that count steps over an
-iterator that ends with the epoch. `core.api` composes iterators; this package doesn't import
-`core.feeding` and `core.functions`.
+sources (`core.feeding`). `reader_engine` runs pipelines with DALI's readers or with the user's own
+``fn.external_source``, holds their position and restores it. `batch_stream` joins epochs to the
+stream of ``data_iterator(...).stream``, which adapters use, too. `step_loops` detects loops that
+count steps over an iterator that ends with the epoch. `core.api` composes iterators; this package
+doesn't import `core.feeding` and `core.functions`.
+
+If a batch of a reader fails, the whole batch is lost: `ReaderEngine._run_at` returns the error, and
+`core.pipeline.engine` raises it or skips the batch, depending on ``on_error``. `bad_files` finds
+the corrupt images of the batch for the error. If the reader itself fails, e.g. at a missing file,
+the error is raised, and the batch stays the next batch.
 """

@@ -309,7 +309,8 @@ class BatchStream:
         """Starts the next epoch, if the stream has a next epoch; returns whether it has.
 
         Args:
-            errors: The iterator's ``num_errors`` after the last batch that did not fail.
+            errors: The iterator's ``num_errors`` after the last batch that did not fail. The
+                difference from the present ``num_errors`` counts the failures in a row.
             failed: The error of the ending epoch, if all of its batches were skipped.
 
         Raises:

@@ -1,8 +1,8 @@
 """The order of samples, as pure functions.
 
 `epochs` assigns the samples of an epoch to batches and masks. `samples` does the same for positions
-in an endless stream of samples. `shuffle` permutes the samples of an epoch. The records of these
-samples are computed by `core.sources.source.epoch_order`, or by the ``order`` of a `Mixture`.
+in an endless stream of samples. `shuffle` maps the positions of an epoch to records. The records of
+these samples are computed by `core.sources.source.epoch_order`, or by the ``order`` of a `Mixture`.
 
 Padding of an incomplete last batch is decided by ``last_batch_policy`` (FILL fills the batch up,
 DROP omits it, PARTIAL shortens it), and by whether the epoch is padded. A padded epoch ends with
@@ -23,6 +23,6 @@ the origin of the data:
   `core.feeding.stream_part.PartReader` decides when, and `adapters.grain.reading.Reader.padding`
   makes them of the first record.
 
-Adapters whose caller expects equal batches choose these arguments: `adapters.grain.iter_dataset`,
-`adapters.t5x` and `adapters.pax` (`batch_padding_size`).
+Some adapters choose these arguments for their caller: `adapters.grain.iter_dataset`,
+`adapters.t5x`, and `adapters.pax` in ``DALIInput._checked_call``.
 """

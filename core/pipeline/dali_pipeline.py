@@ -225,7 +225,7 @@ def _forks_workers(pipeline: Pipeline) -> bool:
 
 
 def at_checkpoint(make: Callable[[bytes | None], Pipeline], checkpoint: bytes | None) -> Pipeline:
-    """Returns a pipeline built at a checkpoint, possibly of the same graph on another device.
+    """Returns a pipeline built at a checkpoint, which the graph may have saved on another device.
 
     Args:
         make: A function that builds a pipeline at a checkpoint, or at its start for None.

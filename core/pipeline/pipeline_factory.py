@@ -62,7 +62,7 @@ class PipelineFactory(abc.ABC):
     Attributes:
         rebuildable: Whether `build` may be called again.
         serialized: DALI's serialization of each pipeline, if pipelines are rebuilt from it.
-        restored: The checkpoints at which the caller created the pipelines.
+        restored: DALI's checkpoints with which the caller created the pipelines, if any.
         owned: Whether the iterator may free the last built pipelines, because the caller did not
             create them.
     """

@@ -48,7 +48,9 @@ class Storage:
         return f"Storage({', '.join(sorted(self.options))})"  # values may be secret
 
     def place(self, url: str) -> Place | None:
-        """Returns the store, root and key of a URL for obstore; None if fsspec reads the URL.
+        """Returns the `Place` of a URL for obstore (kind of store, bucket or host, and path in it).
+
+        The result is None if fsspec reads the URL.
 
         Raises:
             ValueError: If stores of this kind do not accept one of the storage options.
@@ -62,11 +64,11 @@ class Storage:
         return place
 
     def folders(self, url: str) -> tuple[Folders, str]:
-        """Returns an object that lists the bucket or file system of a URL, and the URL's path.
+        """Returns an object that lists folders of a URL's bucket or host, and the path in it.
 
         Raises:
             ValueError: If stores of this kind do not accept one of the storage options.
-            ImportError: If fsspec reads the URL, and a package is not installed.
+            ImportError: If fsspec reads the URL, and a package that it needs is not installed.
         """
         place = folder_place_of(url)
         if place is None or not has_obstore():
