@@ -168,8 +168,8 @@ class Reader:
     def padding(self) -> RecordBatch:
         """Returns a batch of padding for steps after the last record.
 
-        The batch repeats the first record of the stream, which an iterator that resumes at the end
-        can read again.
+        The batch repeats the first readable record of the stream. An iterator that resumes at the
+        end has not read the last record, but can read the first record again.
         """
         position = self.position
         if not self._first:

@@ -14,7 +14,7 @@ __all__: list[str] = []
 
 
 class RecordIterator(grain.DatasetIterator):
-    """Iterates over the batches of an engine; subclasses define the states.
+    """Iterates over the batches of an engine; subclasses implement get_state and set_state.
 
     Attributes:
         _engine: The engine; set by subclasses.

@@ -474,7 +474,7 @@ class ReadRows:
         read: dict[int, Chunk] = {}  # the records of samples in no row
 
         def values_of(sample: int) -> tuple[Mapping[str, Values], int] | None:
-            """Returns columns with a sample's record, and its row in the columns; None if bad."""
+            """Returns the columns that contain a sample, and its index in them; None if bad."""
             row = row_of.get(sample)
             if row is not None:
                 return None if row in self.errors else (columns, row)

@@ -237,7 +237,7 @@ class RecordSupply:
     # Reading
 
     def learn(self) -> FedGraph:
-        """Returns the graph, which the first record determines.
+        """Binds the graph's function to the first record, and returns the graph.
 
         Raises:
             StopIteration: If there is no record.

@@ -74,7 +74,8 @@ class StreamEngine(FedEngine[RecordPosition]):
     """Runs pipelines that are fed with a stream of records read in order; see `FedEngine`.
 
     Args:
-        pipeline_fn: The graph's function; see `dalijax.core.feeding.schema.learn`.
+        pipeline_fn: The graph's function. Its parameters are keys of the records, or its only
+            parameter is the record; see `dalijax.core.feeding.schema.learn`.
         config: The iterator's arguments; ``mask`` adds an output that marks valid rows.
         call: Arguments of the function and of ``nvidia.dali.pipeline_def``.
         differing: The arguments that differ between the pipelines (device_id, seed).
@@ -82,7 +83,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         reader: Reads the records. It must not refer to the engine.
         numbers: The index in the stream of each row, for ``draw``; see `RecordSupply`.
         draw_seed: The seed of ``draw``.
-        on_error: Handling of records that DALI can't decode: "raise", "skip" (the whole batch) or
+        on_error: Handling of bad records: "raise", "skip" (the whole batch) or
             "mask" (another record replaces the bad record, and its row is masked).
         spec: The structure of a record, if the first record doesn't show it.
         by_step: Whether the random state is computed from the step, assuming full batches;

@@ -81,7 +81,7 @@ def _cropped(arguments: Mapping[str, Any]) -> tuple[tuple[Edge, Edge], ...] | No
 
 
 def _sliced(arguments: Mapping[str, Any]) -> tuple[tuple[Edge, Edge], ...] | None:
-    """Returns the edges of a slice; None if an input of the operator contains them."""
+    """Returns the edges of a slice; None if they are an input of the operator, not arguments."""
     if len(arguments.get("inputs", ())) > 1:
         return None
     names = arguments.get("axis_names") or "WH"

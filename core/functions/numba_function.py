@@ -303,7 +303,7 @@ def _constant(value: Any) -> Any:
 
 @functools.cache
 def _operator_class() -> Any:
-    """Returns a subclass of DALI's Numba operator that compiles each function once."""
+    """Returns a subclass of DALI's Numba operator that compiles equal functions once."""
     dalis: Any = importlib.import_module("nvidia.dali.plugin.numba")
     # DALI 2.4 is built for CUDA 13 too, but its list of Numba versions by toolkit ends at 12.
     dalis.minimal_numba_version.setdefault(13, dalis.Version("0.61.2"))

@@ -114,7 +114,8 @@ def check_shards(
         factory: The factory of the pipelines.
 
     Raises:
-        ValueError: If a reader reads a different shard, or two readers read the same shard.
+        ValueError: If a reader reads a different shard, or two pipelines read the same shard of the
+            same files.
     """
     expected: list[Shard | None] = [(shard.shard_id, shard.num_shards) for shard in data_shards]
     expected = expected or factory.shards()

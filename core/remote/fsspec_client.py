@@ -55,7 +55,7 @@ def filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def is_http(url: str) -> bool:
-    """Returns whether fsspec reads a URL from an HTTP server, whose responses have a version."""
+    """Returns whether fsspec reads a URL from an HTTP server; responses may have a version."""
     return url.startswith(("http://", "https://")) and "::" not in url
 
 

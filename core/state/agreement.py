@@ -77,7 +77,7 @@ class Offer:
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """The offers of other processes with which an offer of this process is compared.
+    """The result of comparing an offer of this process with those of all processes.
 
     Attributes:
         equal: The offer with equal values of each process that has one, by process. Includes the

@@ -32,6 +32,19 @@ def numbers(records, name, count, seed=3, epoch=1):
     return uniform(fold(seed, epoch, np.asarray(records)), column_keys(name, count)).astype(float)
 
 
+def test_images_of_unknown_size_are_refused():
+    sizes, refused = np.array([[4, 5], [-1, -1], [0, 2], [1, 1]], np.int64), {}
+    rows = DrawRows(fold(0, np.arange(4)), lambda field: sizes, refused.setdefault)
+    found = rows.image_sizes("image")
+    assert found.dtype == np.int32 and found.tolist() == [[4, 5], [1, 1], [1, 1], [1, 1]]
+    assert sizes[1:3].tolist() == [[-1, -1], [0, 2]]  # the source may keep this array
+    assert {row: str(error) for row, error in refused.items()} == dict.fromkeys(
+        (1, 2), "the size of the image can't be read from its header"
+    )
+    with pytest.raises(ValueError, match="can't be read from its header"):
+        DrawRows(fold(0, np.arange(4)), lambda field: sizes).image_sizes("image")
+
+
 def test_draws_are_functions_of_seed_epoch_record_and_name():
     def graph(draw):
         return (

@@ -1,15 +1,17 @@
 """Invalid images are named before DALI decodes: a batch of 32 or more would crash it."""
 
 import json
+import re
 
 import bad_image_worker
 import numpy as np
 import pytest
 from forks import run_fork
 from nvidia.dali import fn
+from PIL import Image
 from shardings import rows_over
 
-from dalijax import data_iterator, sources
+from dalijax import augment, data_iterator, sources
 from full import FULL, combinations
 
 CASES = [(how, bad) for how in bad_image_worker.HOWS for bad in bad_image_worker.BAD]
@@ -87,3 +89,27 @@ def test_arrays_of_a_source_may_have_any_memory_layout():
 
     make = data_iterator(lambda x: x + 0, ["x"], source=Own(), shuffle=False)
     np.testing.assert_array_equal(next(make(batch_size=4))["x"], rows)
+
+
+@pytest.mark.parametrize("on_error", ("raise", "mask", "skip"))
+def test_an_image_without_a_size_is_a_bad_record(tmp_path, on_error):
+    """Crops need the size before DALI decodes; a file that was deleted has none."""
+    paths = [tmp_path / f"{k}.png" for k in range(8)]
+    for path in paths:
+        Image.new("RGB", (30, 20)).save(path)
+    source = sources.Files(str(tmp_path))
+    paths[3].unlink()
+
+    def crop(data, draw):
+        images = fn.decoders.image(data, device="cpu")
+        return augment.random_resized_crop(images, 8, draw=draw)
+
+    mask = {"mask": "mask"} if on_error == "mask" else {}
+    make = data_iterator(crop, ["x"], source=source, shuffle=False, on_error=on_error, **mask)
+    with make(batch_size=4, num_threads=1) as iterator:
+        if on_error == "raise":
+            with pytest.raises(RuntimeError, match=re.escape(str(paths[3]))):
+                next(iterator)
+        batches = [np.asarray(batch.get("mask", np.ones(4, bool))).tolist() for batch in iterator]
+    good = [True] * 4
+    assert batches == ([[True, True, True, False], good] if on_error == "mask" else [good])

@@ -226,8 +226,22 @@ def test_stored_depth_has_lerobots_unit(stored, unit):
         format = "PNG" if stored.dtype == np.uint16 else "TIFF"
         data = lerobot_data.encoded(stored, format)
         feature = Feature("image", (*stored.shape, 1), codes)
-        kept = Image.open(io.BytesIO(ImageEncoding(95, "4:2:0").encode_stored(data, feature)))
-        np.testing.assert_array_equal(np.asarray(kept), wanted)
+        packed = ImageEncoding(95, "4:2:0").encode_stored(data, feature)
+        np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(packed))), wanted)
+        assert (packed == data) == (format == "PNG" and unit != "m")
+
+
+def test_depth_has_one_channel():
+    data = lerobot_data.encoded(np.zeros((4, 4, 3), np.uint8), "PNG")
+    with pytest.raises(ValueError, match="a depth image has 3 channels instead of 1"):
+        ImageEncoding(95, "4:2:0").encode_stored(data, Feature("image", (4, 4, 3), DepthCodes()))
+
+
+def test_a_video_of_depth_needs_no_unit():
+    info = {"is_depth_map": True, "depth_unit": "cm"}
+    assert DepthCodes.parse({"dtype": "video", "info": info}).depth_max == 10.0
+    with pytest.raises(ValueError, match="depth_unit='cm' is neither 'm' nor 'mm'"):
+        DepthCodes.parse({"dtype": "image", "info": info})
 
 
 def test_a_feature_may_be_named_like_the_folder_of_observations(copied, tmp_path):
@@ -377,12 +391,6 @@ DAMAGES = {
     "feature": (
         lambda r: change_info(r, lambda info: info["features"].update({"a/b": {}})),
         "the feature 'a/b' can't be read",
-    ),
-    "unit": (
-        lambda r: change_info(
-            r, lambda info: info["features"][DEPTH].setdefault("info", {}).update(depth_unit="cm")
-        ),
-        "depth_unit='cm' is neither 'm' nor 'mm'",
     ),
 }
 

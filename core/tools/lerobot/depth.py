@@ -39,7 +39,8 @@ class DepthCodes:
             feature: The description of the feature in info.json.
 
         Raises:
-            ValueError: If the range of depths is empty, infinite or has no logarithm.
+            ValueError: If the range of depths is empty, infinite or has no logarithm, or the unit
+                of stored images is unknown.
         """
         info = {**(feature.get("video_info") or {}), **(feature.get("info") or {})}
         if not (info.get("is_depth_map") or info.get("video.is_depth_map")):
@@ -51,7 +52,7 @@ class DepthCodes:
             use_log=True if use_log is None else bool(use_log),
             unit=info.get("depth_unit") or "",
         )
-        if codes.unit not in ("", "m", "mm"):
+        if codes.unit not in ("", "m", "mm") and feature.get("dtype") != "video":
             raise ValueError(f"depth_unit={codes.unit!r} is neither 'm' nor 'mm'")
         lowest = codes.depth_min + codes.shift if codes.use_log else 1.0
         if not (codes.depth_min < codes.depth_max < math.inf and lowest > 0):
@@ -72,15 +73,21 @@ class DepthCodes:
     def has_meters(self, dtype: np.dtype[Any]) -> bool:
         """Returns whether stored images of a dtype contain meters instead of millimeters.
 
-        Without `unit`, floats are meters and integers are millimeters, as in LeRobot.
+        Without `unit`, floats are meters and integers are millimeters, as LeRobot infers when it
+        writes images.
         """
         return self.unit == "m" if self.unit else dtype.kind == "f"
 
     def convert(self, pixels: NDArray[Any]) -> NDArray[np.uint16]:
         """Returns the depths of a stored image, in millimeters, uint16 [height, width].
 
-        Depths outside of uint16 are clipped. NaN becomes 0, which means an unknown depth.
+        Depths outside of uint16 are clipped. NaN becomes 0.
+
+        Raises:
+            ValueError: If the image has several channels.
         """
+        if pixels.ndim != 2:
+            raise ValueError(f"a depth image has {pixels.shape[-1]} channels instead of 1")
         return _rounded(pixels * np.float32(1000) if self.has_meters(pixels.dtype) else pixels)
 
 

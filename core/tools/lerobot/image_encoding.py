@@ -47,8 +47,8 @@ class ImageEncoding:
     def encode_stored(self, data: bytes, feature: Feature) -> bytes:
         """Returns a stored image as the bytes of a JPEG or PNG.
 
-        A JPEG with the feature's channels, and a PNG of millimeters in 16 bits, are returned
-        unchanged. Other images are decoded, and encoded again.
+        A JPEG with the feature's channels is returned unchanged, and so is a PNG of depth with 16
+        bits in millimeters. Other images are decoded, and encoded again.
 
         Args:
             data: The bytes of the stored image.
@@ -68,11 +68,10 @@ class ImageEncoding:
                     return data
                 if feature.depth is None:
                     return self._encoded(np.asarray(image.convert(mode)), feature)
-                pixels = np.asarray(image)
-                is_kept = image.format == "PNG" and image.mode.startswith("I;16")
-                if is_kept and not feature.depth.has_meters(pixels.dtype):
+                is_uint16 = image.format == "PNG" and image.mode.startswith("I;16")
+                if is_uint16 and not feature.depth.has_meters(np.dtype(np.uint16)):
                     return data
-                return _png(feature.depth.convert(pixels))
+                return _png(feature.depth.convert(np.asarray(image)))
         except (OSError, SyntaxError) as error:
             raise ValueError(f"an image can't be decoded: {error}") from error
 

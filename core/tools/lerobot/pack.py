@@ -231,7 +231,8 @@ def _plan(dataset: LeRobotDataset, options: PackOptions, name: str) -> dict[str,
     values = dataclasses.asdict(options)
     values |= {"name": name, "exclude": list(options.exclude)}
     libraries = {library: version_of(library) for library in _LIBRARIES}
-    return {"format": 1, "data": digest.hexdigest(), **values, **libraries}
+    # Increased whenever the same data and options give other records.
+    return {"format": 2, "data": digest.hexdigest(), **values, **libraries}
 
 
 @contextlib.contextmanager
