@@ -88,8 +88,9 @@ class DepthCodes:
         """
         if pixels.ndim != 2:
             raise ValueError(f"a depth image has {pixels.shape[-1]} channels instead of 1")
-        return _rounded(pixels * np.float32(1000) if self.has_meters(pixels.dtype) else pixels)
+        depth = pixels * np.float32(1000) if self.has_meters(pixels.dtype) else pixels
+        return _rounded(np.nan_to_num(depth))
 
 
 def _rounded(depth: NDArray[Any]) -> NDArray[np.uint16]:
-    return np.rint(np.clip(np.nan_to_num(depth), 0, 65535)).astype(np.uint16)
+    return np.rint(np.clip(depth, 0, 65535)).astype(np.uint16)
