@@ -16,9 +16,9 @@ from nvidia.dali.plugin import jax as dax
 import dalijax
 import function_cells
 from dalijax import LastBatchPolicy, data_iterator, fn
-from full import in_full
+from full import in_full, in_slow
 
-NUMBA = pytest.param("numba", marks=pytest.mark.slow)  # Numba compiles for seconds
+NUMBA = in_slow("numba")  # Numba compiles for seconds
 
 
 def test_dalis_operators_are_elsewhere():

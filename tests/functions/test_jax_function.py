@@ -18,6 +18,7 @@ from shardings import rows_over
 from dalijax import data_iterator, fn
 from dalijax.core.pipeline.dali_pipeline import free
 from dalijax.core.pipeline.function_notes import live_outputs
+from full import in_slow
 from pages import ROOT, Page
 
 
@@ -352,7 +353,7 @@ def doubled(x):
         lambda x: fn.dl_tensor_python_function(
             x, function=doubled, num_outputs=2, batch_processing=False
         ),
-        pytest.param(numba_both, marks=pytest.mark.slow),
+        in_slow(numba_both),
     ],
     ids=("jax", "ragged", "dlpack", "numba"),
 )

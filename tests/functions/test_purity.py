@@ -18,6 +18,7 @@ from nvidia.dali import fn as dali_fn
 
 from dalijax import data_iterator, fn, sources
 from dalijax.core.functions.purity import changes, reachable_values
+from full import in_slow
 
 COUNT = [0]
 GENERATOR = np.random.default_rng(0)
@@ -469,7 +470,7 @@ def copied(out0, in0):
 
 
 @pytest.mark.parametrize("data", ("reader", "source"))
-@pytest.mark.parametrize("kind", ("jax", "dlpack", pytest.param("numba", marks=pytest.mark.slow)))
+@pytest.mark.parametrize("kind", ("jax", "dlpack", in_slow("numba")))
 def test_impure_functions_are_named_when_a_state_is_requested(jpegs_many, kind, data):
     def of_reader(stateful=None, function=counts):
         return of_labels(

@@ -1,4 +1,4 @@
-"""Selects the cases that only `make test-full` runs."""
+"""Selects the cases that only `make test-full` or `make test-slow` runs."""
 
 import itertools
 import os
@@ -11,6 +11,11 @@ FULL = os.environ.get("DALIJAX_FULL") == "1"
 def in_full(*values):
     """Marks a case of a parametrized test that only `make test-full` runs."""
     return pytest.param(*values, marks=pytest.mark.skipif(not FULL, reason="make test-full"))
+
+
+def in_slow(*values):
+    """Marks a case of a parametrized test that `make test-slow` runs instead of `make test`."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def combinations(share, *axes):
