@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
+from .arguments import defined_without_random
 from .dtypes import is_number, narrowed
 from .errors import BatchMapError
 from .stats import span
@@ -66,6 +67,7 @@ class BatchMap:
         self.names = tuple(map(_name_of, self.functions))
         self._label = ", ".join(self.names)
         self._apply = _applied(self.functions, self.names)
+        self._drawing = ""  # the error of functions that draw from other generators
         # By the names, shapes, dtypes and shardings of the arrays: the compiled function, and the
         # names of its results in their original order, because jax.jit sorts the names.
         self._compiled: dict[Any, tuple[Callable[..., dict[str, jax.Array]], list[str]]] = {}
@@ -103,9 +105,10 @@ class BatchMap:
 
         Raises:
             BatchMapError: If a function raises.
-            RuntimeError: For arrays of several processes in a thread other than the main thread.
+            RuntimeError: If a function draws from a generator of NumPy or Python, or the arrays
+                belong to several processes and this is not the main thread.
             TypeError, ValueError: If a function does not return a dict of arrays that includes the
-                mask.
+                mask unchanged.
         """
         arrays, unmapped = _split(batch, placement)
         self._check_thread(arrays)
@@ -192,9 +195,9 @@ class BatchMap:
             The shape, dtype and sharding of each result, by name.
         """
         rows = next(iter(arrays.values())).shape[0] if arrays else 0
-        results = jax.eval_shape(self._apply, dict(arrays), _KEY_WORDS)
+        results = self._traced(arrays)
         if mask is not None and mask not in unmapped:
-            self._check_mask(results.get(mask), mask)
+            self._check_mask(results.get(mask), mask, arrays[mask].shape)
         if repeated := sorted(results.keys() & unmapped.keys()):
             raise ValueError(
                 f"batch_map: {self._label} returned arrays named {repeated}, like text, objects "
@@ -208,7 +211,33 @@ class BatchMap:
             specs[name] = jax.ShapeDtypeStruct(shape, results[name].dtype, sharding=sharding)
         return specs
 
-    def _check_mask(self, result: jax.ShapeDtypeStruct | None, mask: str) -> None:
+    def _traced(self, arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the specs of the results; rejects functions that draw from other generators."""
+        if self._drawing:
+            raise RuntimeError(self._drawing)
+
+        def again() -> None:  # calls functions that JAX has traced, too
+            with jax.disable_jit():
+                jax.eval_shape(functools.partial(self._apply), dict(arrays), _KEY_WORDS)
+
+        try:
+            return defined_without_random(
+                lambda: jax.eval_shape(self._apply, dict(arrays), _KEY_WORDS),
+                self.functions,
+                f"batch_map: {self._label}",
+                "it is compiled",
+                "Use jax.random with the key, the second argument",
+                again,
+            )
+        except BatchMapError:
+            raise
+        except RuntimeError as error:  # JAX would not call the functions again
+            self._drawing = str(error)
+            raise
+
+    def _check_mask(
+        self, result: jax.ShapeDtypeStruct | None, mask: str, shape: tuple[int, ...]
+    ) -> None:
         if result is None:
             raise ValueError(
                 f"batch_map: {self._label} did not return the mask {mask!r}, without which padding "
@@ -218,6 +247,12 @@ class BatchMap:
             raise TypeError(
                 f"batch_map: {self._label} returned the mask {mask!r} as {result.dtype}, not bool: "
                 "return it unchanged"
+            )
+        if result.shape != shape:
+            raise ValueError(
+                f"batch_map: {self._label} returned the mask {mask!r} with the shape "
+                f"{result.shape}, not {shape}: return it unchanged, as a row of the mask describes "
+                "a row of the batch"
             )
 
     def _check_thread(self, arrays: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import functools
 import json
 import pickle
+import random
 import threading
 
 import grain
@@ -367,6 +368,12 @@ def test_a_function_that_fails_leaves_the_batch(call):
         (lambda batch, key: {"x": 1.0}, TypeError, "'x' as float, not as an array"),
         (lambda batch, key: {"x": batch["x"]}, ValueError, "did not return the mask 'mask'"),
         (lambda batch, key: batch | {"mask": batch["x"]}, TypeError, "as float32, not bool"),
+        (lambda batch, key: batch | {"mask": batch["mask"][:2]}, ValueError, r"\(2,\), not \(4,\)"),
+        (
+            lambda batch, key: {k: jax.numpy.repeat(v, 2, axis=0) for k, v in batch.items()},
+            ValueError,
+            r"shape \(8,\), not \(4,\)",
+        ),
         (
             lambda batch, key: batch | {"x": np.array([1 << 40])},
             TypeError,
@@ -380,6 +387,65 @@ def test_wrong_results_are_named(function, error, words):
         for call in (next, lambda it: it.element_spec):
             with pytest.raises(error, match=f"(?s)batch_map: <lambda>.*{words}|{words}"):
                 call(iterator)
+
+
+RNG = np.random.default_rng(0)
+
+
+class Drawing:
+    """A function with a generator of its own."""
+
+    def __init__(self):
+        self.rng = random.Random(0)
+
+    def __call__(self, batch, key):
+        return {"x": batch["x"] + self.rng.random()}
+
+    def method(self, batch, key):
+        return self(batch, key)
+
+
+def from_global(batch, key):
+    return {"x": batch["x"] + np.random.rand()}
+
+
+def from_generator(batch, key):
+    return {"x": batch["x"] + RNG.random()}
+
+
+def from_python(batch, key):
+    return {"x": batch["x"] + random.random()}
+
+
+@pytest.mark.parametrize(
+    "function,name",
+    [
+        (from_global, "numpy.random"),
+        (from_generator, "RNG"),
+        (from_python, "random"),
+        (jax.jit(from_global), "numpy.random"),
+        (lambda batch, key: jax.jit(lambda x: from_global(x, key))(batch), "numpy.random"),
+        (functools.partial(from_generator), "RNG"),
+        ([noisy, from_global], "numpy.random"),
+        (Drawing(), "rng"),
+        (Drawing().method, "rng"),
+    ],
+)
+def test_generators_outside_of_jax_are_refused(function, name):
+    with of_source(function)(**CALL) as iterator:
+        for call in (lambda it: it.element_spec, next):
+            with pytest.raises(RuntimeError, match=f"(?s)batch_map: .* draws from {name} .*key"):
+                call(iterator)
+
+
+def test_a_function_that_seeds_its_numbers_is_accepted():
+    def seeded(batch, key):
+        np.random.seed(3)
+        return {"x": batch["x"] + np.random.rand(4, 1).astype(np.float32)}
+
+    with of_source(seeded)(**CALL) as iterator:
+        noise = np.random.RandomState(3).rand(4, 1).astype(np.float32)
+        np.testing.assert_array_equal(next(iterator)["x"], NUMBERS[:4] + noise)
 
 
 def test_wrong_arguments_are_refused():
