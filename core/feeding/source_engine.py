@@ -28,7 +28,7 @@ from ..sources import state as states
 from ..sources.identity import stated_identity
 from ..sources.source import Source, read_ahead_of
 from ..state.agreement import Values
-from ..state.envelope import damaged
+from ..state.envelope import damaged, digest
 from ..stats import InputStats
 from .fed_engine import FedEngine
 from .graph import FedGraph
@@ -169,7 +169,8 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         """Returns the values that must be equal in all processes; see `Engine`."""
         self.prepare()
         try:
-            identity = stated_identity(self._source)[:16]
+            # Of the whole text: identities of different data may begin with the same characters.
+            identity = digest(stated_identity(self._source).encode(), length=16)
         except StateError:  # a record can't be read; its batch raises the error
             identity = "unreadable"
         position = self.position

@@ -280,6 +280,8 @@ class Engine(abc.ABC, Generic[P]):
             check_not_traced()
         if self._must_agree:
             self._agree_or_tell()
+        elif self._agreement is not None:
+            self._agreement.check_moves()
         with _UNCOUNTED if stats is None else stats._waiting():
             annotation: Any = UNTRACED
             if TraceAnnotation.is_enabled():
@@ -291,6 +293,8 @@ class Engine(abc.ABC, Generic[P]):
             if stats is not None and not outcome.ended:
                 self.count(stats, outcome)
             self.advance()
+            if self._agreement is not None:
+                self._agreement.count_batch()
             if outcome.ended and at_end is not None:
                 at_end()
             return outcome
@@ -314,6 +318,8 @@ class Engine(abc.ABC, Generic[P]):
     def moved(self) -> None:
         """Requests a new comparison of the processes' positions before the next batch."""
         self._must_agree = self._agreement is not None
+        if self._agreement is not None:
+            self._agreement.tell_move(f"epoch {self.epoch}, step {self.step}")
 
     def _agree_or_tell(self) -> None:
         """Compares the processes; notifies the others if this process can't take part."""

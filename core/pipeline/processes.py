@@ -12,6 +12,11 @@ A process that can't take part notifies the others, so that they do not wait for
 
     a next() that raised    dalijax/GROUP/failures/PROCESS/FROM/NUMBER   for each process: the error
     the end of a program    dalijax/ends/FROM
+
+A process that moves, e.g. by seek(), waits for the others before its next batch. The others see the
+move in their next call of next(), and raise an error if they have not moved after the same batch::
+
+    a move                  dalijax/GROUP/moves/ROUND/FROM   batches since the round, new position
 """
 
 from __future__ import annotations
@@ -41,6 +46,7 @@ from ..state.agreement import (
     counterparts,
     departure_text,
     difference_text,
+    move_text,
 )
 from ..state.envelope import digest
 
@@ -135,7 +141,10 @@ def agreement_of(config: IteratorConfig, name: str, outline: Values) -> Agreemen
     processes = _processes_of(config)
     if len(processes) < 2 or jax.process_index() not in processes or _client() is None:
         return None
-    epochs = {"epochs": "no end" if config.epochs is None else config.epochs}
+    epochs = {
+        "epochs": "no end" if config.epochs is None else config.epochs,
+        "auto_reset": str(config.auto_reset),
+    }
     return Agreement(name, processes, seconds, {**outline, **epochs, **_placement(config)})
 
 
@@ -159,6 +168,9 @@ class Agreement:
         self.outline = outline
         self._has_offered = False
         self._failure_keys: list[str] = []  # keys of errors sent to other processes
+        self._round = ""  # the last round in which the processes agreed; "" before the first
+        self._batches = 0  # number of batches since the round
+        self._move_key = ""  # key of this process's move since the round, if any
         group = "-".join(map(str, processes))
         self._prefix = f"dalijax/{digest(group.encode())}"
         with _listing:
@@ -202,6 +214,8 @@ class Agreement:
             else:
                 verdict = self._wait(client, offer, goal, cure)
             settled = bool(verdict["batches"])
+            if settled and not verdict["error"]:
+                self._begin_round(client, verdict["round"])
         finally:
             if not settled:  # e.g. after Ctrl-C: other processes must not find the offer
                 client.key_value_delete(f"{self._prefix}/offers/{key}")
@@ -212,6 +226,47 @@ class Agreement:
             int(process): batch_values and Batches(*batch_values)
             for process, batch_values in batches_by_process
         }
+
+    def _begin_round(self, client: Any, number: int) -> None:
+        if self._move_key:
+            client.key_value_delete(self._move_key)
+        self._round, self._batches, self._move_key = str(number), 0, ""
+
+    def tell_move(self, position: str) -> None:
+        """Notifies the other processes that this process has moved since the last round.
+
+        Args:
+            position: The new position, for errors.
+        """
+        if self._round and not self._move_key:
+            key = f"{self._prefix}/moves/{self._round}/{jax.process_index()}"
+            _client().key_value_set(key, json.dumps([self._batches, position]))
+            self._move_key = key
+
+    def count_batch(self) -> None:
+        """Counts a batch, or the end of an epoch, since the last round."""
+        self._batches += 1
+
+    def check_moves(self) -> None:
+        """Checks that no other process moved after a batch after which this process did not move.
+
+        Assumes that this process has not moved since the last round.
+
+        Raises:
+            ProcessError: If a process did. The other processes are notified.
+        """
+        if self._move_key:  # the move was interrupted and rolled back
+            _client().key_value_delete(self._move_key)
+            self._move_key = ""
+        for key, text in _client().key_value_dir_get(f"{self._prefix}/moves/{self._round}/"):
+            batches, position = json.loads(text)
+            if batches <= self._batches:
+                process = int(key.split("/")[-1])
+                error = ProcessError(
+                    move_text(self._name, process, jax.process_index(), batches, position)
+                )
+                self.tell(error)
+                raise error
 
     def tell(self, error: BaseException) -> None:
         """Notifies the other processes that this process can't take part because of an error."""
@@ -253,7 +308,8 @@ class Agreement:
         """Compares the offers, in the lowest process, and returns the verdict.
 
         Returns:
-            The verdict: {"error": message or "", "batches": `Batches` by process}.
+            The verdict: {"error": message or "", "batches": `Batches` by process, "round": number
+            of the round}.
         """
         deadline = time.monotonic() + self._seconds
         pause, longest = _PAUSES
@@ -306,7 +362,11 @@ class Agreement:
     def _conclude(self, client: Any, matching: Round, error: str) -> dict[str, Any]:
         """Sends the verdict of a comparison to each process, and returns the verdict."""
         offers: Iterable[Offer] = matching.offers.values()
-        verdict = {"error": error, "batches": {o.process: o.batches for o in offers}}
+        verdict = {
+            "error": error,
+            "batches": {o.process: o.batches for o in offers},
+            "round": matching.offers[self._processes[0]].number,
+        }
         text = json.dumps(verdict)
         for offer in offers:
             key = f"{offer.process}/{offer.number}"

@@ -230,6 +230,25 @@ def departure_text(name: str, goal: str, errors: Mapping[int, str]) -> str:
     )
 
 
+def move_text(name: str, moved: int, process: int, batches: int, position: str) -> str:
+    """Returns the error message about a process that has moved, unlike this process.
+
+    Args:
+        name: Name of the iterator.
+        moved: The process that has moved.
+        process: This process.
+        batches: The number of batches, since both processes were at one position, after which the
+            process moved.
+        position: The position to which the process moved.
+    """
+    count = "1 batch" if batches == 1 else f"{batches} batches"
+    return (
+        f"process {moved} moved the iterator {name} to {position}, by seek(), skip(), reset() or "
+        f"set_state(), {count} after the processes were compared, but process {process} requests "
+        "its next batch without moving. Move the iterator in every process, to one position"
+    )
+
+
 def absence_text(
     name: str,
     goal: str,

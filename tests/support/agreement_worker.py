@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import jax
 
@@ -157,6 +158,50 @@ def source_batch_map():
     return delivered(over_source(batch_map=[double] if LAST else []))
 
 
+class Versioned(sources.Source):
+    """A source with an identity of its own."""
+
+    def __init__(self, version):
+        self.fields = {"x": sources.Field(np.int32)}
+        self._version = version
+
+    def __len__(self):
+        return 21
+
+    def read(self, indices, names):
+        return {"x": [np.int32(index) for index in indices]}
+
+    def identity(self):
+        return f"a data set of numbers, version {self._version}"
+
+
+def differing_sources():
+    """Compares pairs of sources whose identities begin with the same characters."""
+    ids = sources.Arrays({"x": np.arange(30, dtype=np.int32)})
+    chosen = np.arange(22 if LAST else 21)[-21:]
+    part = sources.Selection(ids, chosen)
+    pairs = {
+        "Selection": part,
+        "Mixture of Selection": sources.Mixture([(part, 1), (ids, 1)]),
+        "Selection of Named": sources.Selection(sources.Named(ids, "name"), chosen),
+        "Named of Selection": sources.Named(part, "name"),
+        "Selection of Selection": sources.Selection(part, np.arange(LAST, 20 + LAST)),
+        "Mixture of Named": sources.Mixture([(sources.Named(part, "name"), 1)]),
+        "a source of the user": Versioned(LAST),
+        "identity=": sources.Arrays(
+            {"x": np.arange(21, dtype=np.int32)}, identity=f"numbers from 0 to 20, v{1 + LAST}"
+        ),
+    }
+    function = data_iterator(numbers, ["x"], mask="mask", sharding=SHARDING, check_processes=60)
+    return {
+        name: delivered(function(source=source, batch_size=BATCH)) for name, source in pairs.items()
+    }
+
+
+def auto_reset():
+    return delivered(over_source(auto_reset=LAST))
+
+
 def source_of_a_host():
     from dalijax.adapters.tfdata import DALIDataset  # imports TensorFlow, which takes seconds
 
@@ -263,20 +308,35 @@ def skipped_apart():
     return [*results, [delivered(iterator, 1) for iterator in made]]
 
 
-def reset_apart():
-    """Resets the last process before the end of the epoch, so that it repeats the epoch."""
+def moved_alone():
+    """Moves the last process alone, in several ways; then all processes move to one batch."""
+    results = {}
+    for way in ("seek", "seek_step", "skip", "reset", "set_state"):
+        iterator = over_reader() if way == "set_state" else over_source()
+        state = iterator.get_state()
+        delivered(iterator, 2)
+        if LAST:
+            arguments = {"seek": [1, 2], "seek_step": [3], "skip": [1], "set_state": [state]}
+            getattr(iterator, way)(*arguments.get(way, []))
+        jax.experimental.multihost_utils.sync_global_devices(way)
+        errors = [delivered(iterator, 1) for _ in range(1 if LAST else 2)]
+        jax.experimental.multihost_utils.sync_global_devices("again")
+        iterator.set_state(state)
+        results[way] = [errors, delivered(iterator, 1)]
+    return results
+
+
+def moved_after_the_end():
+    """Ends an epoch and moves in all processes, the last of which is late."""
     iterator = over_source()
-    for _ in range(2 if LAST else len(iterator)):
-        next(iterator)
-    iterator.reset()
-    result = delivered(iterator, 1)
-    for _ in range(len(iterator) if LAST else 0):
-        iterator.skip(1)
-    if LAST:
-        iterator.reset()
-    else:
-        iterator.seek(1)
-    return [result, delivered(iterator, 1)]
+    results = []
+    for epoch in range(3):
+        results.append(delivered(iterator))
+        jax.experimental.multihost_utils.sync_global_devices("end")
+        if LAST:
+            time.sleep(0.1)  # the other processes have moved
+        iterator.seek(epoch + 1)
+    return results
 
 
 def interrupted():

@@ -31,6 +31,7 @@ DIFFERENT = {
     "source_spec": ["sharding of x: process 0 has ('d',) over the devices [0] [2048]"],
     "source_epochs": ["epochs: process 0 has no end, process 1 has 1"],
     "source_batch_map": ["operators."],
+    "auto_reset": ["auto_reset: process 0 has False, process 1 has True"],
     "source_of_a_host": ["number of records: process 0 has 21, process 1 has 20"],
     "reader_lacks_a_file": ["number of records: process 0 has 13, process 1 has 12"],
     "reader_in_another_order": ["reader.files: process 0 has 13 files"],
@@ -46,12 +47,12 @@ DIFFERENT = {
 OTHERS = [
     *("agree", "reader_of_equal_folders", "restored_apart", "sought_apart"),
     *("made_in_another_order", "in_threads", "alone", "unchecked", "never_comes"),
-    *("mesh_of_the_context", "skipping", "skipped_apart", "reset_apart", "interrupted"),
-    "numpy_of_clu",
+    *("mesh_of_the_context", "skipping", "skipped_apart", "moved_alone", "interrupted"),
+    *("numpy_of_clu", "differing_sources", "moved_after_the_end"),
 ]
 THREE = [
     *("agree", "source_lacks_a_record", "reader_seed", "made_in_another_order", "in_threads"),
-    "interrupted",
+    *("interrupted", "moved_alone"),
 ]
 
 
@@ -59,7 +60,7 @@ def run(folder, processes, scenarios):
     files = [folder / f"file{k:04}.bin" for k in range(20 * processes)]
     for file in files:
         file.write_bytes(b"x")
-    different = sorted({*DIFFERENT} & {*scenarios})
+    different = sorted({*DIFFERENT, "differing_sources"} & {*scenarios})
     options = {"files": list(map(str, files)), "scenarios": scenarios, "different": different}
     reports = started(SUPPORT / "agreement_worker.py", folder, options, processes, timeout=400)
     return {name: [report[name] for report in reports] for name in scenarios}
@@ -154,9 +155,45 @@ def test_positions_are_compared_after_a_skip_and_a_reset(seen):
         assert first[place] == second[place] and f"process 0 has {position}" in first[place]
     for own, whole in zip((first, second), agreed):
         assert own[2] == [batches[2:3] for batches in whole]
-    first, second = seen["reset_apart"]
-    assert first[0] == second[0] and "process 1 has epoch 0, sample 0" in first[0]
-    assert isinstance(first[1], list) and isinstance(second[1], list)
+
+
+def test_sources_are_compared_by_their_whole_identities(seen):
+    for name, errors in seen["differing_sources"][0].items():
+        assert errors == seen["differing_sources"][1][name]
+        assert "records (names, sizes, bytes): process 0 has" in errors, name
+
+
+@pytest.mark.parametrize("processes", (2, 3))
+def test_a_process_that_moves_alone_stops_all(request, processes):
+    """No process waits for the timeout, which is 60 s."""
+    reports = request.getfixturevalue("seen" if processes == 2 else "seen_by_three")
+    *others, last = reports["moved_alone"]
+    moved_to = {
+        "seek": "epoch 1, step 2",
+        "seek_step": "epoch 0, step 3",
+        "skip": "epoch 0, step 3",
+        "reset": "epoch 0, step 0",
+        "set_state": "epoch 0, step 0",
+    }
+    for way, position in moved_to.items():
+        text = f"process {processes - 1} moved the iterator"
+        for own in others:
+            for error in own[way][0]:
+                assert text in error and f"to {position}, by seek()" in error, way
+                assert "2 batches after the processes were compared" in error
+        name = "read" if way == "set_state" else "numbers"
+        for error in last[way][0]:
+            assert f"did not reach the next batch of {name}" in error
+            assert "raised ProcessError: process" in error
+        first = [own[name == "read"][:1] for own in reports["agree"]]
+        assert [own[way][1] for own in reports["moved_alone"]] == first
+
+
+def test_processes_that_move_after_an_epoch_do_not_differ(seen):
+    for own in seen["moved_after_the_end"]:
+        assert all(isinstance(batches, list) for batches in own)
+    first = [batches[0] for batches in zip(*seen["moved_after_the_end"])]
+    assert first[0] == seen["agree"][0][0]
 
 
 @pytest.mark.parametrize("processes", (2, 3))
