@@ -18,6 +18,31 @@ from .transform import DALITransform
 __all__ = ["DALIBatch", "RandomInputs"]
 
 
+class _BatchSize(int):
+    """The batch size of a `DALIBatch`, which is invalid without its ``batch_fn``.
+
+    Kauldron creates its own batch operation from ``batch_size`` and ``drop_remainder``. Its batches
+    would contain encoded records, without an error.
+
+    Attributes:
+        has_function: Whether ``batch_fn`` was requested, too.
+    """
+
+    has_function = False
+
+    def __le__(self, other: int) -> bool:  # Grain's batch() checks: batch_size <= 0
+        if not self.has_function:
+            raise TypeError(
+                "DALIBatch was replaced by a batch operation without its batch_fn, which would not "
+                "decode the records. Apply ds.pipe(DALITransform(...)) instead; in Kauldron, "
+                "override _apply_batch of the data pipeline to do so"
+            )
+        return int(self) <= other
+
+    def __reduce__(self) -> Any:
+        return int, (int(self),)
+
+
 class DALIBatch(grain.transforms.Batch):
     """Batches and decodes records as an operation of an unchanged ``grain.DataLoader``.
 
@@ -67,8 +92,17 @@ class DALIBatch(grain.transforms.Batch):
             **call,
         )
         super().__init__(
-            batch_size=batch_size, drop_remainder=drop_remainder, batch_fn=_Decode(transform)
+            batch_size=_BatchSize(batch_size),
+            drop_remainder=drop_remainder,
+            batch_fn=_Decode(transform),
         )
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "batch_fn":
+            size = super().__getattribute__("batch_size")
+            if isinstance(size, _BatchSize):  # not in a copy from another process
+                size.has_function = True
+        return super().__getattribute__(name)
 
 
 class _OneBatch:

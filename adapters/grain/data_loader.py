@@ -22,7 +22,7 @@ from ...core.state.fingerprint import Fingerprint
 from .loader_steps import Steps, pack_rows, row_name
 from .packing import unpacked
 from .reading import READ_OPTIONS
-from .record_iterator import RecordIterator
+from .record_iterator import Passes, RecordIterator
 from .transform import DALITransform
 
 __all__ = ["DALIDataLoader"]
@@ -154,6 +154,7 @@ class DALIDataLoader:
         self._workers = grain.MultiprocessingOptions(worker_count, worker_buffer_size)
         self._read = read_options or READ_OPTIONS
         self._other_randomness = other_randomness
+        self._passes = Passes("Pass num_epochs=EPOCHS to the sampler, and iterate once")
         self._described = {
             "outputs": list(output_map),
             "batch_size": batch_size,
@@ -274,6 +275,7 @@ class DALIDataLoaderIterator(RecordIterator):
             self._reader, 0, numbers, loader._seed, by_step=True, part=loader._part()
         )
         self._writable = transform.writable
+        self._passes = loader._passes
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state: the global step and a description of the data, as JSON values.
@@ -339,6 +341,7 @@ class DALIDataLoaderIterator(RecordIterator):
 
     def _move_to(self, step: int, restored: Restored) -> None:
         self._engine.restore(RecordPosition(step, restored=restored))
+        self._starts = False
         self._reader.stop()  # the next read starts at the new position
 
     def seek_step(self, step: int) -> None:

@@ -15,6 +15,7 @@ from ...core.iterator.batch_stream import BatchStream
 from ...core.iterator.iterator import DALIGenericIterator
 from ...core.pipeline.batch import writable
 from ...core.stats import InputStats
+from .record_iterator import Passes
 from .transform import check_policy, choose_device, element_spec
 
 __all__ = ["DALIIterDataset"]
@@ -112,6 +113,7 @@ class DALIIterDataset(grain.IterDataset):
             ),
         )
         self._num_epochs = num_epochs
+        self._passes = Passes("Pass num_epochs=EPOCHS to DALIIterDataset, and iterate once")
         self._writable = writable
         self._shard = (options.shard_index, options.shard_count)
         self._call = call
@@ -139,7 +141,7 @@ class DALIIterDataset(grain.IterDataset):
 
     def __iter__(self) -> DALIDatasetIterator:
         over_source = self._iterator_fn._has_source(self._call)
-        return DALIDatasetIterator(self._stream(), self._writable, over_source)
+        return DALIDatasetIterator(self._stream(), self._writable, over_source, self._passes)
 
     def _stream(self) -> BatchStream:
         call, iterator_fn = dict(self._call), self._iterator_fn
@@ -180,10 +182,12 @@ class DALIDatasetIterator(grain.DatasetIterator):
         over_source: Whether the dataset reads a source, so that states are equal in all processes.
     """
 
-    def __init__(self, stream: BatchStream, writable: bool, over_source: bool):
+    def __init__(self, stream: BatchStream, writable: bool, over_source: bool, passes: Passes):
         super().__init__()
         self._stream = stream
         self._writable = writable
+        self._passes = passes
+        self._starts = True  # whether the iterator is new: it delivered no batch, and was not moved
         self.over_source = over_source
 
     def __reduce__(self) -> Any:
@@ -191,7 +195,11 @@ class DALIDatasetIterator(grain.DatasetIterator):
 
     def __next__(self) -> Any:
         self._assert_not_closed()
-        return writable(next(self._stream), self._writable)
+        starts, self._starts = self._starts, False
+        batch = self._passes.deliver(
+            self._stream.__next__, starts, lambda: self._core._engine.draws_numbers()
+        )
+        return writable(batch, self._writable)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position after the last delivered batch, as a dict of JSON values."""
@@ -204,6 +212,7 @@ class DALIDatasetIterator(grain.DatasetIterator):
             ValueError: If ``state`` is not a state, or a state of different data; nothing changes.
         """
         self._stream.set_state(state)
+        self._starts = False
 
     def _get_next_index(self) -> int:
         raise ValueError(_NO_INDEX)
@@ -220,6 +229,7 @@ class DALIDatasetIterator(grain.DatasetIterator):
         """
         self._assert_not_closed()
         self._stream.seek_step(step)
+        self._starts = False
 
     _set_next_index = seek_step
 

@@ -2,15 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import grain
 
 from ...core.feeding.stream_engine import StreamEngine
-from ...core.pipeline.batch import writable
+from ...core.messages.user_warnings import warn_user
+from ...core.pipeline.batch import Batch, writable
 from ...core.stats import InputStats
 
 __all__: list[str] = []
+
+
+class Passes:
+    """Warns once if a second pass over a dataset repeats the augmentation of the first.
+
+    In Grain, the iterators of a dataset are equal: a loop over epochs that iterates over the
+    dataset again in each epoch delivers the same batches, including their augmentation.
+
+    Args:
+        cure: How to iterate over several epochs, for the warning.
+    """
+
+    def __init__(self, cure: str):
+        self._cure = cure
+        self._repeats = False  # whether a pass has ended whose graph draws random numbers
+        self._warned = False
+
+    def deliver(self, take: Callable[[], Batch], starts: bool, draws: Callable[[], bool]) -> Batch:
+        """Returns the next batch of a pass.
+
+        Args:
+            take: Returns the next batch.
+            starts: Whether this is the first batch of an iterator that was not moved.
+            draws: Returns whether the graph draws random numbers.
+        """
+        if starts and self._repeats and not self._warned:
+            self._warned = True
+            warn_user(
+                "this dataset is iterated again after its end, and draws the same random numbers: "
+                f"the augmentation of each epoch is that of the first. {self._cure}"
+            )
+        try:
+            return take()
+        except StopIteration:
+            self._repeats = self._repeats or draws()
+            raise
 
 
 class RecordIterator(grain.DatasetIterator):
@@ -19,14 +57,19 @@ class RecordIterator(grain.DatasetIterator):
     Attributes:
         _engine: The engine; set by subclasses.
         _writable: Whether NumPy arrays of batches are writable copies; set by subclasses.
+        _passes: Warns about equal passes over the dataset; set by subclasses.
     """
 
     _engine: StreamEngine
     _writable: bool
+    _passes: Passes
+    _starts = True  # whether the iterator is new: it delivered no batch, and was not moved
 
     def __next__(self) -> Any:
         self._assert_not_closed()
-        return writable(self._engine.next(), self._writable)
+        starts, self._starts = self._starts, False
+        batch = self._passes.deliver(self._engine.next, starts, self._engine.draws_numbers)
+        return writable(batch, self._writable)
 
     def __reduce__(self) -> Any:
         # A copy would share the pipelines, and close them when it is freed.

@@ -36,11 +36,12 @@ from ...core.state.envelope import Form, brief, damaged
 from ...core.state.fingerprint import Fingerprint
 from .lengths import number_of_records, parents_of
 from .reading import READ_OPTIONS, Position, Reader, RecordLists
-from .record_iterator import RecordIterator
+from .record_iterator import Passes, RecordIterator
 
 __all__ = ["DALITransform"]
 
 _INTERLEAVED = "iterators_in_use_indices"  # in Grain's states; lists an item per iterator
+_SEVERAL_EPOCHS = "Add .repeat(EPOCHS) before DALITransform, and iterate once"
 _DEEPEST = 100  # maximum depth of a nested state; each transformation of Grain adds a level
 
 
@@ -445,9 +446,12 @@ class _UnplacedDataset(grain.IterDataset):
     def __init__(self, parent: grain.MapDataset | grain.IterDataset, transform: DALITransform):
         super().__init__(parent)
         self._transform = transform
+        self._passes = Passes(_SEVERAL_EPOCHS)
 
     def _placed(self) -> grain.IterDataset:
-        return self._transform._placed()(self._parents[0])
+        dataset = self._transform._placed()(self._parents[0])
+        dataset._passes = self._passes
+        return dataset
 
     def __iter__(self) -> grain.DatasetIterator:
         return self._placed().__iter__()
@@ -483,6 +487,7 @@ class _DecodedDataset(grain.IterDataset):
         self._transform = transform
         self._lists = lists
         self._part = StreamPart(values, batches, pads=bool(transform.pad))
+        self._passes = Passes(_SEVERAL_EPOCHS)
 
     def __iter__(self) -> DecodedIterator:
         return self._iterator(self._part)
@@ -494,6 +499,7 @@ class _DecodedDataset(grain.IterDataset):
             ShardSeed.of(_seed_of(self), 0),
             self._lists,
             part,
+            self._passes,
         )
 
     @property
@@ -574,8 +580,10 @@ class DecodedIterator(RecordIterator):
         seed: int,
         lists: bool,
         part: StreamPart | None,
+        passes: Passes,
     ):
         super().__init__(parent)
+        self._passes = passes
         self._rows = transform._local_rows()
         self._transform = transform
         # A MapDataset's position counts lists, an IterDataset's records.
@@ -655,6 +663,7 @@ class DecodedIterator(RecordIterator):
                 ) from error
 
         self._engine.restore(RecordPosition(state["step"], after, None, restored), move)
+        self._starts = False
 
     def _position(self, state: Mapping[str, Any]) -> Position:
         """Returns the position in the parent that a state describes.

@@ -21,6 +21,8 @@ from ..config import IteratorConfig
 from ..errors import BatchError, GraphError, ProcessError, RecordError
 from ..order.epochs import EpochPlan
 from ..placement import DataShard, GlobalPlacement
+from ..random.draw import described_draws
+from ..state import random_state
 from ..state.agreement import Values
 from ..state.position import FailedBatch, FailedBatches
 from ..stats import UNTRACED, InputStats
@@ -449,6 +451,14 @@ class Engine(abc.ABC, Generic[P]):
     def prepare(self) -> Runner:
         """Returns the runner of the pipelines at the position; builds them if necessary."""
         return self._runner_at(self.position)
+
+    def draws_numbers(self) -> bool:
+        """Returns whether the graph draws random numbers; False before pipelines are built."""
+        if (runner := self._runner) is None:
+            return False
+        pipeline = runner.pipelines[0]
+        stateful = random_state.stateful(*(runner.checkpoints() or ())[:1])
+        return bool(described_draws(pipeline) or set(stateful) - set(pipeline.reader_meta()))
 
     def schedule(self) -> None:
         """Builds the pipelines and schedules runs, without waiting for the batches."""

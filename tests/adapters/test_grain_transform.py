@@ -722,6 +722,18 @@ def test_the_operation_serves_the_threads_of_a_map_dataset():
     assert ds[7]["i"].tolist() == [28, 29, 30, 31]  # and random access
 
 
+def test_a_batch_operation_that_loses_the_function_is_refused():
+    """Kauldron calls ds.batch() like this, for each operation that is a grain.Batch."""
+    for own in (operation(), operation(drop_remainder=True)):
+        with pytest.raises(TypeError, match="without its batch_fn.*override _apply_batch"):
+            source(8).batch(own.batch_size, drop_remainder=own.drop_remainder)
+        with pytest.raises(TypeError, match="without its batch_fn"):
+            source(8).to_iter_dataset().batch(own.batch_size)
+        got = source(8).batch(own.batch_size, batch_fn=own.batch_fn)
+        assert [batch["x"].tolist() for batch in got] == [[0, 8, 16, 24], [32, 40, 48, 56]]
+        assert numbers(walk(iter(source(8).apply([own]).to_iter_dataset()))) == chunks([*range(8)])
+
+
 def test_graphs_that_draw_are_always_refused_in_an_operation():
     own = operation(graph, names=["x", "u"])
     for _ in range(2):
