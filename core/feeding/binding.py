@@ -9,7 +9,7 @@ from typing import Any
 from ..arguments import checked_arguments, function_parameters, name_of, whole_number
 from ..config import OF_DATA_ITERATOR, IteratorConfig
 from ..pipeline.pipeline_factory import default_device_id
-from ..sources.source import Source, check_source
+from ..sources.source import Source, check_names, check_source
 from .graph import field_graph
 from .source_engine import SourceEngine
 
@@ -38,8 +38,8 @@ def bind(
     Raises:
         TypeError: If an argument is unknown, a parameter has no value, the source lacks a method,
             or its ``read_threads`` isn't an integer.
-        ValueError: If an argument belongs to DALI's readers, batch_size is missing, or the source
-            has no records or no threads.
+        ValueError: If an argument belongs to DALI's readers, batch_size is missing, the source has
+            no records or no threads, or its labels have several meanings.
     """
     name, parameters = name_of(function), function_parameters(function)
     if args:
@@ -85,4 +85,5 @@ def bind(
     if config.sharding is None and config.devices is None:
         pipeline_call.setdefault("device_id", default_device_id())
     graph = field_graph(function, source.fields, settings)
+    check_names(source, graph.names)
     return functools.partial(SourceEngine, source, graph, pipeline_call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 
@@ -16,3 +17,9 @@ def warn_user(message: str, category: type[Warning] = RuntimeWarning) -> None:
     while frame and frame.f_globals.get("__name__", "").partition(".")[0] in _INTERNAL:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
+
+
+@functools.lru_cache(maxsize=256)
+def warn_user_once(message: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Issues a warning as `warn_user` does, unless this process has issued it recently."""
+    warn_user(message, category)

@@ -30,7 +30,7 @@ from ..formats.paths import (
 )
 from ..formats.spread import spread
 from ..messages.printable import printable
-from ..messages.user_warnings import warn_user
+from ..messages.user_warnings import warn_user, warn_user_once
 from ..order.shuffle import Indices
 from ..remote.cache_folder import open_cache
 from ..remote.folders import MOST_KEPT, Folders
@@ -39,6 +39,7 @@ from ..remote.ranges import byte_count
 from ..remote.storage import Storage
 from ..state.reader_files import file_sizes
 from .base import BaseSource
+from .labels import LABEL, as_labels, class_names, class_numbers, few, misplaced_number
 from .source import Values
 
 _log = logging.getLogger("dalijax")
@@ -57,10 +58,11 @@ class Files(BaseSource):
     """Files as records: class directories, a flat directory, or a list of paths.
 
     A record of class directories has ``data``, the bytes of the file, and ``label``, an int32
-    scalar: the index of its class directory in sorted order. Labels and the order of records are
-    as in ``fn.readers.file``. Files in nested directories belong to the class directory, as in
-    torchvision's ``ImageFolder``; DALI's reader ignores them. A class directory without files keeps
-    its label, with a warning. Directories whose names begin with a dot or ``__MACOSX`` are ignored.
+    scalar: the index of its class directory in ``classes``, by default in sorted order. The records
+    are sorted, so that they are those of ``fn.readers.file``. Files in nested directories belong to
+    the class directory, as in torchvision's ``ImageFolder``; DALI's reader ignores them. A class
+    directory without files keeps its label, with a warning. Directories whose names begin with a
+    dot or ``__MACOSX`` are ignored.
     A record of a flat directory, or of a list without labels, has only ``data``.
 
     Local files are read by DALI's threads (`dalijax.fn.read_file`): `read` returns their paths.
@@ -74,7 +76,11 @@ class Files(BaseSource):
         folder: The directory or its URL; ``~`` is the home directory. Links are followed.
         paths: A path or URL, or a list of them, instead of a directory. Patterns such as ``*.jpg``
             and ``{000..127}.jpg`` are expanded.
-        labels: Labels of the paths, int32.
+        labels: A label for each path: numbers [paths], vectors [paths, values], such as multi-hot
+            labels, or names of ``classes``. Integers are converted to int32, floats to float32.
+        classes: Names of the class directories in the order of their labels, or a source with
+            ``classes``. Validation data without some of the classes then have the labels of the
+            training data. With ``labels``, the names of the labels.
         extensions: Extensions of the directory's files that are records, case-insensitive. If
             empty, all files are records.
         identity: A string that replaces the digest of names, sizes and contents in states.
@@ -86,14 +92,15 @@ class Files(BaseSource):
             disk.
 
     Attributes:
-        fields: ``data``, a uint8 array, and ``label``, an int32 scalar, if there are labels.
-        classes: Names of the class directories; empty if there are none.
+        fields: ``data``, a uint8 array, and ``label``, if there are labels.
+        classes: Names of the classes in the order of their labels; empty if there are none.
 
     Raises:
         FileNotFoundError, NotADirectoryError: If the directory, or a file of the list, does not
             exist; in lists of more than 1,000 files, 1,000 evenly spread files are checked.
-        ValueError: If there are no files, files next to class directories, or a different number of
-            labels than paths; or if a link points to a directory that contains the link.
+        ValueError: If there are no files, or files next to class directories; if ``classes`` lacks
+            a class directory; if ``labels`` are not a number or a vector for each path; or if a
+            link points to a directory that contains the link.
     """
 
     _gives_new_arrays = True  # read() returns new arrays, so that ReuseCheck is not needed
@@ -105,7 +112,8 @@ class Files(BaseSource):
         folder: Path | None = None,
         *,
         paths: Paths | None = None,
-        labels: Sequence[int] | NDArray[np.integer[Any]] | None = None,
+        labels: Sequence[Any] | NDArray[Any] | None = None,
+        classes: Any = None,
         extensions: Sequence[str] = EXTENSIONS,
         identity: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -117,8 +125,8 @@ class Files(BaseSource):
         ahead = byte_count(read_ahead, "read_ahead")
         if (folder is None) == (paths is None):
             raise TypeError("Files requires either a directory, or paths= (and labels=)")
-        self.classes: tuple[str, ...] = ()
-        self._labels: NDArray[np.int32] | None = None
+        self.classes: tuple[str, ...] = () if classes is None else class_names(classes)
+        self._labels: NDArray[np.int32] | NDArray[np.float32] | None = None
         self._storage: Storage | None = None  # of a list with URLs
         self._folders: Folders | None = None  # of a remote directory
         if paths is not None:
@@ -131,7 +139,9 @@ class Files(BaseSource):
             self._root = os.fsencode(expanded_paths[0][: len(expanded_paths[0]) - len(below[0])])
             self._names = Names([(b"", [os.fsencode(name) for name in below])])
             if labels is not None:
-                self._labels = _as_labels(labels, len(self._names))
+                self._labels = as_labels(labels, len(self._names), self.classes)
+            elif self.classes:
+                raise TypeError("classes= with paths= requires labels=, as numbers or names")
             self._check_files()
         else:
             if labels is not None:
@@ -176,7 +186,7 @@ class Files(BaseSource):
             self.read_threads = WAITING_THREADS
         fields = {"data": Field(np.dtype(np.uint8), 1, is_path=not self._is_remote)}
         if self._labels is not None:
-            fields["label"] = Field(np.dtype(np.int32))
+            fields[LABEL] = Field(self._labels.dtype, self._labels.ndim - 1)
         super().__init__(fields, identity)
 
     def _with_versions(self, storage: Storage) -> ByteFiles | None:
@@ -210,21 +220,31 @@ class Files(BaseSource):
                 raise ValueError(
                     f"{root} has neither class directories nor {_file_kinds(suffixes)}"
                 )
+            if self.classes:
+                raise ValueError(
+                    f"classes= requires class directories, but {root} has none. Omit classes=, or "
+                    "list the files by paths= and labels="
+                )
             return
         if files:
             raise ValueError(
-                f"{root} has class directories ({_few(folders)}) and other files ({_few(files)}). "
+                f"{root} has class directories ({few(folders)}) and other files ({few(files)}). "
                 "Move the files into class directories, or list the wanted files by paths= and "
                 "labels="
             )
+        names = tuple(map(os.fsdecode, folders))
+        if not self.classes:
+            self.classes = names
+            _warn_of_text_order(root, names)
+        numbers = class_numbers(names, self.classes, f"the class directories in {root}")
         counts = []
 
         def below() -> Iterator[tuple[bytes, list[bytes]]]:
             """Yields the prefix and the names of the files of each class directory."""
             for folder in folders:
-                names = sorted(self._below(folder, b"", suffixes, []))
-                counts.append(len(names))
-                yield folder + b"/", names
+                files = sorted(self._below(folder, b"", suffixes, []))
+                counts.append(len(files))
+                yield folder + b"/", files
 
         self._names = Names(below())
         empty = [folder for folder, count in zip(folders, counts) if not count]
@@ -233,15 +253,14 @@ class Files(BaseSource):
                 "%s: the class directories %s have no %s. They keep their labels. Remove them, or "
                 "add files (extensions=)",
                 root,
-                _few(empty),
+                few(empty),
                 _file_kinds(suffixes),
             )
         if not len(self._names):
             raise ValueError(
                 f"the {len(folders)} class directories of {root} have no {_file_kinds(suffixes)}"
             )
-        self._labels = np.repeat(np.arange(len(folders), dtype=np.int32), counts)
-        self.classes = tuple(map(os.fsdecode, folders))
+        self._labels = np.repeat(numbers, counts)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -254,7 +273,7 @@ class Files(BaseSource):
         """Returns fields of some records; see `dalijax.sources.Source`."""
         columns: dict[str, Values] = {}
         for name in names:
-            if name == "label" and self._labels is not None:
+            if name == LABEL and self._labels is not None:
                 columns[name] = self._labels[indices]
             elif self._objects is not None:
                 columns[name] = self._objects.read(
@@ -373,14 +392,14 @@ class Files(BaseSource):
                 "%s: skipped %s, because the targets of these links do not exist. If they are "
                 "class directories, the labels of later classes differ. Repair or remove the links",
                 printable(self._root + folder),
-                _few(sorted(dangling)),
+                few(sorted(dangling)),
             )
         if special_files:
             _log.warning(
                 "%s: skipped %s. Reading FIFOs, sockets and devices may block, and links to "
                 "themselves can't be read. Remove them",
                 printable(self._root + folder),
-                _few(sorted(special_files)),
+                few(sorted(special_files)),
             )
         files.sort()
         return files, sorted(name for name in folders if not name.startswith(_HIDDEN))
@@ -426,32 +445,17 @@ def _suffixes(extensions: Sequence[str]) -> tuple[bytes, ...]:
     )
 
 
-def _as_labels(labels: Any, count: int) -> NDArray[np.int32]:
-    """Converts labels to int32 [count].
-
-    Raises:
-        ValueError: If there are not ``count`` labels, or a label is not an integer of 32 bits.
-    """
-    array = np.asarray(labels)
-    if array.shape != (count,):
-        raise ValueError(
-            f"there are {count} paths, but labels of shape {array.shape}. Pass one label per path"
+def _warn_of_text_order(root: str, names: Sequence[str]) -> None:
+    """Warns if class directories are named by numbers, but are not in the order of the numbers."""
+    label = misplaced_number(names)
+    if label is not None:
+        warn_user_once(
+            f"label {label} is the class directory {names[label]!r} of {root}: labels follow the "
+            "order of the names as text, as in DALI and torchvision, and not the order of their "
+            "numbers. Pass the names in the order of their labels as classes=",
+            UserWarning,
         )
-    is_integer = array.dtype.kind in "iub"
-    fits = array.astype(np.int32) == array if is_integer else np.zeros(count, bool)
-    if not fits.all():
-        bad = array[np.argmin(fits)].tolist()
-        names = isinstance(bad, (str, bytes))
-        cure = ". Convert names by classes, labels = np.unique(names, return_inverse=True)" * names
-        raise ValueError(f"labels must be integers of 32 bits, not {bad!r}{cure}")
-    return array.astype(np.int32)
 
 
 def _file_kinds(suffixes: tuple[bytes, ...]) -> str:
     return f"files ending in {', '.join(map(printable, suffixes))}" if suffixes else "files"
-
-
-def _few(names: Sequence[bytes]) -> str:
-    """Returns a text with the first three names, and the number of the others, for messages."""
-    suffix = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-    return ", ".join(repr(os.fsdecode(name)) for name in names[:3]) + suffix

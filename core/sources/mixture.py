@@ -20,6 +20,7 @@ from ..remote.range_cache import Lease
 from ..state.envelope import digest
 from .base import SizeTables
 from .identity import stated_identity
+from .labels import LABEL, classes_of, merged_classes
 from .source import (
     Order,
     Source,
@@ -156,6 +157,8 @@ class Mixture(Source):
     Attributes:
         fields: Names and kinds of the fields, which all sources share.
         weights: Exact share of each source.
+        classes: Names of the classes in the order of their labels; empty if the sources do not name
+            them, or label them differently. A graph that takes ``label`` is then refused.
 
     Raises:
         ValueError: If the fields differ, a source has no records, or a weight is not positive or is
@@ -190,6 +193,10 @@ class Mixture(Source):
         if length is not None and not (is_integer and length >= 1):
             raise ValueError(f"length must be a positive integer, not {length!r}")
         self.fields: Mapping[str, Field] = self._sources[0].fields
+        self._classes = [classes_of(source) for source in self._sources]
+        self.classes: tuple[str, ...] = ()
+        with contextlib.suppress(ValueError):  # `_check_names` raises it if labels are read
+            self.classes = merged_classes(self._classes)
         self.weights = tuple(count / sum(self._counts) for count in self._counts)
         self._starts = np.cumsum([0, *map(len, self._sources)], dtype=np.int64)
         self._sizes = SizeTables()
@@ -254,6 +261,11 @@ class Mixture(Source):
                         column[row] = item
             columns[name] = column
         return columns
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        """Raises ValueError if the names contain labels that have different meanings."""
+        if LABEL in names:
+            merged_classes(self._classes)
 
     def _range_bytes(self, indices: Indices, names: Sequence[str]) -> int:
         return sum(range_bytes(s, local, names) for s, _, local in self._split(indices))

@@ -13,7 +13,15 @@ from ..arguments import knows_its_names
 from ..formats.field import Field
 from ..order.shuffle import Indices
 from ..remote.range_cache import Lease
-from .source import Source, Values, announce, names_of, range_bytes, read_ahead_of
+from .source import (
+    Source,
+    Values,
+    announce,
+    check_names,
+    names_of,
+    range_bytes,
+    read_ahead_of,
+)
 
 
 class Named(Source):
@@ -89,6 +97,9 @@ class Named(Source):
     def name(self, index: int) -> str:
         """Returns the name of a record; see `dalijax.sources.Source`."""
         return self._source.name(index)
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        check_names(self._source, self._inner(names))
 
     def _range_bytes(self, indices: Indices, names: Sequence[str]) -> int:
         return range_bytes(self._source, indices, self._inner(names))

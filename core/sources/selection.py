@@ -14,6 +14,7 @@ from ..order.shuffle import Indices
 from ..remote.range_cache import Lease
 from ..state.envelope import digest
 from .identity import stated_identity
+from .labels import classes_of
 from .source import Source, Values, announce, names_of, range_bytes, read_ahead_of
 
 
@@ -26,6 +27,7 @@ class Selection(Source):
 
     Attributes:
         fields: Names and kinds of the fields of the source.
+        classes: Names of the classes of the source, in the order of their labels.
 
     Raises:
         TypeError: If ``source`` is not a source, or is a mixture, or ``records`` are neither
@@ -45,6 +47,7 @@ class Selection(Source):
         self._source = source
         self._records = selected_records(records, len(source))
         self.fields = source.fields
+        self.classes = classes_of(source)
         self.read_threads = source.read_threads
 
     @property

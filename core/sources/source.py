@@ -7,6 +7,8 @@ and which a wrapper of a source passes on:
 - ``_read_ahead`` is the number of bytes to request ahead of their use. ``_range_bytes`` counts
   these bytes, and ``_announce`` requests them; see `read_ahead_of`, `range_bytes` and `announce`.
 - ``_record_names`` returns the names of several records; see `names_of`.
+- ``_check_names`` raises an error if fields must not be read together; see `check_names`.
+- ``classes`` are the names of the labels; see `core.sources.labels.classes_of`.
 - ``_gives_new_arrays`` is True if `Source.read` never reuses memory; see `core.feeding.reuse`.
 """
 
@@ -199,6 +201,21 @@ def announce(
         return []
     leases: list[tuple[Lease, Indices]] = source._announce(indices, names, turns, freed)
     return leases
+
+
+def check_names(source: Any, names: Sequence[str]) -> None:
+    """Checks that a source can supply some fields to one graph.
+
+    Args:
+        source: The source.
+        names: Names of the fields.
+
+    Raises:
+        ValueError: If the source is a mixture, and a label has several meanings in its sources.
+    """
+    check = getattr(source, "_check_names", None)
+    if check is not None:
+        check(names)
 
 
 def names_of(source: Any, indices: Indices) -> list[str]:

@@ -173,6 +173,9 @@ def test_files_of_a_folder(endpoint, monkeypatch):
         assert [v.tobytes().decode() for v in values["data"]] == names
         assert values["label"].tolist() == local.read(indices, ["label"])["label"].tolist()
         assert source.classes == local.classes == ("a", "b")
+        swapped = Files(root, classes=["b", "a"], storage_options=options)
+        labels = swapped.read(indices, ["label"])["label"]
+        assert labels.tolist() == (1 - values["label"]).tolist()
     listed = Files(paths="s3://bucket/root/a/*.jpg", storage_options=options)
     assert [listed.name(i) for i in range(len(listed))] == ["s3://bucket/root/a/2.jpg"]
     assert listed.read(np.array([0]), ["data"])["data"][0].tobytes() == b"a/2.jpg"

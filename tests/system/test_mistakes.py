@@ -465,12 +465,12 @@ PROGRAMS = {
     "labels of text": (
         lambda d: sources.Files(paths=d.files[:1], labels=["cat"]),
         ValueError,
-        "labels 'cat' np.unique",
+        "labels 'cat' classes=sorted(set(labels))",
     ),
-    "labels as floats": (
-        lambda d: sources.Files(paths=d.files[:1], labels=[0.5]),
+    "labels of several classes": (
+        lambda d: sources.Files(paths=d.files[:2], labels=[[1], [0, 1]]),
         ValueError,
-        "labels 0.5 integers",
+        "labels [1] array (paths, classes)",
     ),
     "labels of a folder": (lambda d: sources.Files(d.folder, labels=[0]), TypeError, "paths="),
     "a TFRecord of a JPEG": (
