@@ -25,7 +25,7 @@ from ..pipeline.engine import CLOSED, EpochEngine, Mark, NoReplica, Outcome
 from ..pipeline.failure import EnvironmentFailure, failure_of
 from ..pipeline.failure_errors import MOST_SKIPPED, describe, with_dali
 from ..pipeline.pipeline_factory import PipelineFactory, check_resumable
-from ..pipeline.reader import check_epochs, check_shards, epochs_of
+from ..pipeline.reader import check_epochs, check_orders, check_shards, epochs_of
 from ..pipeline.runner import (
     Outputs,
     Runner,
@@ -556,6 +556,7 @@ class ReaderEngine(EpochEngine[Position]):
         plan, shards = epochs_of(pipelines, config, self._data_shards)
         if not self.shards:
             check_shards(pipelines, config, self._data_shards, factory)
+            check_orders(pipelines, factory)
             if plan is None:
                 check_epochs(pipelines, config, factory)
         elif plan and self.plan and plan.num_samples != self.plan.num_samples:

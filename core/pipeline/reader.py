@@ -1,8 +1,8 @@
-"""Determines and checks the epochs and shards of built pipelines, from metadata of readers."""
+"""Determines and checks the epochs, shards and orders of the readers of built pipelines."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,11 +10,18 @@ from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..config import IteratorConfig
-from ..messages.user_warnings import warn_user
+from ..messages.user_warnings import warn_user, warn_user_once
 from ..order.epochs import EpochPlan
 from ..placement import DataShard
+from ..state.fingerprint import labels_of
 from ..state.operators import Operator, operators_of, serialized_operators
+from ..state.reader_files import reader_of
 from .pipeline_factory import PipelineFactory
+
+# Readers that shuffle only while they read. Other readers also shuffle the list of their files.
+_RECORD_READERS = frozenset({"caffe", "caffe2", "mxnet", "tfrecord", "webdataset"})
+_INITIAL_FILL = 1024  # DALI's default
+_DERIVED = "derived"  # the seed of a reader without seed=, which DALI derives for each reader
 
 
 def reader_meta(pipelines: Sequence[Pipeline], name: str) -> list[dict[str, Any]]:
@@ -234,3 +241,74 @@ def check_epochs(
             f"it never raises StopIteration, and has no len(). To end epochs, {cure}",
             UserWarning,
         )
+
+
+def check_orders(built: Sequence[Pipeline], factory: PipelineFactory) -> None:
+    """Warns if the readers of a pipeline deliver their samples in different orders.
+
+    Readers of pairs, such as images and masks, need the same order. Independent readers are valid,
+    such as readers of labeled and of unlabeled images.
+
+    Args:
+        built: Built pipelines.
+        factory: The factory of the pipelines.
+    """
+    for index, pipeline in enumerate(built):
+        metas = pipeline.reader_meta()
+        if len(metas) < 2:
+            return
+        operators = {operator[1]: operator for operator in _operators(pipeline, factory, index)}
+        readers = [operators.get(name, ("", name, {})) for name in metas]
+        orders = [_order(metas[name], kind, arguments) for kind, name, arguments in readers]
+        differing = [
+            key
+            for key in dict.fromkeys(key for order in orders for key in order)
+            if len({order[key] for order in orders if key in order}) > 1
+        ]
+        if differing or sum(order.get("seed") == _DERIVED for order in orders) > 1:
+            labels = labels_of([(kind, name) for kind, name, _ in readers])
+            texts = [f"{label} ({_text(order)})" for label, order in zip(labels, orders)]
+            warn_user_once(
+                f"the readers {', '.join(texts[:-1])} and {texts[-1]} differ in "
+                f"{', '.join(differing) or 'seed'}, so that their orders differ: an image may get "
+                "the mask of another image. Pass equally many files and equal arguments to the "
+                "readers, and the same seed= if they shuffle. If they are independent, ignore this "
+                "warning",
+                UserWarning,
+            )
+            return
+
+
+def _order(meta: Mapping[str, Any], kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values that determine the order of a reader's samples, by name.
+
+    Args:
+        meta: DALI's metadata of the reader.
+        kind: The kind of the reader, such as "readers.file".
+        arguments: The arguments of the reader, or their texts.
+    """
+    names = ("random_shuffle", "shuffle_after_epoch")
+    shuffles = {key: str(arguments.get(key, False)) == "True" for key in names}
+    order = {
+        "number of samples": meta["epoch_size"],
+        "num_shards": meta["number_of_shards"],
+        "shard_id": meta["shard_id"],
+        "stick_to_shard": bool(meta["stick_to_shard"]) and meta["number_of_shards"] > 1,
+        "pad_last_batch": bool(meta["pad_last_batch"]),
+        **shuffles,
+    }
+    if any(shuffles.values()):
+        order["kind of reader"] = reader_of(kind) in _RECORD_READERS
+    if shuffles["random_shuffle"]:
+        order["initial_fill"] = str(arguments.get("initial_fill", _INITIAL_FILL))
+        order["seed"] = str(arguments.get("seed", _DERIVED))
+    return order
+
+
+def _text(order: Mapping[str, Any]) -> str:
+    """Describes the number of samples and the shuffling of a reader, given its `_order`."""
+    shuffling = "shuffle_after_epoch" if order["shuffle_after_epoch"] else "not shuffled"
+    if order["random_shuffle"]:
+        seed = order["seed"]
+        shuffling = "shuffled without seed=" if seed == _DERIVED else f"seed={seed}"
+    return f"{order['number of samples']:,} samples, {shuffling}"

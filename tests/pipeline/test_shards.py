@@ -156,7 +156,8 @@ def test_additional_readers(jpegs_many):
         beside, ["x", "y"], reader_name="reader", sharding=rows_over(2), mask="mask"
     )
     # with different data, such as backgrounds
-    assert samples(make(jpegs_many, jpegs_many[:5], batch_size=4)) == list(range(32))
+    with pytest.warns(UserWarning, match="If they are independent, ignore this warning"):
+        assert samples(make(jpegs_many, jpegs_many[:5], batch_size=4)) == list(range(32))
     with pytest.raises(ValueError, match=f"reader 'more' reads shard 0 of 1.*{LINE}"):
         make(jpegs_many, jpegs_many, batch_size=4)
 

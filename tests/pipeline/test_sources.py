@@ -4,17 +4,21 @@ import functools
 import io
 import itertools
 import json
+import re
 import struct
 import tarfile
+import warnings
 
 import numpy as np
 import nvidia.dali.tfrecord as tfrecord
 import pytest
 from nvidia.dali import fn, types
 
+import dalijax
 from cells import Cell
 from conformance import Expected, check, frozen
 from dalijax import LastBatchPolicy, data_iterator
+from dalijax.core.messages import user_warnings
 from full import FULL
 from oracle import Case
 
@@ -135,6 +139,92 @@ def test_readers(data, kind):
         # A row of each kind is also restored in another process.
         process = k == 0 and kind in READERS[:4]
         check(over_reader(kind, data, cell), cell.expected(), process=process, tail=6)
+
+
+# Two readers in a graph, such as readers of images and of masks
+
+UNSEEDED = {"random_shuffle": True, "initial_fill": 4}
+SEEDED = {**UNSEEDED, "seed": 7}
+AFTER = {"shuffle_after_epoch": True}
+HALF = {"num_shards": 2}
+PAIRS = [
+    ("file", {}, "numpy", {"seed": 3}, ""),
+    ("file", {}, "tfrecord", {}, ""),
+    ("file", SEEDED, "numpy", SEEDED, ""),
+    ("file", SEEDED, "numpy", {**SEEDED, "seed": 8}, "differ in seed"),
+    ("file", UNSEEDED, "file", UNSEEDED, r"a \(7 samples, shuffled without seed=\) .* in seed"),
+    ("file", UNSEEDED, "file", SEEDED, r"b \(7 samples, seed=7\) differ in seed"),
+    ("file", {**SEEDED, "initial_fill": 3}, "file", SEEDED, "differ in initial_fill"),
+    ("file", {**SEEDED, "initial_fill": 1024}, "file", {**SEEDED, "initial_fill": None}, ""),
+    ("file", SEEDED, "file", {}, "differ in random_shuffle,"),
+    ("file", SEEDED, "tfrecord", SEEDED, "differ in kind of reader"),
+    ("webdataset", SEEDED, "tfrecord", SEEDED, ""),
+    ("file", AFTER, "numpy", {**AFTER, "seed": 4}, ""),
+    ("file", AFTER, "numpy", {}, "differ in shuffle_after_epoch"),
+    ("file", HALF, "numpy", {**HALF, "shard_id": 1}, "differ in shard_id"),
+    ("file", HALF, "numpy", {**HALF, "stick_to_shard": True}, "differ in stick_to_shard"),
+    ("file", {}, "numpy", {"stick_to_shard": True}, ""),
+    ("file", {}, "numpy", {"pad_last_batch": True}, "differ in pad_last_batch"),
+    ("file", {}, "short", {}, r"a \(7 samples, not shuffled\) and b \(6 samples, not shuffled\)"),
+]
+
+
+def pair(folder, kinds, arguments):
+    readers = [
+        fn.readers.file(files=[f"{folder}/{i}.npy" for i in range(N - 1)], name=name, **options)[1]
+        if kind == "short"
+        else read(kind, folder, name=name, **{k: v for k, v in options.items() if v is not None})
+        for kind, name, options in zip(kinds, "ab", arguments, strict=True)
+    ]
+    return tuple(fn.reshape(reader, shape=[1]) for reader in readers)
+
+
+@pytest.mark.parametrize("first, one, second, other, text", PAIRS)
+def test_readers_in_different_orders_are_reported_once(data, first, one, second, other, text):
+    user_warnings.warn_user_once.cache_clear()
+    function = data_iterator(pair, ["a", "b"], size=12 * 2, as_numpy=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            batches = list(function(data, (first, second), (one, other), batch_size=2))
+    is_aligned = all((batch["a"] == batch["b"]).all() for batch in batches)
+    assert is_aligned == (not text)
+    if text:
+        (warning,) = caught
+        assert re.search(f"the readers .*{text}", str(warning.message))
+        assert warning.filename == __file__
+    else:
+        assert not caught
+
+
+def test_other_sets_of_readers(data):
+    def unused():
+        a, _ = pair(data, ("file", "short"), ({}, {}))
+        return (a,)
+
+    def outputs():
+        return tuple(fn.readers.file(files=[f"{data}/0.npy"], name="only", **UNSEEDED))
+
+    def three(with_function):
+        a, b = pair(data, ("file", "numpy"), (SEEDED, SEEDED))
+        c = read("webdataset", data, name="c")
+        # DALI can't serialize a graph with such a function.
+        if with_function:
+            options = {"batch_processing": False}
+            a = dalijax.fn.dl_tensor_python_function(a, function=lambda x: x, **options)
+        return a, b, c
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        next(data_iterator(unused, ["a"], reader_name="a")(batch_size=2))
+        next(data_iterator(outputs, ["x", "y"], reader_name="only")(batch_size=2))
+    for with_function in (False, True):
+        user_warnings.warn_user_once.cache_clear()
+        text = (
+            r"a \(7 samples, seed=7\), b .* and c \(7 samples, not shuffled\) differ in random_sh"
+        )
+        with pytest.warns(UserWarning, match=text):
+            data_iterator(three, ["a", "b", "c"], reader_name="a")(with_function, batch_size=2)
 
 
 # External sources: callables that get the number of the sample or batch
