@@ -3,7 +3,7 @@
     python -m dalijax.show my_data:train --batch-size 16 --arg data_dir=imagenet/train
 
 The command writes a page, batch.html, or a picture with ``--out batch.png``. Call `show` to draw
-batches in Python. Both need Pillow: ``pip install "dalijax[show]"``.
+batches in Python. Both need Pillow and Jinja: ``pip install "dalijax[show]"``.
 """
 
 from .core.messages import replacements as _replacements

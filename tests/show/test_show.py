@@ -16,6 +16,7 @@ import pytest
 from clu.data import dataset_iterator
 from forks import run_fork
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from markupsafe import Markup
 from nvidia.dali import fn
 from PIL import Image
 
@@ -59,7 +60,8 @@ def parsed(page):
     """Returns the page's elements, and checks that it loads no other files."""
     text = page.html
     found = Parsed(text)
-    assert "http" not in text and "url(" not in text and "@import" not in text
+    assert "http:" not in text and "https:" not in text
+    assert "url(" not in text and "@import" not in text
     tags = {tag for tag, _ in found.elements}
     assert not tags & {"script", "link", "iframe", "object", "embed", "a"}
     for _, attrs in found.elements:
@@ -296,10 +298,102 @@ def test_the_sheet_has_the_pictures(tmp_path):
 
 
 def test_a_notebook_displays_it():
-    page = show({"x": np.zeros((2, 9, 9, 3), np.uint8)})
+    page = show({"x": np.zeros((2, 9, 9, 3), np.uint8), "\"<&'": ["'\"<&>"] * 2})
     frame = Parsed(page._repr_html_())
     ((tag, attrs),) = frame.elements
-    assert tag == "iframe" and attrs["srcdoc"] == page.html
+    assert tag == "iframe" and attrs["srcdoc"] == page.html and frame.texts == []
+    assert attrs["sandbox"] == ""  # without scripts, and in an origin of its own
+
+
+class UnusualArray:
+    """An array whose dtype and shape are a text."""
+
+    def __init__(self, text):
+        self.dtype, self.shape = text, (text,)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.zeros((2, 3), np.int32)
+
+
+class UnusualIterator:
+    """An iterator with a text as its name, which fails with this text after its batches."""
+
+    def __init__(self, text, *batches):
+        self.__name__, self.batches = text, batches
+
+    def __next__(self):
+        if self.batches:
+            batch, *self.batches = self.batches
+            return batch
+        error = ValueError(self.__name__)
+        error.files = [f"/files/{self.__name__}.jpg"]
+        raise error
+
+    def get_state(self):
+        return self.batches
+
+    def set_state(self, batches):
+        self.batches = batches
+
+
+def unusual_pages(text):
+    """Returns pages with a text in each place that takes text."""
+    images = np.zeros((2, 9, 9, 3), np.uint8)
+    mesh = Mesh(np.array(jax.devices()[:1]), (text,))
+    rows = NamedSharding(mesh, PartitionSpec(text))
+    batch = {
+        text: images,
+        f"{text} 2": [b"BM" + text.encode(), b"BM"],  # in the strips, without a picture
+        "nested": {text: {text: np.arange(2)}},
+        "bytes": [text.encode(), b"b"],
+        "array": np.frombuffer((text + "x" + text).encode() * 2, np.uint8).reshape(2, -1),
+        "object": [{text: text}, None],
+        "record": np.zeros(2, [("name " + text, np.int32)]),
+        "class": np.array([0, 1]),
+        "mix": np.array([[0.25, 0.75]] * 2),
+        "window": np.zeros((2, 3), np.float32),
+        "window_mask": np.ones((2, 3), bool),
+        "array dtype": UnusualArray(text),
+        "sharding": jax.device_put(np.zeros((2, 3)), rows),
+        "sound": np.zeros((2, 500), np.float32),
+        "keep": np.array([True, False]),
+    }
+    names = {"class": [text, text], "mix": [text, text]}
+    page = show(UnusualIterator(text, batch), mask="keep", classes=names, batches=2)
+    assert len(page.batches) == len(page.failures) == 1
+    return [page, show({"file": [b"BM" + text.encode()], "label": [text]})]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>document.title='OWNED'</script>",
+        "\"'><img src=x onerror=alert(1)>",
+        "' onload='alert(1)' x='\" onload=\"alert(1)",
+        "</style></title></svg></iframe><script>alert(1)</script>",
+        "<!--", "]]>", "<svg/onload=alert(1)>", "<?php", "&lt;b&gt;&#60;b>",
+        "{{ 7 * 7 }}{% raw %}{#", Markup("<b>safe</b>"),
+    ],
+)  # fmt: skip
+def test_text_can_add_no_elements(text):
+    for page, ordinary in zip(unusual_pages(text), unusual_pages("plain"), strict=True):
+        found, expected = parsed(page), parsed(ordinary)
+        assert [(tag, {*attrs}) for tag, attrs in found.elements] == [
+            (tag, {*attrs}) for tag, attrs in expected.elements
+        ]
+        for (_, attrs), (_, usual) in zip(found.elements, expected.elements):
+            assert attrs == usual | {k: v for k, v in attrs.items() if k in ("src", "d")}
+        assert text in "".join(found.texts)
+        ((tag, attrs),) = Parsed(page._repr_html_()).elements
+        assert tag == "iframe" and attrs["srcdoc"] == page.html
+
+
+def test_control_characters_are_escaped(tmp_path):
+    text = "\0<b\f>\x1b[31m\u202e\udcff\ud800"
+    page = show({text: np.arange(2)}, classes={text: [text, "b"]})
+    assert parsed(page).texts.count(r"\x00<b\x0c>\x1b[31m\u202e\xff\ud800") == 2
+    page.save(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == page.html
 
 
 def test_failures_are_named(tmp_path):
@@ -533,7 +627,9 @@ def test_a_batch_that_fails_ends_the_command(folder, capsys):
     assert "class/00000.jpg" in (folder / "batch.html").read_text()
 
 
-def test_without_pillow_an_error_is_raised_at_once():
-    program = "import sys; sys.modules['PIL'] = None\nimport dalijax, dalijax.show"
+@pytest.mark.parametrize("package", ["PIL", "jinja2"])
+def test_a_missing_package_is_named_at_once(package):
+    program = f"import sys; sys.modules[{package!r}] = None\nimport dalijax, dalijax.show"
     done = run_fork(program, code=1)
     assert done.stderr.strip().endswith('pip install "dalijax[show]"')
+    assert package in done.stderr.splitlines()[-1]

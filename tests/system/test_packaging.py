@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "dalijax"
 HELPER = "core/formats/_read_ranges.abi3.so"  # if there is a C compiler
+DATA = {"py.typed", "core/tools/show/page.html"}
 # Imported in tests/pax, which needs another Python.
 ELSEWHERE = {"dalijax.adapters.pax"}
 
@@ -115,7 +116,7 @@ def packed_in(wheel):
 
 
 def test_the_wheel_has_exactly_the_sources(wheel):
-    assert packed_in(wheel) - {HELPER} == {*sources(), "py.typed"}
+    assert packed_in(wheel) - {HELPER} == sources() | DATA
 
 
 def test_the_wheel_has_a_helper_for_all_versions_of_python(wheel, python):
@@ -132,7 +133,7 @@ def test_a_wheel_is_built_without_a_compiler(tmp_path_factory):
     code = "import setuptools.build_meta as b, sys; b.build_wheel(sys.argv[1])"
     run("-c", code, out, cwd=source, CC="/bin/false")
     (built,) = out.glob("*.whl")
-    assert packed_in(built) == {*sources(), "py.typed"}
+    assert packed_in(built) == sources() | DATA
 
 
 def test_the_wheel_has_the_licence(wheel):

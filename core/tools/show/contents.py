@@ -153,6 +153,11 @@ class Contents:
         outputs = [output for output in outputs if len(output.samples) == most]
         return outputs if len(outputs) > 1 else []
 
+    @property
+    def padding(self) -> int:
+        """Returns the number of samples that are padding."""
+        return 0 if self.valid is None else int((~self.valid).sum())
+
     def is_padding(self, row: int) -> bool:
         """Returns whether the sample with the index ``row`` is padding."""
         return self.valid is not None and row < len(self.valid) and not self.valid[row]
