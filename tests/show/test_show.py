@@ -297,6 +297,17 @@ def test_the_sheet_has_the_pictures(tmp_path):
         show(batch).save(tmp_path / "sheet.jpg")
 
 
+def test_the_sheet_does_not_cut_text_off(tmp_path):
+    def ink(text):
+        show({"image": np.full((1, 40, 40, 3), 255, np.uint8), "label": [text]}).save(path)
+        return (255 - np.asarray(Image.open(path)).astype(int)).sum()
+
+    path = tmp_path / "sheet.png"
+    for letter in "Wi@":
+        few, many = ink(5 * letter) - ink(""), ink(20 * letter) - ink("")
+        assert few > 0 and many == pytest.approx(4 * few, rel=0.01)
+
+
 def test_a_notebook_displays_it():
     page = show({"x": np.zeros((2, 9, 9, 3), np.uint8), "\"<&'": ["'\"<&>"] * 2})
     frame = Parsed(page._repr_html_())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -15,8 +16,8 @@ from .layouts import VIDEOS
 
 _CELL = 128  # pixels, of an image's longest side
 _STRIP, _STRIPS = 96, 1400  # pixels: height of the images in a strip, width of a row of strips
-_GAP, _LINE = 10, 14
-_COLUMNS, _VIDEO_COLUMNS = 8, 2
+_GAP, _LINE, _FONT_SIZE = 10, 15, 12
+_COLUMNS = 8
 _MOST_LINES = 3  # of a caption
 
 
@@ -43,7 +44,7 @@ def sheet(batches: Sequence[Contents], failures: Sequence[str], samples: int) ->
             rows.append([_cell([], [about], 8 * _CELL)])
             count = min(samples, len(output.samples))
             cells = [_sample(contents, output, row) for row in range(count)]
-            step = _VIDEO_COLUMNS if output.layout in VIDEOS else _COLUMNS
+            step = 1 if output.layout in VIDEOS else _COLUMNS
             rows += [cells[start : start + step] for start in range(0, count, step)]
     return _stacked([_stacked(row, axis=1) for row in rows], axis=0)
 
@@ -98,8 +99,9 @@ def _cell(images: Sequence[Image.Image], caption: Sequence[str], width: int = _C
     """Returns an image with images side by side, and a caption below."""
     width = max(width, sum(image.width + 3 for image in images) - 3)
     height = max([image.height + 3 for image in images], default=0)
+    font = ImageFont.load_default(_FONT_SIZE)
     text = [line for part in caption for line in printable_lines(part).splitlines()]
-    lines = [part for line in text for part in textwrap.wrap(line, width // 6)]
+    lines = [part for line in text for part in _wrapped(line, width, font)]
     if images and len(lines) > _MOST_LINES:
         lines = [*lines[: _MOST_LINES - 1], "..."]
     cell = Image.new("RGB", (width, height + _LINE * max(1, len(lines))), "white")
@@ -107,9 +109,17 @@ def _cell(images: Sequence[Image.Image], caption: Sequence[str], width: int = _C
     for image in images:
         cell.paste(image, (x, 0))
         x += image.width + 3
-    font = ImageFont.load_default(11)
     ImageDraw.Draw(cell).text((0, height), "\n".join(lines), "black", font, spacing=2)
     return cell
+
+
+def _wrapped(text: str, width: int, font: Any) -> list[str]:
+    """Returns the lines of a text, each at most ``width`` pixels wide."""
+    for most in range(width // 3, 1, -1):
+        lines = textwrap.wrap(text, most)
+        if all(font.getlength(line) <= width for line in lines):
+            return lines
+    return textwrap.wrap(text, 1)
 
 
 def _enlarged(pixels: np.ndarray, side: int) -> np.ndarray:
