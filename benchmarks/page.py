@@ -15,6 +15,7 @@ import argparse
 import json
 import pathlib
 import re
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -25,6 +26,9 @@ from matplotlib.figure import Figure
 HERE = pathlib.Path(__file__).resolve().parent
 PAGES, RESULTS = HERE / "pages", HERE / "results"
 DOCS = HERE.parent / "docs"
+sys.path.append(str(DOCS / "drawings"))
+from legible import save  # noqa: E402 - a module of the documentation
+
 # Labels of recorded runs, and the labels of the pages.
 LABELS = {
     "a second": "per second",
@@ -82,7 +86,8 @@ def plot(run: Mapping[str, Any], path: pathlib.Path, rows: str = "") -> None:
     for ax, (title, values) in zip(axes, groups.items()):
         names = list(values)[::-1]
         bars = ax.barh(names, [values[name] for name in names], color="#76b900")
-        digits = 0 if max(map(abs, values.values())) >= 100 else 1
+        largest = max(map(abs, values.values()))
+        digits = 0 if largest >= 100 else 1 if largest >= 10 else 2
         labels = ax.bar_label(bars, fmt=f"{{:,.{digits}f}}", padding=3, fontsize=8)
         ax.margins(x=0.14)
         ax.tick_params(labelsize=8, colors="#808080")
@@ -94,7 +99,7 @@ def plot(run: Mapping[str, Any], path: pathlib.Path, rows: str = "") -> None:
     axes[-1].set_xlabel(LABELS.get(label, label), fontsize=8, color="#808080")
     figure.tight_layout()
     with matplotlib.rc_context(STYLE):
-        figure.savefig(path, transparent=True, metadata={"Date": None})
+        save(figure, path, transparent=True, metadata={"Date": None})
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

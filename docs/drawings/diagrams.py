@@ -11,6 +11,8 @@ from __future__ import annotations
 import html
 from pathlib import Path
 
+from legible import width_of
+
 PICTURES = Path(__file__).resolve().parents[1] / "pictures"
 GRAY = "#7b828c"
 GROUNDS = {  # the colors of the background and of the text
@@ -20,12 +22,15 @@ GROUNDS = {  # the colors of the background and of the text
     "plain": ("#dde1e6", "#1d2730"),
 }
 LINE = 20  # height of a line of text
+MARGIN = 4  # around text
+CODE = {"family": "monospace", "weight": "bold"}
 
 
 class Diagram:
     """A canvas for boxes and arrows. Coordinates are pixels; y grows downwards."""
 
     def __init__(self, width: int, height: int, title: str) -> None:
+        self._width = width
         self._head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
             f'width="{width}" height="{height}" role="img" font-family="system-ui, sans-serif" '
@@ -37,10 +42,28 @@ class Diagram:
         self._parts: list[str] = []
 
     def text(
-        self, x: float, y: float, text: str, color: str = GRAY, anchor: str = "middle"
+        self,
+        x: float,
+        y: float,
+        text: str,
+        color: str = GRAY,
+        anchor: str = "middle",
+        room: float | None = None,
     ) -> None:
-        """Draws a line of text. Text in `backticks` is bold and monospaced."""
+        """Draws a line of text. Text in `backticks` is bold and monospaced.
+
+        Raises:
+            ValueError: If the text is wider than ``room``, by default the room in the diagram.
+        """
         pieces = text.split("`")
+        width = sum(
+            width_of(piece, 14, **CODE) if number % 2 else width_of(piece, 15)
+            for number, piece in enumerate(pieces)
+        )
+        if room is None:
+            room = self._width - x if anchor == "start" else 2 * min(x, self._width - x)
+        if width > room - MARGIN:
+            raise ValueError(f"{text!r} is {width:.0f} pixels wide, but there are {room:.0f}")
         spans = "".join(
             f'<tspan font-family="ui-monospace, monospace" font-size="14" font-weight="600">'
             f"{html.escape(piece)}</tspan>"
@@ -60,7 +83,7 @@ class Diagram:
         )
         top = y + height / 2 - LINE * (len(lines) - 1) / 2 + 5
         for number, line in enumerate(lines):
-            self.text(x + width / 2, top + LINE * number, line, color)
+            self.text(x + width / 2, top + LINE * number, line, color, room=width)
 
     def arrow(self, *points: tuple[float, float]) -> None:
         """Draws a line through the points, with an arrowhead at the last point."""
@@ -172,7 +195,7 @@ def batch() -> None:
         (
             "act",
             "DALI's threads",
-            ("read, decode and augment, on CPU or GPU;", "two batches ahead of the consumer"),
+            ("read, decode and augment, on CPU or", "GPU; two batches ahead of the consumer"),
         ),
         (
             "act",

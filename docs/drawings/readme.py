@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import skimage
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from nvidia.dali import fn
 
 from dalijax import augment, data_iterator, sources
+from legible import save
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")
@@ -56,36 +57,43 @@ def newest(name: str) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-def draw_bars(ax: Any, values: Mapping[str, float], digits: int, title: str) -> None:
-    """Draws bars, those of dalijax in green."""
-    names = list(values)[::-1]
-    colors = ["#76b900" if name.startswith("dalijax") else "#b0b0b0" for name in names]
-    bars = ax.barh(names, [values[name] for name in names], color=colors)
-    ax.bar_label(bars, fmt=f"{{:,.{digits}f}}", padding=3)
-    ax.margins(x=0.15)
-    ax.set_title(title, loc="left", fontsize=11)
-    ax.set_xticks([])
-    ax.tick_params(length=0)
-    ax.spines[["top", "right", "bottom"]].set_visible(False)
+def augmented() -> NDArray[np.uint8]:
+    """Returns the images: a row of variants of each photograph."""
+    import skimage
 
-
-def main() -> None:
-    """Draws docs/pictures/readme.png."""
-    figure = Figure(figsize=(11, 4.1), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(1.12, 1))
     folder = pathlib.Path(skimage.__file__).parent / "data"
     paths = [str(folder / name) for name in PHOTOGRAPHS for _ in range(COLUMNS)]
     with photographs(
         source=sources.Files(paths=paths), batch_size=len(paths), shuffle=False, seed=3
     ) as iterator:
-        images = np.array(next(iterator)["images"])
+        return np.array(next(iterator)["images"])
+
+
+def draw_bars(panel: Any, values: Mapping[str, float], digits: int, title: str) -> None:
+    """Draws bars, those of dalijax in green."""
+    # Above the names, too: the bars alone are narrower than a title.
+    panel.suptitle(title, x=0.02, ha="left", fontsize=11)
+    ax = panel.subplots()
+    names = list(values)[::-1]
+    colors = ["#76b900" if name.startswith("dalijax") else "#b0b0b0" for name in names]
+    bars = ax.barh(names, [values[name] for name in names], color=colors)
+    ax.bar_label(bars, fmt=f"{{:,.{digits}f}}", padding=3)
+    ax.margins(x=0.15)
+    ax.set_xticks([])
+    ax.tick_params(length=0)
+    ax.spines[["top", "right", "bottom"]].set_visible(False)
+
+
+def draw(images: NDArray[np.uint8]) -> Figure:
+    """Returns a figure of images, [rows * columns, height, width, 3], and of the benchmarks."""
+    figure = Figure(figsize=(11, 4.1), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(1.12, 1))
     for ax, image in zip(left.subplots(len(PHOTOGRAPHS), COLUMNS).flat, images):
         ax.imshow(image)
         ax.axis("off")
-
     rates = newest("h200-throughput")["plot"]["groups"][""]
     cores = newest("h100-cores")["plot"]["groups"]["ResNet-50"]
-    top, bottom = right.subplots(2, 1, height_ratios=(len(RATES), len(CORES)))
+    top, bottom = right.subfigures(2, 1, height_ratios=(len(RATES) + 1, len(CORES) + 1))
     draw_bars(top, {RATES[name]: rates[name] for name in RATES}, 0, "Images per second, one H200")
     draw_bars(
         bottom,
@@ -93,8 +101,8 @@ def main() -> None:
         1,
         "CPU cores that feed a ResNet-50, one H100",
     )
-    figure.savefig(ROOT / "docs" / "pictures" / "readme.png", dpi=110)
+    return figure
 
 
 if __name__ == "__main__":
-    main()
+    save(draw(augmented()), ROOT / "docs" / "pictures" / "readme.png", dpi=110)
