@@ -64,6 +64,17 @@ def _specs(arrays: Mapping[str, Any]) -> dict[str, dataset_iterator.ArraySpec]:
     }
 
 
+def _path_of(filename: epath.PathLike) -> epath.Path:
+    """Returns the path of a file; rejects the objects that ``orbax.checkpoint.v1`` passes."""
+    try:
+        return epath.Path(filename)
+    except TypeError:
+        raise TypeError(
+            f"save() and restore() require the path of a file, not {type(filename).__name__}. With "
+            "orbax.checkpoint.v1, save get_state(), and pass what it loads to set_state()"
+        ) from None
+
+
 class DALIDatasetIterator(dataset_iterator.DatasetIterator):
     """Iterates over the batches of an iterator function, in CLU's training loops.
 
@@ -197,9 +208,10 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
                 not followed.
 
         Raises:
+            TypeError: If ``filename`` is not a path, as in calls of ``orbax.checkpoint.v1``.
             ValueError: If the state of the pipelines can't be saved.
         """
-        path = epath.Path(filename)
+        path = _path_of(filename)
         if not path.name or path.is_dir():
             raise ValueError(f"{str(filename)!r} is a directory. Pass the path of a file in it")
         if not self._checkpoint:
@@ -216,7 +228,7 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         """
         if not self._checkpoint:
             return
-        text = epath.Path(filename).read_bytes()
+        text = _path_of(filename).read_bytes()
         try:
             self.set_state(text)
         except StateError as error:

@@ -176,6 +176,20 @@ def test_saving_replaces_a_file_and_restoring_refuses_other_files(jpegs_many, tm
     assert iterator.get_state() == before
 
 
+def test_orbax_v1_saves_states_and_not_the_iterator(jpegs_many, tmp_path):
+    from orbax.checkpoint import v1
+
+    iterator = make(jpegs_many)
+    next(iterator)
+    with pytest.raises(TypeError, match=r"path of a file, not \w+\. .*save get_state\(\)"):
+        iterator.save(object())  # Orbax passes an object of its own
+    v1.save_checkpointables(tmp_path / "state", {"input": iterator.get_state()})
+    wanted, resumed = taken(next(iterator)), make(jpegs_many)
+    loaded = v1.load_checkpointables(tmp_path / "state", {"input": resumed.get_state()})
+    resumed.set_state(loaded["input"])
+    assert taken(next(resumed)) == wanted
+
+
 def test_a_remote_path_is_written_through_epath(jpegs_many):
     # gs:// of a file system in memory, which another process is told to use.
     code = """
