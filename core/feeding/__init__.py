@@ -17,9 +17,10 @@ records to them. These modules do not import `core.iterator`.
 A bad record is handled in these steps:
 
 1. The supplies find bad records. `read_rows` finds records of a source that can't be read or are
-   truncated, and `record_supply` finds records of a stream that lack an input. Both find images
-   that DALI can't decode (`core.formats.image_size`) or augment, and records on which DALI failed
-   before. If Grain itself can't read a record, `stream_engine` raises Grain's error.
+   truncated, and `record_supply` finds records of a stream that lack an input. Both find images,
+   videos and sounds that DALI can't decode (`core.formats.image_size`) or augment, and records on
+   which DALI failed before. If Grain itself can't read a record, `stream_engine` raises Grain's
+   error.
 2. The supplies replace these records by good ones, which `stand_ins` chooses, so that the pipelines
    run.
 3. If DALI fails nevertheless, `FedEngine._failed` finds the bad records: it halves the batch until

@@ -41,6 +41,7 @@ P = TypeVar("P")
 RowsOf = Callable[[int, int], RowBatch]
 Bad = Sequence[tuple[str, Exception]]  # the names of bad records, and their errors
 _FAILED = "failed, and counts as delivered"
+_MOST_REASONS = 5  # that an error about a batch contains
 _MOST_PROBED = 24  # the number of records to try before the graph is considered at fault
 
 
@@ -350,7 +351,7 @@ class FedEngine(Engine[P]):
         groups: dict[str, list[tuple[str, Exception]]] = {}
         for name, reason in bad:
             unusable = isinstance(reason, UnusableRecord)
-            kind = reason.failure.operator if isinstance(reason, UnusableRecord) else "read"
+            kind = reason.failure.operator if isinstance(reason, UnusableRecord) else str(reason)
             groups.setdefault(f"{unusable} {kind}", []).append((name, reason))
         texts, dali_text = [], ""
         for group in groups.values():
@@ -365,6 +366,8 @@ class FedEngine(Engine[P]):
                     )
                 )
         files = tuple(dict.fromkeys(name for group in groups.values() for name, _ in group))
+        if len(texts) > _MOST_REASONS:
+            texts[_MOST_REASONS:] = [f"{len(texts) - _MOST_REASONS} further reasons"]
         text = "; ".join(texts)
         if with_dali_text:
             text = with_dali(text, dali_text, files)

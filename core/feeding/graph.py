@@ -14,12 +14,12 @@ from nvidia.dali.pipeline import do_not_convert
 from ..arguments import function_parameters, name_of
 from ..dtypes import dali_type
 from ..formats.field import Field
-from ..formats.image_size import ImageInput
+from ..formats.image_size import FileInput, ImageInput
 from ..messages.replacements import suggest_name
 from ..pipeline.output_notes import notes_of
 from ..random.draw import DRAW, Draw, DrawRows, described_draws, draw_inputs
 from ..state.fingerprint import graph_lines, operator_line
-from ..state.operators import FIELD, Operator, graph_outputs, image_inputs
+from ..state.operators import FIELD, Operator, file_inputs, graph_outputs
 from . import schema
 from .schema import Schema
 
@@ -38,8 +38,8 @@ class FedGraph:
 
     Attributes:
         function, passed, draws, stacked: The arguments of the same names.
-        image_inputs: By name, the inputs that the graph decodes as images, or whose image sizes
-            it requests. `learn` and definitions of the graph add them.
+        file_inputs: By name, the inputs that the graph decodes or reads as files, or whose image
+            sizes it requests. `learn` and definitions of the graph add them.
         used: The names of the inputs that operators of the graph take. Empty until `learn` is
             called.
     """
@@ -58,7 +58,7 @@ class FedGraph:
         self.passed = list(passed)
         self.draws = draws
         self.stacked = stacked
-        self.image_inputs: dict[str, ImageInput] = {}
+        self.file_inputs: dict[str, FileInput] = {}
         self.used: set[str] = set()
         self._inputs = inputs
         self._call = call
@@ -71,13 +71,13 @@ class FedGraph:
         return [*self._inputs, *self.passed]
 
     def learn(self, operators: Iterable[Operator]) -> None:
-        """Sets `used` and `image_inputs` from the operators of a built pipeline."""
+        """Sets `used` and `file_inputs` from the operators of a built pipeline."""
         operators = list(operators)
-        nodes, built = image_inputs(operators), {name for _, name, _ in operators}
+        nodes, built = file_inputs(operators), {name for _, name, _ in operators}
         for name in self._inputs:
             node = f"{FIELD}{name}"
             if node in nodes:
-                self.image_inputs[name] = nodes[node]
+                self.file_inputs[name] = nodes[node]
             if node in built:
                 self.used.add(name)
 
@@ -117,7 +117,7 @@ class FedGraph:
             draw = Draw(draw_rows, names, sized)
         outputs = self._call(nodes, draw)
         for name, are_paths in sized.items():
-            self.image_inputs.setdefault(name, ImageInput(is_path=are_paths))
+            self.file_inputs.setdefault(name, ImageInput(is_path=are_paths))
         return outputs
 
 

@@ -16,7 +16,7 @@ from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
 from ..environment.passing_errors import chain_of, is_environment
 from ..formats.field import Field
-from ..formats.image_size import ImageInput, look_at_input, special_file
+from ..formats.image_size import FileInput, ImageInput, look_at_input
 from ..formats.riff import cut_off, file_cut_off
 from ..order.shuffle import Indices
 from ..pipeline.failure import with_retries
@@ -42,9 +42,9 @@ class ReadSettings:
         source: The record source.
         names: The fields to read.
         order: Returns the record and the epoch of each of some samples, given their numbers.
-        image_inputs: The fields that the graph decodes as images; empty before it is built.
+        file_inputs: The fields that the graph decodes or reads as files; empty before it is built.
         reuse: Detects reused buffers; None if the source returns new arrays.
-        checked_headers: By field, the records whose image headers were checked and are complete.
+        checked_headers: By field, the records whose headers were checked and are complete.
         bad_samples: The samples and records that DALI could not process before.
         seed, num_samples: The seed, and the number of samples of an epoch.
         sized: The fields of images whose sizes draws have requested.
@@ -59,7 +59,7 @@ class ReadSettings:
     bad_samples: BadSamples
     order: Callable[[Indices], tuple[Indices, Indices]]
     reuse: ReuseCheck | None
-    image_inputs: Mapping[str, ImageInput]
+    file_inputs: Mapping[str, FileInput]
     checked_headers: dict[str, RecordTable] = dataclasses.field(default_factory=dict)
     sized: set[str] = dataclasses.field(default_factory=set)
     draws: dict[str, DrawFunction] = dataclasses.field(default_factory=dict)
@@ -134,11 +134,11 @@ def _cut_off(settings: ReadSettings, chunk: Chunk) -> dict[int, Exception]:
     """Returns an error for each record with a truncated AVI or WAV, by the record's place."""
     errors: dict[int, Exception] = {}
     for name, values in chunk.columns.items():
-        field, image_input = settings.source.fields[name], settings.image_inputs.get(name)
+        field, file_input = settings.source.fields[name], settings.file_inputs.get(name)
         if field.dtype != np.uint8 or field.ndim != 1:
             continue
-        if image_input is not None and image_input.is_image and not image_input.is_path:
-            continue  # `_not_images` rejects all files that are not images
+        if isinstance(file_input, ImageInput) and not file_input.is_path:
+            continue  # `_not_decodable` rejects all files that are not images
         for place, value in enumerate(values):
             if place in chunk.errors:
                 continue
@@ -147,10 +147,10 @@ def _cut_off(settings: ReadSettings, chunk: Chunk) -> dict[int, Exception]:
     return errors
 
 
-def _not_images(settings: ReadSettings, records: Indices, chunk: Chunk) -> dict[int, Exception]:
-    """Returns an error for each record whose image DALI can't decode, by index in the chunk."""
+def _not_decodable(settings: ReadSettings, records: Indices, chunk: Chunk) -> dict[int, Exception]:
+    """Returns an error for each record that DALI can't decode, by index in the chunk."""
     errors: dict[int, Exception] = {}
-    for name, image_input in list(settings.image_inputs.items()):
+    for name, file_input in list(settings.file_inputs.items()):
         table = settings.checked_headers.get(name)
         if table is None:
             table = settings.checked_headers.setdefault(name, RecordTable(len(settings.source), 0))
@@ -161,11 +161,9 @@ def _not_images(settings: ReadSettings, records: Indices, chunk: Chunk) -> dict[
             if place in chunk.errors:
                 continue
             value = np.asarray(values[place], order="C")
-            fault = special_file(value) if image_input.is_path else ""
-            if not fault:
-                _, fault = look_at_input(value, image_input)
-            if fault:
-                errors.setdefault(place, ValueError(f"{name}: {fault}"))
+            look = look_at_input(value, file_input)
+            if look.fault:
+                errors.setdefault(place, ValueError(f"{name}: {look.fault}"))
             else:
                 good.append(place)
         if good:
@@ -178,7 +176,7 @@ def _sizes_of(
 ) -> NDArray[np.int32]:
     """Returns heights and widths of images, given as bytes or as paths, int32 [records, 2]."""
     if (
-        settings.image_inputs.get(name, ImageInput()).is_path
+        settings.file_inputs.get(name, ImageInput()).is_path
         and not settings.source.fields[name].is_path
     ):
         return image_sizes(values, are_paths=True)
@@ -233,7 +231,7 @@ def _read_checked(settings: ReadSettings, records: Indices) -> Chunk:
     """Returns a chunk of records, with errors for unreadable, damaged and known bad records."""
     chunk = _read(settings.source, records, settings.names)
     chunk.errors.update(_cut_off(settings, chunk))
-    chunk.errors.update(_not_images(settings, records, chunk))
+    chunk.errors.update(_not_decodable(settings, records, chunk))
     if settings.bad_samples.knows_records():
         columns = {name: chunk.columns[name] for name in settings.graph_fields}
         for place, record in enumerate(records.tolist()):

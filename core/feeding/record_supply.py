@@ -448,15 +448,15 @@ class RecordSupply:
             values = schema.column(number, records, first)
         except StopIteration as error:  # which DALI would take for the end
             raise RuntimeError(f"a record raised StopIteration: {error}") from error
-        if name not in graph.image_inputs:
+        if name not in graph.file_inputs:
             return values, []
         sizes = []
         for place, value in enumerate(values, first):
-            size, fault = look_at_input(np.ascontiguousarray(value), graph.image_inputs[name])
-            if fault:
+            look = look_at_input(np.ascontiguousarray(value), graph.file_inputs[name])
+            if look.fault:
                 label = "/".join(schema.columns[number].path) or "the record"
-                raise ValueError(f"{label} in record {place} of the batch: {fault}")
-            sizes.append(size)
+                raise ValueError(f"{label} in record {place} of the batch: {look.fault}")
+            sizes.append(look.size)
         return values, sizes
 
     # Samples
@@ -525,10 +525,10 @@ class RecordSupply:
         """Returns a quick key of a record's values, and a function that computes their digest."""
         key = tuple(int(values[row].nbytes) for values in columns.values())
         graph = self.graph
-        image_inputs = {} if graph is None else graph.image_inputs
+        file_inputs = {} if graph is None else graph.file_inputs
         fields = {
             name: Field(
-                np.dtype(np.uint8), is_path=name in image_inputs and image_inputs[name].is_path
+                np.dtype(np.uint8), is_path=name in file_inputs and file_inputs[name].is_path
             )
             for name in columns
         }

@@ -415,7 +415,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             self._seed,
             self._config.shuffle,
             _READ_AHEAD,
-            graph.image_inputs,
+            graph.file_inputs,
             self._bad_samples,
             graph.passed,
         )

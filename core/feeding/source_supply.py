@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali.tensors import TensorListCPU
 
-from ..formats.image_size import ImageInput
+from ..formats.image_size import FileInput
 from ..order.samples import SamplePlan, SamplePosition, SampleRows
 from ..order.shuffle import Indices
 from ..pipeline.calls import calls
@@ -255,7 +255,7 @@ class SourceSupply:
         seed: The seed.
         shuffle: Whether the order is shuffled, in a different way in each epoch.
         depth: The number of runs to read before DALI requests them.
-        image_inputs: The fields that the graph decodes as images; empty before it is built.
+        file_inputs: The fields that the graph decodes or reads as files; empty before it is built.
         bad_samples: The samples and records that DALI could not process before.
         passed: The fields that bypass the graph.
 
@@ -274,7 +274,7 @@ class SourceSupply:
         seed: int,
         shuffle: bool,
         depth: int,
-        image_inputs: Mapping[str, ImageInput] = MappingProxyType({}),
+        file_inputs: Mapping[str, FileInput] = MappingProxyType({}),
         bad_samples: BadSamples | None = None,
         passed: Sequence[str] = (),
     ):
@@ -288,7 +288,7 @@ class SourceSupply:
             bad_samples or BadSamples(),
             order,
             reuse,
-            image_inputs,
+            file_inputs,
             passed=frozenset(passed),
         )
         # The only reference, so that the threads end with the supply.

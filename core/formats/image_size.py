@@ -26,6 +26,8 @@ from .image_headers import (
     kind_of,
     orientation_of,
 )
+from .media import UNSUPPORTED, MediaInput, media_fault
+from .regular_file import regular_file
 from .shared_headers import SharedHeaders
 
 _HEAD = 1 << 18  # bytes of a file that are read first
@@ -48,23 +50,43 @@ _jpegs = SharedHeaders[Size]()  # sizes of JPEGs that DALI can decode
 
 
 class ImageInput(NamedTuple):
-    """The use of a graph's input by operators that decode images or read files.
+    """The use of a graph's input by operators that decode images.
 
     Attributes:
         is_path: Whether the input is the path of a file.
         any_on_cpu: Whether a decoder on the CPU keeps the image's channels (``types.ANY_DATA``).
         any_turned: Whether a decoder keeps the channels and applies the EXIF orientation.
         windows: Windows that decoders cut out, if they are constants.
-        is_image: Whether the input is decoded as an image; False if only the file is read.
     """
 
     is_path: bool = False
     any_on_cpu: bool = False
     any_turned: bool = False
     windows: tuple[Window, ...] = ()
-    is_image: bool = True
+
+    def joined(self, other: ImageInput) -> ImageInput:
+        """Returns the use of an input by the decoders of both uses."""
+        return ImageInput(
+            self.is_path,
+            self.any_on_cpu or other.any_on_cpu,
+            self.any_turned or other.any_turned,
+            other.windows + self.windows,
+        )
 
 
+class Look(NamedTuple):
+    """The result of looking at the header of a file.
+
+    Attributes:
+        size: Height and width of an image as DALI decodes it; None if they are unknown.
+        fault: The reason not to feed the file to a graph, or "".
+    """
+
+    size: Size | None
+    fault: str = ""
+
+
+FileInput = ImageInput | MediaInput
 _RGB = ImageInput()  # decoded to RGB
 
 
@@ -76,7 +98,7 @@ def image_size(data: Any) -> Size | None:
     Args:
         data: The encoded image, with the buffer protocol.
     """
-    return look_at(data)[0]
+    return look_at(data).size
 
 
 def path_size(path: Any) -> Size | None:
@@ -87,24 +109,22 @@ def path_size(path: Any) -> Size | None:
     Args:
         path: The bytes of the path, up to the first zero, with the buffer protocol.
     """
-    return look_at_file(path)[0]
+    return look_at_file(path).size
 
 
-def look_at_input(value: Any, image_input: ImageInput) -> tuple[Size | None, str]:
-    """Returns the size of an image, and the reason not to feed it to a graph, if there is one.
-
-    Inspects images by `look_at` or `look_at_file`, and other files by `special_file`.
+def look_at_input(value: Any, file_input: FileInput) -> Look:
+    """Looks at the header of a file, before it is fed to a graph.
 
     Args:
-        value: The encoded image or the path, with the buffer protocol.
-        image_input: The graph's use of the input that ``value`` is fed to.
-
-    Returns:
-        The height and width of the image, or None if they are unknown; and the reason, or "".
+        value: The encoded file or the path, with the buffer protocol.
+        file_input: The graph's use of the input that ``value`` is fed to.
     """
-    if not image_input.is_image:
-        return None, special_file(value)
-    return (look_at_file if image_input.is_path else look_at)(value, image_input)
+    fault = special_file(value) if file_input.is_path else ""
+    if fault:
+        return Look(None, fault)
+    if isinstance(file_input, MediaInput):
+        return Look(None, media_fault(value, file_input))
+    return (look_at_file if file_input.is_path else look_at)(value, file_input)
 
 
 def special_file(path: Any) -> str:
@@ -123,70 +143,61 @@ def special_file(path: Any) -> str:
     return "" if is_file else "it is a FIFO, a socket or a device, and not a file"
 
 
-def look_at(data: Any, image_input: ImageInput = _RGB) -> tuple[Size | None, str]:
-    """Returns the height and width of an image, and the reason if DALI can't decode the image.
+def look_at(data: Any, image_input: ImageInput = _RGB) -> Look:
+    """Looks at the header of an image. The result has a size or a fault.
 
     Args:
         data: The encoded image, with the buffer protocol.
         image_input: The graph's use of the input that the image is fed to.
-
-    Returns:
-        The height and width, and ""; or None, and the reason.
     """
     view = memoryview(data).cast("B")
     if not view:
-        return None, "it is empty"
+        return Look(None, "it is empty")
     if (size := _jpegs.get(view, image_input)) is not None:
-        return size, ""
+        return Look(size)
     codec = codec_of(view)
     if not codec:
         if kind := foreign_kind(view):
-            return None, f"not supported by DALI's decoders: {kind}"
+            return Look(None, f"{UNSUPPORTED}{kind}")
         start = bytes(view[:12])
         text = start.isascii() and start.decode().isprintable()
         cure = ". It is text: if it is a path, read the file by dalijax.fn.read_file(path)" * text
-        return None, f"it isn't an image that DALI decodes: it begins with {start!r}{cure}"
+        fault = f"it isn't an image that DALI decodes: it begins with {start!r}{cure}"
+        return Look(None, fault)
     try:
-        return _size(view, codec, image_input), ""
+        return _decodable(view, codec, image_input)
     except Unsupported as error:
-        return None, f"not supported by DALI's decoders: {error}"
+        return Look(None, f"{UNSUPPORTED}{error}")
     except OutsideImage as error:
-        return None, str(error)
+        return Look(None, str(error))
     except (EOFError, IndexError, struct.error):
-        return None, f"its header is damaged or cut off, and it has {len(view)} bytes"
+        return Look(None, f"its header is damaged or cut off, and it has {len(view)} bytes")
 
 
-def look_at_file(path: Any, image_input: ImageInput = _RGB) -> tuple[Size | None, str]:
-    """Returns the result of `look_at` for the image in a file.
+def look_at_file(path: Any, image_input: ImageInput = _RGB) -> Look:
+    """Looks at the header of the image in a file; see `look_at`.
 
-    Returns (None, "") if the file can't be read, because DALI will report the error.
+    The result is empty if the file can't be read, because DALI will report the error.
 
     Args:
         path: The bytes of the path, up to the first zero, with the buffer protocol.
         image_input: The graph's use of the input that the path is fed to.
     """
     try:
-        # Opening a FIFO waits for a writer otherwise.
-        file = os.open(bytes(path).partition(b"\0")[0], os.O_RDONLY | os.O_NONBLOCK)
+        with regular_file(path) as (file, size):
+            head = os.pread(file, min(_HEAD, size), 0)
+            look = look_at(head, image_input)
+            if len(head) < size and (look.fault or not head.startswith(_HEAD_FIRST)):
+                look = look_at(os.pread(file, size, 0), image_input)
+            return look
     except OSError:
-        return None, ""
-    try:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode):
-            return None, "it isn't a regular file"
-        head = os.pread(file, min(_HEAD, status.st_size), 0)
-        size, fault = look_at(head, image_input)
-        if len(head) < status.st_size and (fault or not head.startswith(_HEAD_FIRST)):
-            size, fault = look_at(os.pread(file, status.st_size, 0), image_input)
-    except OSError:
-        return None, ""
-    finally:
-        os.close(file)
-    return size, fault
+        return Look(None)
+    except ValueError as error:
+        return Look(None, str(error))
 
 
-def _size(view: memoryview, codec: str, image_input: ImageInput) -> Size:
-    """Returns the height and width of an image. Caches the sizes of JPEGs by their headers.
+def _decodable(view: memoryview, codec: str, image_input: ImageInput) -> Look:
+    """Looks at an image that DALI decodes. Caches the sizes of JPEGs by their headers.
 
     Raises:
         OutsideImage: If a window of the decoders isn't inside the image.
@@ -232,7 +243,7 @@ def _size(view: memoryview, codec: str, image_input: ImageInput) -> Size:
     size = (width, height) if swaps else (height, width)
     if 0 < end <= len(view):
         _jpegs.put(view[:end], image_input, size)
-    return size
+    return Look(size)
 
 
 @functools.cache

@@ -11,17 +11,24 @@ from typing import Any
 from nvidia.dali import Pipeline
 
 from ..formats import protobuf
-from ..formats.decoder_windows import Window, window_of
-from ..formats.image_size import ImageInput
+from ..formats.decoder_windows import window_of
+from ..formats.image_size import FileInput, ImageInput
+from ..formats.media import MediaInput
 from . import reader_files
 
 # Kinds of operators, by nvidia.dali.fn and nvidia.dali.ops.
 _IMAGE_DECODERS = re.compile(
     r"\bdecoders\.image|\bimage_decoder|^Image(Crop|RandomCrop|Slice|Decoder|$)"
 )
+_MEDIA_DECODERS = {
+    "video": re.compile(r"\bdecoders\.video|^Video$"),
+    "sound": re.compile(r"\bdecoders\.audio|^audio_decoder$|^Audio(Decoder)?$"),
+}
 _READ = ("io.file.read", "Read")
 FIELD = "record_field_"  # prefix of the names of the external sources that feed record fields
-_ANY_DATA = 4  # nvidia.dali.types.ANY_DATA: the decoder keeps the image's own channels
+# nvidia.dali.types.ANY_DATA: the decoder keeps the image's own channels. As text, because arguments
+# that DALI has printed are texts.
+_ANY_DATA = "4"
 Operator = tuple[str, str, Mapping[str, Any]]  # kind ("readers.file"), name, arguments
 
 
@@ -73,8 +80,8 @@ def operator_inputs(operator: Any) -> list[Any]:
     ]
 
 
-def image_inputs(operators: Sequence[Operator]) -> dict[str, ImageInput]:
-    """Returns how a graph uses each input that it decodes as an image or reads as a file.
+def file_inputs(operators: Sequence[Operator]) -> dict[str, FileInput]:
+    """Returns how a graph uses each input that it decodes, or reads as a file.
 
     Args:
         operators: The operators of the graph, with their inputs.
@@ -86,25 +93,35 @@ def image_inputs(operators: Sequence[Operator]) -> dict[str, ImageInput]:
         name: next(iter(arguments.get("inputs", ())), [""])[0] for _, name, arguments in operators
     }
     kinds = {name: kind for kind, name, _ in operators}
-    inputs: dict[str, ImageInput] = {}
+    inputs: dict[str, FileInput] = {}
     for kind, name, arguments in operators:
+        source = first_inputs[name]
+        if is_path := kinds.get(source) in _READ:
+            source = first_inputs[source]
+        previous = inputs.get(source)
         if _IMAGE_DECODERS.search(kind):
-            is_path = kinds.get(first_inputs[name]) in _READ
-            source = first_inputs[first_inputs[name]] if is_path else first_inputs[name]
-            # As text, because arguments that DALI has printed are texts.
-            keeps = str(arguments.get("output_type")) == str(_ANY_DATA)
-            on_cpu = keeps and arguments.get("device") == "cpu"
-            turned = keeps and str(arguments.get("adjust_orientation")) != "False"
-            window = window_of(kind, arguments)
-            windows: tuple[Window, ...] = (window,) if window else ()
-            if previous := inputs.get(source):
-                on_cpu, turned = on_cpu or previous.any_on_cpu, turned or previous.any_turned
-                windows += previous.windows
-            inputs[source] = ImageInput(is_path, on_cpu, turned, windows)
+            use = _image_input(kind, arguments, is_path)
+            inputs[source] = use.joined(previous) if isinstance(previous, ImageInput) else use
+        for media, pattern in _MEDIA_DECODERS.items():
+            if pattern.search(kind):
+                devices = previous.devices if isinstance(previous, MediaInput) else ()
+                devices = *devices, str(arguments.get("device"))
+                inputs[source] = MediaInput(media, is_path, devices)
     for kind, name, _ in operators:
         if kind in _READ:
-            inputs.setdefault(first_inputs[name], ImageInput(is_path=True, is_image=False))
+            inputs.setdefault(first_inputs[name], MediaInput("", is_path=True))
     return inputs
+
+
+def _image_input(kind: str, arguments: Mapping[str, Any], is_path: bool) -> ImageInput:
+    """Returns how a decoder of images uses its input."""
+    output, window = str(arguments.get("output_type")), window_of(kind, arguments)
+    return ImageInput(
+        is_path,
+        any_on_cpu=output == _ANY_DATA and arguments.get("device") == "cpu",
+        any_turned=output == _ANY_DATA and str(arguments.get("adjust_orientation")) != "False",
+        windows=(window,) if window else (),
+    )
 
 
 def graph_outputs(pipeline: Pipeline, serialized: bytes = b"") -> list[str]:

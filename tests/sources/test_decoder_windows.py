@@ -16,7 +16,7 @@ from PIL import Image
 from dalijax import data_iterator, sources
 from dalijax.adapters.grain import DALITransform
 from dalijax.core.formats.image_size import image_size, look_at
-from dalijax.core.state.operators import image_inputs, operators_of
+from dalijax.core.state.operators import file_inputs, operators_of
 from dalijax.fn import read_file
 
 pytestmark = pytest.mark.slow
@@ -95,7 +95,7 @@ def test_windows_are_refused_if_dali_refuses_them(operator, prints_arguments):
                 output = fn.python_function(output, function=lambda pixels: pixels)
             pipeline.set_outputs(output)
         pipeline.build()
-        fault = look_at(data, image_inputs(operators_of(pipeline))["in"])[1]
+        fault = look_at(data, file_inputs(operators_of(pipeline))["in"])[1]
         try:
             pipeline.run()
             refused = False

@@ -63,10 +63,18 @@ def test_frames_match_the_drawn_frames(name, start, length, stride, tmp_path):
     assert_close(decoded(path, start, length, stride), drawn()[rows])
 
 
-@pytest.mark.parametrize("name", ON_GPU)
-def test_videos_that_a_cpu_cannot_decode_are_named(name):
-    with pytest.raises(BatchError, match=rf"{name} can't be decoded"):
-        decoded(FOLDER / name)
+@pytest.mark.parametrize(
+    ("name", "codec"), [*zip(ON_GPU, (r"H\.264", r"H\.265", "MPEG-4"), strict=True)]
+)
+def test_videos_that_a_cpu_cannot_decode_are_named(name, codec):
+    source = sources.Files(paths=[FOLDER / "vp9.webm", FOLDER / name])
+    make = data_iterator(sequences, ["frames"], source=source)
+    settings = {"start": 0, "length": 2, "stride": 1}
+    with (
+        make(batch_size=2, device_id=None, **settings) as iterator,
+        pytest.raises(BatchError, match=rf"{name} can't be .*: {codec} on a CPU; pass device="),
+    ):
+        next(iterator)
 
 
 def test_starts_are_drawn_so_that_sequences_fit(folder):
