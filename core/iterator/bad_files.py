@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import os
 import re
 import warnings
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ from nvidia.dali import Pipeline, fn
 from nvidia.dali.tensors import TensorListCPU
 
 from ..errors import BatchError
+from ..formats.media import UNSUPPORTED, MediaInput, media_fault
 from ..messages.printable import printable
 from ..pipeline.calls import calls
 from ..pipeline.dali_pipeline import operators
@@ -24,6 +27,11 @@ from ..state.random_state import for_operators
 # Operators whose failures the CPU decoder can reproduce for single files.
 _DECODES_IMAGES = re.compile(
     r"operator `nvidia\.dali\.fn\.(experimental\.)?(decoders\.image|peek_)"
+)
+_DECODES_SOUNDS = re.compile(r"operator `nvidia\.dali\.fn\.(decoders\.audio|audio_decoder)")
+# The device of a decoder of videos, and the file that it can't decode.
+_BAD_VIDEO = re.compile(
+    r'in (CPU|MIXED) operator .*create video decoder for "([^"\n]+)"', re.DOTALL
 )
 # Matches DALI's description of an operator that is a reader.
 _READER = re.compile(r"_module: .*\bfn\.readers\b")
@@ -52,9 +60,10 @@ def name_files(
 ) -> BatchError:
     """Returns the error of a failed batch with the names of its files, if they can be found.
 
-    The error lists the files that can't be decoded. If there are none, it lists the first files of
-    the batch. To read the batch again, the reader of each pipeline is built twice, and its shuffle
-    buffer is filled again.
+    The error lists the files that can't be decoded, with the reason for the first file if its
+    header shows the reason. Otherwise, the error lists the first files of the batch. To
+    read the batch again, the reader of each pipeline is built twice, and its shuffle buffer is
+    filled again.
 
     Args:
         error: The error.
@@ -69,14 +78,16 @@ def name_files(
             pairs = zip(factory.definitions(), data)
             read = [read_alone(define, reader, checkpoint, to_drop) for define, checkpoint in pairs]
             samples = [sample for samples_read in read for sample in samples_read if sample.file]
-            bad = _undecodable(samples) if _DECODES_IMAGES.search(str(error)) else []
+            bad = _undecodable(samples, str(error))
     except Exception:  # must not replace the error of the batch
         return error
     files = tuple(dict.fromkeys(samples[i].file for i in bad))
     all_files = list(dict.fromkeys(sample.file for sample in samples))
     if files:
         suffix = " and perhaps more" if len(bad) == _MOST_FILES else ""
-        description = f"Files that can't be decoded: {', '.join(map(printable, files))}{suffix}"
+        reason = next((f": {reason}" for reason in bad.values() if reason), "")
+        names = ", ".join(map(printable, files))
+        description = f"Files that can't be decoded: {names}{suffix}{reason}"
     elif all_files:
         suffix = f" and {len(all_files) - _MOST_FILES} more" if len(all_files) > _MOST_FILES else ""
         description = (
@@ -87,6 +98,23 @@ def name_files(
     named = type(error)(f"{error}\n{description}")
     named.files, named.__cause__ = files, error.__cause__
     named.unexplained = error.unexplained
+    return named
+
+
+def name_codec(error: BatchError) -> BatchError:
+    """Returns the error of a failed batch with the codec of its video, if DALI can't decode it.
+
+    Graphs that decode videos have no checkpoints at which the batch could be read again.
+    """
+    found = _BAD_VIDEO.search(str(error))
+    if found is None:
+        return error
+    use = MediaInput("video", is_path=True, devices=(found[1].lower(),))
+    fault = media_fault(os.fsencode(found[2]), use)
+    if not fault.startswith(UNSUPPORTED):
+        return error
+    named = type(error)(f"{error}\n{printable(found[2])}: {fault}")
+    named.files, named.__cause__ = (found[2],), error.__cause__
     return named
 
 
@@ -143,16 +171,28 @@ def _samples(outputs: Sequence[Outputs]) -> list[Sample]:
     ]
 
 
-def _undecodable(samples: Sequence[Sample]) -> list[int]:
-    """Returns the indices of the first few samples that can't be decoded alone.
+def _undecodable(samples: Sequence[Sample], text: str) -> dict[int, str]:
+    """Returns the indices of the first few samples that can't be decoded, with the reasons.
 
-    Returns no index if the samples are not encoded data (uint8) on the CPU.
+    A reason is "" if the header does not show it. Returns no index if the samples are not encoded
+    data (uint8) on the CPU.
+
+    Args:
+        samples: The samples of the batch.
+        text: DALI's error.
     """
-    if any(sample.data is None or sample.data.dtype != np.uint8 for sample in samples):
-        return []
-    return failing_rows(
-        len(samples), lambda rows: _decodes([samples[i].data for i in rows]), most=_MOST_FILES
-    )
+    files = [sample.data for sample in samples]
+    if any(data is None or data.dtype != np.uint8 for data in files):
+        return {}
+    if _DECODES_IMAGES.search(text):
+        rows = failing_rows(
+            len(files), lambda rows: _decodes([files[i] for i in rows]), _MOST_FILES
+        )
+        return dict.fromkeys(rows, "")
+    if _DECODES_SOUNDS.search(text):
+        faults = enumerate(media_fault(data, MediaInput("sound")) for data in files)
+        return dict(itertools.islice((item for item in faults if item[1]), _MOST_FILES))
+    return {}
 
 
 def _decodes(images: Sequence[Any]) -> bool:

@@ -25,7 +25,13 @@ from ..pipeline.engine import CLOSED, EpochEngine, Mark, NoReplica, Outcome
 from ..pipeline.failure import EnvironmentFailure, failure_of
 from ..pipeline.failure_errors import MOST_SKIPPED, describe, with_dali
 from ..pipeline.pipeline_factory import PipelineFactory, check_resumable
-from ..pipeline.reader import check_epochs, check_orders, check_shards, epochs_of
+from ..pipeline.reader import (
+    check_epochs,
+    check_orders,
+    check_shards,
+    epochs_of,
+    warn_of_turned_videos,
+)
 from ..pipeline.runner import (
     Outputs,
     Runner,
@@ -42,7 +48,7 @@ from ..state.position import Checkpoints, Position
 from ..state.random_state import for_operators
 from ..state.reader_state import ReaderState
 from ..stats import InputStats
-from .bad_files import name_files
+from .bad_files import name_codec, name_files
 
 _Error = TypeVar("_Error", bound=RuntimeError)
 # Taking a checkpoint of DALI costs 7 to 38 us. It is taken when a state is requested
@@ -557,6 +563,7 @@ class ReaderEngine(EpochEngine[Position]):
         if not self.shards:
             check_shards(pipelines, config, self._data_shards, factory)
             check_orders(pipelines, factory)
+            warn_of_turned_videos(pipelines[0])
             if plan is None:
                 check_epochs(pipelines, config, factory)
         elif plan and self.plan and plan.num_samples != self.plan.num_samples:
@@ -677,7 +684,9 @@ class ReaderEngine(EpochEngine[Position]):
 
     def _with_files(self, error: BatchError, checkpoints: Checkpoints | None) -> BatchError:
         """Returns the error of a failed batch with names of files, for the first few failures."""
-        if checkpoints is None or checkpoints.data is None or not self._failures_to_name:
+        if checkpoints is None or checkpoints.data is None:
+            return name_codec(error)
+        if not self._failures_to_name:
             return error
         self._failures_to_name -= 1
         reader = self._config.reader_name

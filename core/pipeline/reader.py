@@ -1,4 +1,4 @@
-"""Determines and checks the epochs, shards and orders of the readers of built pipelines."""
+"""Checks the epochs, shards, orders and videos of built pipelines, from their readers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,24 @@ from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..config import IteratorConfig
+from ..formats.media import turn_of
+from ..formats.spread import spread
+from ..messages.printable import printable
 from ..messages.user_warnings import warn_user, warn_user_once
 from ..order.epochs import EpochPlan
 from ..placement import DataShard
+from ..state import reader_files
 from ..state.fingerprint import labels_of
 from ..state.operators import Operator, operators_of, serialized_operators
-from ..state.reader_files import reader_of
+from .dali_pipeline import operator_name
 from .pipeline_factory import PipelineFactory
 
 # Readers that shuffle only while they read. Other readers also shuffle the list of their files.
 _RECORD_READERS = frozenset({"caffe", "caffe2", "mxnet", "tfrecord", "webdataset"})
 _INITIAL_FILL = 1024  # DALI's default
 _DERIVED = "derived"  # the seed of a reader without seed=, which DALI derives for each reader
+_VIDEO_READERS = ("readers__Video", "experimental__readers__Video")  # begin names of schemas
+_MOST_VIDEOS = 64  # whose headers are read, evenly spread over all videos of a reader
 
 
 def reader_meta(pipelines: Sequence[Pipeline], name: str) -> list[dict[str, Any]]:
@@ -298,7 +304,7 @@ def _order(meta: Mapping[str, Any], kind: str, arguments: Mapping[str, Any]) -> 
         **shuffles,
     }
     if any(shuffles.values()):
-        order["kind of reader"] = reader_of(kind) in _RECORD_READERS
+        order["kind of reader"] = reader_files.reader_of(kind) in _RECORD_READERS
     if shuffles["random_shuffle"]:
         order["initial_fill"] = str(arguments.get("initial_fill", _INITIAL_FILL))
         order["seed"] = str(arguments.get("seed", _DERIVED))
@@ -312,3 +318,29 @@ def _text(order: Mapping[str, Any]) -> str:
         seed = order["seed"]
         shuffling = "shuffled without seed=" if seed == _DERIVED else f"seed={seed}"
     return f"{order['number of samples']:,} samples, {shuffling}"
+
+
+def warn_of_turned_videos(pipeline: Pipeline) -> None:
+    """Warns if a video reader of a graph reads a video whose frames players turn.
+
+    A source raises an error for such a video, but a reader reads the files itself.
+    """
+    for instance in getattr(pipeline, "_ops", None) or ():
+        # Private in DALI. Serializing the pipeline would take long for long lists of files.
+        operator = getattr(instance, "_op", None)
+        if not getattr(operator, "schema_name", "").startswith(_VIDEO_READERS):
+            continue
+        files = reader_files.video_files(getattr(operator, "_init_args", {}))
+        for number in spread(len(files), _MOST_VIDEOS).tolist():
+            try:
+                turn = turn_of(files[number])
+            except (OSError, ValueError):  # the reader reports the file
+                continue
+            if turn:
+                warn_user(
+                    f"the frames of {printable(files[number])} are {turn} for display, which "
+                    f"{operator_name(instance)} ignores. To store the frames as they are "
+                    "displayed, convert such videos, e.g. by ffmpeg -i video.mp4 -c:v libvpx-vp9 "
+                    "video.webm"
+                )
+                break

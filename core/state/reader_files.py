@@ -96,6 +96,19 @@ def described(reader: str, arguments: Mapping[str, Any]) -> dict[str, str]:
     return texts
 
 
+def video_files(arguments: Mapping[str, Any]) -> list[str]:
+    """Returns the files that a video reader reads, given the reader's arguments."""
+    if names := arguments.get("filenames"):
+        return [names] if isinstance(names, str) else list(names)
+    if root := str(arguments.get("file_root") or ""):
+        return _listed(root, None)
+    try:
+        with open(str(arguments.get("file_list") or ""), errors="surrogateescape") as file:
+            return [line.split()[0] for line in file if line.strip()]
+    except OSError:
+        return []
+
+
 def _names_a_path(value: Any) -> bool:
     paths = value if isinstance(value, (list, tuple)) else [value]
     return any(isinstance(path, str) and os.path.exists(path) for path in paths)

@@ -30,6 +30,7 @@ av = pytest.importorskip("av", reason="av is in the extra lerobot")
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is in the extra lerobot")
 pytest.importorskip("google_crc32c", reason="google-crc32c is in the extra lerobot")
 import pyarrow as pa  # noqa: E402
+from media_files import matrix, turned  # noqa: E402
 
 STEPS = sum(LENGTHS)
 LOSSLESS = ("libx265", {"x265-params": "lossless=1:log-level=none"})
@@ -328,6 +329,10 @@ DAMAGES = {
             r / VIDEO, lerobot_data.frames_of(WRIST, [1, 2], LENGTHS), H264
         ),
         f"episode 3, camera '{WRIST}'.*needs a frame at 0.433333 s, but the nearest is at 0.4000",
+    ),
+    "turned video": (
+        lambda r: (r / VIDEO).write_bytes(turned((r / VIDEO).read_bytes(), matrix(180))),
+        f"episode 1, camera '{WRIST}'.*its frames are rotated by 180 degrees clockwise",
     ),
     "empty video": (lambda r: cut(r / VIDEO, 0), "episode 1.*the video can't be decoded"),
     "sound": (lambda r: shutil.copy(r / "meta/info.json", r / CLIP), "episode 0.*can't be decoded"),

@@ -18,6 +18,7 @@ from media_files import (
     with_long_times,
 )
 from nvidia.dali import Pipeline, fn
+from nvidia.dali.data_node import DataNode
 
 from dalijax import data_iterator, sources
 from dalijax.adapters.grain import DALITransform
@@ -238,3 +239,54 @@ def test_a_copy_of_the_input_is_decoded_as_it_is_stored(how, tmp_path):
     iterator = iterator_of(how, lambda data: frames(fn.copy(data)), [PORTRAIT, VP9], tmp_path)
     clips = np.asarray(next(iterator)["x"])
     np.testing.assert_array_equal(clips[0], clips[1])
+
+
+def read(files, decode):
+    data, label = fn.readers.file(files=files, name="reader")
+    return decode(data), label
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "decode", "said"),
+    (
+        ("h264.mp4", VP9, frames, H264),
+        ("aac.m4a", sound("flac", "flac"), waveform, "AAC in MP4; they read AIFF"),
+    ),
+)
+def test_codecs_are_named_if_dali_reads_the_files(name, good, decode, said, tmp_path):
+    data = video(*VIDEOS[name]) if name in VIDEOS else sound(*SOUNDS[name])
+    (tmp_path / "good").write_bytes(good)
+    (tmp_path / name).write_bytes(data)
+    make = data_iterator(read, ["x", "label"], reader_name="reader")
+    files = [str(tmp_path / "good"), str(tmp_path / name)]
+    with (
+        make(files=files, decode=decode, batch_size=2, device_id=None) as iterator,
+        pytest.raises(BatchError, match=f"{name}: .*{said}") as error,
+    ):
+        next(iterator)
+    assert error.value.files == (files[1],)
+
+
+@pytest.mark.parametrize("argument", ("filenames", "file_root", "file_list"))
+def test_dalis_video_reader_warns_of_turned_videos(argument, tmp_path):
+    (tmp_path / "a").mkdir()
+    paths = [tmp_path / "a" / "0.mp4", tmp_path / "a" / "1.mp4"]
+    for path, data in zip(paths, (VP9, PORTRAIT), strict=True):
+        path.write_bytes(data)
+    listing = tmp_path / "list.txt"
+    listing.write_text("".join(f"{path} 0\n" for path in paths))
+    value = {
+        "filenames": list(map(str, paths)),
+        "file_root": str(tmp_path),
+        "file_list": str(listing),
+    }[argument]
+
+    def graph():
+        output = fn.experimental.readers.video(
+            sequence_length=2, name="reader", **{argument: value}
+        )
+        return output if isinstance(output, DataNode) else output[0]
+
+    make = data_iterator(graph, ["x"], reader_name="reader")
+    with pytest.warns(RuntimeWarning, match=r"1\.mp4 are rotated by 90 degrees.*readers\.video"):
+        make(batch_size=2, device_id=None).close()

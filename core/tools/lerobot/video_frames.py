@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...environment.extras import extra
+from ...formats.media import turn_of
 
 # Seconds by which to seek further back if the first decoded frame is after the wanted frame:
 # decoders drop frames that depend on frames before a key frame.
@@ -35,8 +36,11 @@ def frames_at(path: str, times: Sequence[float], tolerance: float, fps: float) -
 
     if not len(times):
         return
-    with open(path, "rb"):  # its errors are OSErrors, unlike some of FFmpeg
-        pass
+    if turn := turn_of(path):  # its errors are OSErrors, unlike some of FFmpeg
+        raise ValueError(
+            f"its frames are {turn} for display. Convert it, so that they are stored as they are "
+            "displayed: ffmpeg -i video.mp4 upright.mp4"
+        )
     try:
         with av.open(path) as container:
             yield from _nearest(_from(container, times[0], tolerance, fps), times, tolerance)
