@@ -296,6 +296,12 @@ class FedEngine(Engine[P]):
         failures = int(isinstance(error, (BatchError, RecordError)))
         return Outcome(after, batch, error, masked=masked, failures=failures)
 
+    def advance(self) -> None:
+        """Moves past the batch that `peek` returns."""
+        if self._graph is not None and self._graph.lost_numbers:
+            self._graph.warn_of_lost_numbers()
+        super().advance()
+
     def _all_rows(self, supply: RowSupply[P], run: int) -> list[RowBatch]:
         """Returns the rows of each pipeline in a run."""
         return [supply.rows(run, part) for part in range(len(self._pipeline_arguments))]

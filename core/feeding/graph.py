@@ -16,6 +16,7 @@ from ..dtypes import dali_type
 from ..formats.field import Field
 from ..formats.image_size import FileInput, ImageInput
 from ..messages.replacements import suggest_name
+from ..messages.user_warnings import warn_user
 from ..pipeline.output_notes import notes_of
 from ..random.draw import DRAW, Draw, DrawRows, described_draws, draw_inputs
 from ..state.fingerprint import graph_lines, operator_line
@@ -40,6 +41,7 @@ class FedGraph:
         function, passed, draws, stacked: The arguments of the same names.
         file_inputs: By name, the inputs that the graph decodes or reads as files, or whose image
             sizes it requests. `learn` and definitions of the graph add them.
+        lost_numbers: By name of an input, the first record whose numbers a decoder loses, and how.
         used: The names of the inputs that operators of the graph take. Empty until `learn` is
             called.
     """
@@ -59,8 +61,10 @@ class FedGraph:
         self.draws = draws
         self.stacked = stacked
         self.file_inputs: dict[str, FileInput] = {}
+        self.lost_numbers: dict[str, str] = {}
         self.used: set[str] = set()
         self._inputs = inputs
+        self._warned: set[str] = set()
         self._call = call
         self._no_copy = no_copy
         self.__name__ = getattr(function, "__name__", type(function).__name__)
@@ -80,6 +84,13 @@ class FedGraph:
                 self.file_inputs[name] = nodes[node]
             if node in built:
                 self.used.add(name)
+
+    def warn_of_lost_numbers(self) -> None:
+        """Warns of the numbers that decoders lose, once for each input of the graph."""
+        for name in list(self.lost_numbers):  # reading threads add to it
+            if name not in self._warned:
+                self._warned.add(name)  # before the warning, which may be raised as an error
+                warn_user(f"{name} of {self.lost_numbers[name]}")
 
     def __call__(
         self,

@@ -18,6 +18,7 @@ from ..environment.passing_errors import chain_of, is_environment
 from ..formats.field import Field
 from ..formats.image_size import FileInput, ImageInput, look_at_input
 from ..formats.riff import cut_off, file_cut_off
+from ..messages.printable import printable
 from ..order.shuffle import Indices
 from ..pipeline.failure import with_retries
 from ..random.draw import DrawFunction, DrawRows
@@ -44,6 +45,7 @@ class ReadSettings:
         order: Returns the record and the epoch of each of some samples, given their numbers.
         file_inputs: The fields that the graph decodes or reads as files; empty before it is built.
         reuse: Detects reused buffers; None if the source returns new arrays.
+        lost_numbers: By field, the first record whose numbers a decoder loses, and how.
         checked_headers: By field, the records whose headers were checked and are complete.
         bad_samples: The samples and records that DALI could not process before.
         seed, num_samples: The seed, and the number of samples of an epoch.
@@ -60,6 +62,7 @@ class ReadSettings:
     order: Callable[[Indices], tuple[Indices, Indices]]
     reuse: ReuseCheck | None
     file_inputs: Mapping[str, FileInput]
+    lost_numbers: dict[str, str] = dataclasses.field(default_factory=dict)
     checked_headers: dict[str, RecordTable] = dataclasses.field(default_factory=dict)
     sized: set[str] = dataclasses.field(default_factory=set)
     draws: dict[str, DrawFunction] = dataclasses.field(default_factory=dict)
@@ -162,6 +165,9 @@ def _not_decodable(settings: ReadSettings, records: Indices, chunk: Chunk) -> di
                 continue
             value = np.asarray(values[place], order="C")
             look = look_at_input(value, file_input)
+            if look.lost:
+                record_name = printable(settings.source.name(int(records[place])))
+                settings.lost_numbers.setdefault(name, f"{record_name} {look.lost}")
             if look.fault:
                 errors.setdefault(place, ValueError(f"{name}: {look.fault}"))
             else:

@@ -456,6 +456,8 @@ class RecordSupply:
             if look.fault:
                 label = "/".join(schema.columns[number].path) or "the record"
                 raise ValueError(f"{label} in record {place} of the batch: {look.fault}")
+            if look.lost:
+                graph.lost_numbers.setdefault(name, f"record {place} of the batch {look.lost}")
             sizes.append(look.size)
         return values, sizes
 

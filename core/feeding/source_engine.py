@@ -418,6 +418,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             graph.file_inputs,
             self._bad_samples,
             graph.passed,
+            graph.lost_numbers,
         )
 
     def _is_end(self, position: SamplePosition) -> bool:

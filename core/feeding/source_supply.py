@@ -258,6 +258,7 @@ class SourceSupply:
         file_inputs: The fields that the graph decodes or reads as files; empty before it is built.
         bad_samples: The samples and records that DALI could not process before.
         passed: The fields that bypass the graph.
+        lost_numbers: Receives the lost numbers of `ReadSettings`.
 
     Attributes:
         next_run: The run that DALI asks for next.
@@ -277,6 +278,7 @@ class SourceSupply:
         file_inputs: Mapping[str, FileInput] = MappingProxyType({}),
         bad_samples: BadSamples | None = None,
         passed: Sequence[str] = (),
+        lost_numbers: dict[str, str] | None = None,
     ):
         reuse = None if getattr(source, "_gives_new_arrays", False) else ReuseCheck(source)
         order = order_of(source, seed, shuffle)
@@ -289,6 +291,7 @@ class SourceSupply:
             order,
             reuse,
             file_inputs,
+            {} if lost_numbers is None else lost_numbers,
             passed=frozenset(passed),
         )
         # The only reference, so that the threads end with the supply.

@@ -7,6 +7,7 @@ decoders decode to wrong pixels or crash on.
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 import zlib
@@ -29,7 +30,7 @@ _JPEG_LS = 0xF7
 
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
 _SAMPLES, _PLANAR, _COLOR_MAP, _SAMPLE_FORMAT = 277, 284, 320, 339
-_PALETTE = 3  # a TIFF's photometric interpretation
+_PALETTE = 3  # a TIFF's photometric interpretation, and a PNG's color type
 _COMPRESSIONS = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946, 50000)
 _COMPRESSION_NAMES = {
     **{number: "JPEG 2000" for number in (33003, 33004, 33005, 34712)},
@@ -93,6 +94,28 @@ def kind_of(data: memoryview, codec: str) -> str:
         return _KINDS[codec](data)
     except (EOFError, IndexError, struct.error):
         return ""
+
+
+def has_colored_palette(data: memoryview, codec: str) -> bool:
+    """Returns whether an image's pixels are indices of a palette that isn't a scale of grays.
+
+    Args:
+        data: An image that nvImageCodec's parser accepts.
+        codec: Its codec.
+    """
+    return codec in _PALETTES and _PALETTES[codec](data)
+
+
+def _is_colored(palette: bytes, bits: int) -> bool:
+    """Returns whether a palette, as RGB, isn't a scale of grays for pixels of some bits."""
+    count = len(palette) // 3
+    return palette not in (_grays(count, 1), _grays(count, 255 // (2**bits - 1)))
+
+
+@functools.cache
+def _grays(count: int, step: int) -> bytes:
+    """Returns a palette of grays, as RGB, with the levels 0, step, 2 * step, ..."""
+    return bytes(min(step * index, 255) for index in range(count) for _ in range(3))
 
 
 def _exif_orientation(exif: memoryview) -> tuple[int, bool]:
@@ -227,6 +250,14 @@ def _png(data: memoryview) -> int:
     return last
 
 
+def _png_palette(data: memoryview) -> bool:
+    if data[25] != _PALETTE:  # the color type in the header
+        return False
+    palettes = ((at, length) for kind, at, length in _png_chunks(data) if kind == b"PLTE")
+    at, length = next(palettes, (0, 0))
+    return _is_colored(bytes(data[at : at + length]), data[24])
+
+
 def _png_kind(data: memoryview) -> str:
     return "PNG with Apple's CgBI chunk" if bytes(data[12:16]) == b"CgBI" else ""
 
@@ -340,6 +371,10 @@ def _tiff(data: memoryview) -> int:
     return tags.get(_ORIENTATION, 1)
 
 
+def _tiff_palette(data: memoryview) -> bool:
+    return _tiff_tags(data)[0].get(_PHOTOMETRIC) == _PALETTE
+
+
 def _tiff_kind(data: memoryview) -> str:
     tags, types = _tiff_tags(data)
     bits, kind = tags.get(_BITS, 1), _SAMPLE_KINDS.get(tags.get(_SAMPLE_FORMAT, 1), "")
@@ -350,6 +385,17 @@ def _tiff_kind(data: memoryview) -> str:
     if missing := [name for tag, name in _REQUIRED.items() if tag not in types]:
         return f"TIFF without {' and '.join(missing)}"
     return "TIFF with tags of unusual types"
+
+
+def _bmp_palette(data: memoryview) -> bool:
+    header = unpack("<I", data, 14)
+    bits_at, size = (24, 3) if header == 12 else (28, 4)  # bytes of a color, blue first
+    bits = unpack("<H", data, bits_at)
+    if not 0 < bits <= 8:
+        return False
+    colors = bytes(data[14 + header : unpack("<I", data, 10)])  # up to the pixels
+    rgb = (colors[at : at + 3][::-1] for at in range(0, len(colors) - 2, size))
+    return _is_colored(b"".join(rgb), bits)
 
 
 def _bmp_kind(data: memoryview) -> str:
@@ -401,6 +447,11 @@ _ORIENTATIONS: dict[str, Callable[[memoryview], int]] = {
     "jpeg2k": jpeg2000_headers.check,
     "bmp": lambda data: 1,
     "pnm": _pnm,
+}
+_PALETTES: dict[str, Callable[[memoryview], bool]] = {
+    "png": _png_palette,
+    "tiff": _tiff_palette,
+    "bmp": _bmp_palette,
 }
 _KINDS: dict[str, Callable[[memoryview], str]] = {
     "jpeg": _jpeg_kind,

@@ -22,6 +22,7 @@ from .image_headers import (
     TURNED,
     codec_of,
     foreign_kind,
+    has_colored_palette,
     jpeg_orientation,
     kind_of,
     orientation_of,
@@ -42,7 +43,14 @@ _SAMPLES = {
     "jpeg2k": ("uint8", "uint16"),
     "bmp": ("uint8",),
 }
-_NAMES = {"tiff": "TIFF", "jpeg2k": "JPEG 2000", "bmp": "BMP", "png": "PNG", "webp": "WebP"}
+_NAMES = {
+    "tiff": "TIFF",
+    "jpeg2k": "JPEG 2000",
+    "bmp": "BMP",
+    "png": "PNG",
+    "webp": "WebP",
+    "pnm": "PNM",
+}
 _ANY = "output_type=types.ANY_DATA"
 
 Size = tuple[int, int]
@@ -57,12 +65,16 @@ class ImageInput(NamedTuple):
         any_on_cpu: Whether a decoder on the CPU keeps the image's channels (``types.ANY_DATA``).
         any_turned: Whether a decoder keeps the channels and applies the EXIF orientation.
         windows: Windows that decoders cut out, if they are constants.
+        any_gray: Whether a decoder returns ``types.GRAY`` or ``types.ANY_DATA``, as for masks.
+        any_8_bits: Whether a decoder returns 8 bits, as it does by default.
     """
 
     is_path: bool = False
     any_on_cpu: bool = False
     any_turned: bool = False
     windows: tuple[Window, ...] = ()
+    any_gray: bool = False
+    any_8_bits: bool = False
 
     def joined(self, other: ImageInput) -> ImageInput:
         """Returns the use of an input by the decoders of both uses."""
@@ -71,6 +83,8 @@ class ImageInput(NamedTuple):
             self.any_on_cpu or other.any_on_cpu,
             self.any_turned or other.any_turned,
             other.windows + self.windows,
+            self.any_gray or other.any_gray,
+            self.any_8_bits or other.any_8_bits,
         )
 
 
@@ -80,10 +94,12 @@ class Look(NamedTuple):
     Attributes:
         size: Height and width of an image as DALI decodes it; None if they are unknown.
         fault: The reason not to feed the file to a graph, or "".
+        lost: A description of the numbers of an image that its decoder loses, with the fix, or "".
     """
 
     size: Size | None
     fault: str = ""
+    lost: str = ""
 
 
 FileInput = ImageInput | MediaInput
@@ -211,13 +227,13 @@ def _decodable(view: memoryview, codec: str, image_input: ImageInput) -> Look:
     stream = _code_stream()(np.frombuffer(view, np.uint8))
     try:
         height, width = stream.height, stream.width
-        samples = str(stream.dtype) if codec in _SAMPLES else ""
+        samples = str(stream.dtype) if codec != "jpeg" else ""
         channels = stream.num_channels if image_input.any_on_cpu or image_input.any_turned else 0
     except (RuntimeError, TypeError):  # the parser refuses it, or the samples have no NumPy type
         if kind := kind_of(view, codec):
             raise Unsupported(kind) from None
         raise EOFError from None
-    if samples and samples not in _SAMPLES[codec]:
+    if samples not in _SAMPLES.get(codec, (samples,)):
         raise Unsupported(f"{samples} {_NAMES[codec]}")
     if not (0 < height < _LARGEST and 0 < width < _LARGEST):
         raise EOFError
@@ -243,7 +259,33 @@ def _decodable(view: memoryview, codec: str, image_input: ImageInput) -> Look:
     size = (width, height) if swaps else (height, width)
     if 0 < end <= len(view):
         _jpegs.put(view[:end], image_input, size)
-    return Look(size)
+    return Look(size, lost=_lost(view, codec, samples, image_input))
+
+
+def _lost(view: memoryview, codec: str, samples: str, image_input: ImageInput) -> str:
+    """Describes the numbers of an image that its decoder loses; see `Look`.
+
+    Args:
+        view: The encoded image.
+        codec: Its codec.
+        samples: NumPy's name of its samples' type, or "" for a JPEG.
+        image_input: The graph's use of the input that the image is fed to.
+    """
+    if not (image_input.any_gray or image_input.any_8_bits):
+        return ""
+    if has_colored_palette(view, codec):
+        return image_input.any_gray * (
+            f"is a {_NAMES[codec]} with a palette, and the decoder replaces indices by colors or "
+            "their luminance. If the indices are class numbers, read them with Pillow, "
+            "numpy.asarray(PIL.Image.open(file)), in the records of sources.Records"
+        )
+    if not image_input.any_8_bits or samples in ("", "uint8"):
+        return ""
+    kind, dtype = ("16-bit", "UINT16") if samples == "uint16" else (samples, "FLOAT")
+    return (
+        f"is a {kind} {_NAMES[codec]}, which the decoder converts to 8 bits, so that class numbers "
+        f"and depths are lost. To keep them, pass dtype=types.{dtype} to the decoder"
+    )
 
 
 @functools.cache

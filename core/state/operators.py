@@ -26,9 +26,10 @@ _MEDIA_DECODERS = {
 }
 _READ = ("io.file.read", "Read")
 FIELD = "record_field_"  # prefix of the names of the external sources that feed record fields
-# nvidia.dali.types.ANY_DATA: the decoder keeps the image's own channels. As text, because arguments
-# that DALI has printed are texts.
-_ANY_DATA = "4"
+# Values of nvidia.dali.types, as text, because arguments that DALI has printed are texts. With
+# ANY_DATA, a decoder keeps the image's own channels.
+_GRAY, _ANY_DATA = "2", "4"
+_8_BITS = ("0", "4", "None")  # UINT8, INT8; the default is UINT8
 Operator = tuple[str, str, Mapping[str, Any]]  # kind ("readers.file"), name, arguments
 
 
@@ -121,6 +122,8 @@ def _image_input(kind: str, arguments: Mapping[str, Any], is_path: bool) -> Imag
         any_on_cpu=output == _ANY_DATA and arguments.get("device") == "cpu",
         any_turned=output == _ANY_DATA and str(arguments.get("adjust_orientation")) != "False",
         windows=(window,) if window else (),
+        any_gray=output in (_GRAY, _ANY_DATA),
+        any_8_bits=str(arguments.get("dtype")) in _8_BITS,
     )
 
 

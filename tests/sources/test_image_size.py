@@ -19,6 +19,7 @@ from dalijax.core.formats import image_size as image_size_module
 from dalijax.core.formats.image_headers import jpeg_orientation
 from dalijax.core.formats.image_size import (
     ImageInput,
+    Look,
     image_size,
     look_at,
     look_at_file,
@@ -232,15 +233,15 @@ def test_an_image_that_dali_does_not_parse_is_invalid(name, tmp_path):
     data = DAMAGED[name]
     assert not parsed_by_dali(data)
     (tmp_path / "image").write_bytes(data)
-    size, fault = look_at(data)
-    assert look_at_file(os.fsencode(tmp_path / "image")) == (size, fault)
-    assert fault != ""
+    look = look_at(data)
+    assert look_at_file(os.fsencode(tmp_path / "image")) == look
+    assert look.fault != ""
 
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_images_are_valid_even_truncated_if_dali_parses_them(name, tmp_path):
     data = IMAGES[name]
-    assert look_at(data) == (image_size(data), "") and parsed_by_dali(data)
+    assert look_at(data) == Look(image_size(data)) and parsed_by_dali(data)
     known = name.split()[0] in ("JPEG", "PNG", "WEBP", "BMP")
     cuts = {*range(5, min(len(data), 700), 60), len(data) // 2, len(data) - 20, len(data) - 1}
     for end in cuts if known else ():
@@ -271,15 +272,15 @@ def test_files_are_checked_like_bytes(tmp_path):
 
 def test_a_path_without_a_file_raises_at_once(tmp_path):
     os.mkfifo(tmp_path / "fifo")
-    said = (None, "it isn't a regular file")
+    said = Look(None, "it isn't a regular file")
     assert look_at_file(os.fsencode(tmp_path / "fifo")) == said
     assert look_at_file(os.fsencode(tmp_path)) == said
     (tmp_path / "itself").symlink_to("itself")
     for path in (tmp_path / "none", tmp_path / "itself"):  # reading them raises the reason
-        assert look_at_file(os.fsencode(path)) == (None, "")
+        assert look_at_file(os.fsencode(path)) == Look(None)
     (tmp_path / "\udcff.png").write_bytes(encoded("PNG"))
     path = os.fsencode(tmp_path / "\udcff.png")
-    assert look_at_file(np.frombuffer(path.ljust(200, b"\0"), np.uint8)) == ((37, 61), "")
+    assert look_at_file(np.frombuffer(path.ljust(200, b"\0"), np.uint8)) == Look((37, 61))
 
 
 @pytest.fixture
@@ -301,7 +302,7 @@ def test_jpegs_with_the_same_header_have_the_same_size(name, parsed):
     pixels = np.random.default_rng(0).integers(0, 256, 5000, np.uint8).tobytes()
     exif = EXIF + directory("<", 6)
     segment = b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif
-    assert look_at(data) == parsed(data) == (image_size(data), "")
+    assert look_at(data) == parsed(data) == Look(image_size(data))
     others = [data[:end], data[:end] + pixels, data[:end] + segment + data[end:], data[:-1]]
     others += [data[:at] for at in range(end, min(len(data), end + 40))]
     for other in others:
@@ -365,7 +366,7 @@ def test_without_the_parser_the_error_names_its_package(monkeypatch):
     with pytest.raises(ImportError, match="pip install nvidia-nvimgcodec-cu12 for CUDA 12"):
         look_at(WHOLE)
     monkeypatch.undo()
-    assert look_at(WHOLE) == ((37, 61), "")
+    assert look_at(WHOLE) == Look((37, 61))
     assert "PYNVIMGCODEC_VERBOSITY" not in os.environ
 
 
@@ -380,7 +381,7 @@ def test_threads_and_forked_processes_may_check_concurrently(tmp_path):
         "look_at(data)\n"  # a process that forks during an import may wait for it forever
         "threading.Thread(target=lambda: [look_at(data) for _ in range(99)]).start()\n"
         "if not (child := os.fork()):\n"
-        "    os._exit(0 if look_at(data) == ((37, 61), '') else 1)\n"
+        "    os._exit(0 if look_at(data).size == (37, 61) else 1)\n"
         "sys.exit(os.waitpid(child, 0)[1])\n"
     )
     (tmp_path / "whole.jpg").write_bytes(WHOLE)
@@ -401,6 +402,6 @@ def test_jpegs_of_more_than_2_gib_are_rejected(width, height, fits):
     data = bytearray(encoded("JPEG"))
     start = data.index(b"\xff\xc0") + 5
     data[start : start + 4] = struct.pack(">HH", height, width)
-    size, fault = look_at(np.frombuffer(data, np.uint8))
+    size, fault, _ = look_at(np.frombuffer(data, np.uint8))
     assert (size == (height, width)) == fits
     assert fits or fault == "not supported by DALI's decoders: image of 26755 x 26755 pixels"

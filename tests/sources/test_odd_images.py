@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 
 from dalijax import augment, data_iterator, sources
 from dalijax.adapters.grain import DALITransform
-from dalijax.core.formats.image_size import ImageInput, image_size, look_at
+from dalijax.core.formats.image_size import ImageInput, Look, image_size, look_at
 from dalijax.fn import read_file
 from full import FULL
 
@@ -45,7 +45,7 @@ def test_no_odd_image_ends_the_process_and_each_is_decoded_or_named():
     decoded, bad = decoded_in_a_process(0)
     assert len(images) > 750 and len(decoded["shapes"]) > 350
     for name, data in images.items():
-        size, fault = look_at(data)
+        size, fault, _ = look_at(data)
         assert (size is None) == bool(fault), name
         assert not fault or name in bad
         if name in decoded["shapes"]:
@@ -60,7 +60,7 @@ def test_no_odd_image_ends_the_process_if_its_channels_are_kept():
     decoded, _ = decoded_in_a_process(0, "ANY_DATA")
     assert len(decoded["shapes"]) > 300
     for name in decoded["shapes"]:
-        size, fault = look_at(images[name], KEPT)
+        size, fault, _ = look_at(images[name], KEPT)
         assert not fault and [*size] == decoded["shapes"][name][:2], name
     wrong = [name for name, right in decoded["right"].items() if not right]
     assert [name for name in wrong if not UNSURE_IF_KEPT.search(name)] == []
@@ -116,7 +116,7 @@ def test_no_damaged_image_ends_the_process():
     }.items(),
 )
 def test_valid_images_of_unsupported_kinds_are_refused(name, kind):
-    assert look_at(odd_images()[name]) == (None, f"not supported by DALI's decoders: {kind}")
+    assert look_at(odd_images()[name]) == Look(None, f"not supported by DALI's decoders: {kind}")
 
 
 def with_orientation(mode, form, orientation):
@@ -196,7 +196,7 @@ def test_images_are_checked_if_any_decoder_keeps_channels():
 def test_damaged_images_are_reported_as_damaged(name):
     data = odd_images()[name]
     said = f"its header is damaged or cut off, and it has {len(data)} bytes"
-    assert look_at(data) == (None, said)
+    assert look_at(data) == Look(None, said)
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "JPEG2000", "BigTIFF"])

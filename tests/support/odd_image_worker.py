@@ -111,7 +111,7 @@ def main(mutations, output="RGB"):
 
 
 def is_large(data):
-    size, _ = look_at(data)
+    size, *_ = look_at(data)
     return size is not None and size[0] * size[1] > LARGEST
 
 
