@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -15,20 +16,22 @@ from ...core.stats import InputStats
 __all__: list[str] = []
 
 
+@dataclasses.dataclass
 class Passes:
     """Warns once if a second pass over a dataset repeats the augmentation of the first.
 
     In Grain, the iterators of a dataset are equal: a loop over epochs that iterates over the
     dataset again in each epoch delivers the same batches, including their augmentation.
 
-    Args:
+    Attributes:
         cure: How to iterate over several epochs, for the warning.
+        repeats: Whether a pass has ended whose graph draws random numbers.
+        warned: Whether the warning was issued.
     """
 
-    def __init__(self, cure: str):
-        self._cure = cure
-        self._repeats = False  # whether a pass has ended whose graph draws random numbers
-        self._warned = False
+    cure: str
+    repeats: bool = False
+    warned: bool = False
 
     def deliver(self, take: Callable[[], Batch], starts: bool, draws: Callable[[], bool]) -> Batch:
         """Returns the next batch of a pass.
@@ -38,16 +41,16 @@ class Passes:
             starts: Whether this is the first batch of an iterator that was not moved.
             draws: Returns whether the graph draws random numbers.
         """
-        if starts and self._repeats and not self._warned:
-            self._warned = True
+        if starts and self.repeats and not self.warned:
+            self.warned = True
             warn_user(
                 "this dataset is iterated again after its end, and draws the same random numbers: "
-                f"the augmentation of each epoch is that of the first. {self._cure}"
+                f"the augmentation of each epoch is that of the first. {self.cure}"
             )
         try:
             return take()
         except StopIteration:
-            self._repeats = self._repeats or draws()
+            self.repeats = self.repeats or draws()
             raise
 
 

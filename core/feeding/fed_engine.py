@@ -27,6 +27,7 @@ from ..pipeline.failure import (
 from ..pipeline.failure_errors import describe, listed, with_dali
 from ..pipeline.pipeline_factory import GraphPipelineFactory
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
+from ..random.draw import described_draws
 from ..state import random_state
 from ..state.operators import operators_of
 from ..state.position import FailedBatch
@@ -220,6 +221,12 @@ class FedEngine(Engine[P]):
         self._operators = description(runner.pipelines[0], operators, self._batch_map_names)
         self._learned = True
         return runner
+
+    def draws_numbers(self) -> bool:
+        """Returns whether the graph draws random numbers; False before pipelines are built."""
+        runner = self._runner
+        drawn = runner is not None and described_draws(runner.pipelines[0])
+        return bool(drawn) or super().draws_numbers()
 
     def _pipelines(
         self, rows_of: RowsOf, differing: Sequence[Mapping[str, Any]], **options: Any

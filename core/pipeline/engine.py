@@ -21,7 +21,6 @@ from ..config import IteratorConfig
 from ..errors import BatchError, GraphError, ProcessError, RecordError
 from ..order.epochs import EpochPlan
 from ..placement import DataShard, GlobalPlacement
-from ..random.draw import described_draws
 from ..state import random_state
 from ..state.agreement import Values
 from ..state.position import FailedBatch, FailedBatches
@@ -458,7 +457,7 @@ class Engine(abc.ABC, Generic[P]):
             return False
         pipeline = runner.pipelines[0]
         stateful = random_state.stateful(*(runner.checkpoints() or ())[:1])
-        return bool(described_draws(pipeline) or set(stateful) - set(pipeline.reader_meta()))
+        return bool(set(stateful) - set(pipeline.reader_meta()))
 
     def schedule(self) -> None:
         """Builds the pipelines and schedules runs, without waiting for the batches."""
