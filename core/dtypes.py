@@ -198,15 +198,22 @@ def as_scalars(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     Raises:
         TypeError: If floats would become integers, or if a dtype is neither integer nor float and
             the dtypes differ.
-        ValueError: If a number is out of the range of the dtype.
+        ValueError: If a number is out of the range of the dtype, or an integer would be rounded.
     """
     if values.dtype == dtype:
         return values
     is_integer = dtype.kind in "iu"
     if values.dtype.kind not in ("iu" if is_integer else "iuf") or dtype.kind not in "iuf":
-        raise TypeError(f"is {values.dtype}, not {dtype}")
-    if out_of_range(values, dtype).any():
-        raise ValueError(f"has a number that does not fit into {dtype}")
+        example = f" ({values.flat[0]})" if values.size else ""
+        raise TypeError(f"is {values.dtype}, not {dtype}{example}")
+    unfit = out_of_range(values, dtype)
+    if values.dtype.kind in "iu" and not is_integer:
+        with np.errstate(over="ignore"):
+            rounded = values.astype(dtype)
+        # A long double represents every integer of 64 bits.
+        unfit = unfit | (rounded.astype(np.longdouble) != values.astype(np.longdouble))
+    if unfit.any():
+        raise ValueError(f"has the number {values[unfit][0]}, which does not fit into {dtype}")
     return values.astype(dtype)
 
 

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..arguments import checked_arguments, function_parameters, name_of, whole_number
 from ..config import OF_DATA_ITERATOR, IteratorConfig
 from ..pipeline.pipeline_factory import default_device_id
@@ -84,6 +86,10 @@ def bind(
     )
     if config.sharding is None and config.devices is None:
         pipeline_call.setdefault("device_id", default_device_id())
-    graph = field_graph(function, source.fields, settings)
+
+    def value_of(field: str) -> Any:
+        return source.read(np.zeros(1, np.int64), [field])[field][0]
+
+    graph = field_graph(function, source.fields, settings, value_of)
     check_names(source, graph.names)
     return functools.partial(SourceEngine, source, graph, pipeline_call)

@@ -19,6 +19,7 @@ from ..messages.replacements import suggest_name
 from ..messages.user_warnings import warn_user
 from ..pipeline.output_notes import notes_of
 from ..random.draw import DRAW, Draw, DrawRows, described_draws, draw_inputs
+from ..sources.values import without_type
 from ..state.fingerprint import graph_lines, operator_line
 from ..state.operators import FIELD, Operator, file_inputs, graph_outputs
 from . import schema
@@ -133,7 +134,10 @@ class FedGraph:
 
 
 def field_graph(
-    function: Callable[..., Any], fields: Mapping[str, Field], settings: Mapping[str, Any]
+    function: Callable[..., Any],
+    fields: Mapping[str, Field],
+    settings: Mapping[str, Any],
+    value_of: Callable[[str], Any],
 ) -> FedGraph:
     """Returns a `FedGraph` whose inputs are the fields of a record source.
 
@@ -141,6 +145,7 @@ def field_graph(
         function: The function.
         fields: The fields of the record source.
         settings: The values of the function's other parameters, by name.
+        value_of: Returns the value of a field in the first record, for errors.
 
     Raises:
         TypeError: If a parameter is neither a field nor a setting, or is a field without a DALI
@@ -167,11 +172,14 @@ def field_graph(
     takes_draw = DRAW in parameters and DRAW not in settings
     for field in inputs:
         if fields[field].dtype is None:
+            try:
+                reason = without_type(value_of(field))
+            except Exception:  # the first record can't be read
+                reason = "it is text, an object, or has a dtype like bfloat16"
             raise TypeError(
-                f"{name}() takes the field {field!r}, for which DALI has no type: it is text, "
-                "an object, or has a dtype like bfloat16. Such fields bypass the graph into the "
-                "batch. Remove the parameter, or return arrays of numbers or bytes, such as "
-                "path.encode(), from the source"
+                f"{name}() takes the field {field!r}, for which DALI has no type: {reason}. Such "
+                "fields bypass the graph into the batch. Remove the parameter, or return arrays of "
+                "numbers or bytes from the source"
             )
     if not inputs and not takes_draw:
         raise TypeError(
@@ -189,7 +197,11 @@ def field_graph(
 
 
 def record_graph(
-    function: Callable[..., Any], record: Any, spec: Any, settings: Mapping[str, Any]
+    function: Callable[..., Any],
+    record: Any,
+    spec: Any,
+    settings: Mapping[str, Any],
+    further: Iterable[Any] = (),
 ) -> tuple[FedGraph, Schema]:
     """Returns a `FedGraph` whose inputs are keys of the records of a stream, and the schema.
 
@@ -198,6 +210,7 @@ def record_graph(
         record: The first record.
         spec: The structure of a record, if the first record doesn't show it; otherwise None.
         settings: The values of the function's other parameters, by name.
+        further: The next records; see `dalijax.core.feeding.schema.learn`.
 
     Returns:
         The graph, and the schema of the records.
@@ -210,7 +223,7 @@ def record_graph(
     # If the records have a key named "draw", the parameter takes its values.
     draws = DRAW in unset and not (isinstance(structure, Mapping) and DRAW in structure)
     record_schema = schema.learn(
-        record, function, {**settings, DRAW: None} if draws else settings, spec
+        record, function, {**settings, DRAW: None} if draws else settings, spec, further
     )
     inputs = {
         name: Field(column.dtype, column.ndim)

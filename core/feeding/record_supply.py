@@ -6,7 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,10 @@ from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of,
 _LOOK_AHEAD = 8  # the number of later batches to search for a good record
 _SEED = 0  # any seed, for `BadSamples`: `RecordSupply` forgets all samples when it moves
 
-# Returns the graph and the schema of the records, given the first record.
-Bind = Callable[[Any], tuple[FedGraph, Schema]]
+_MOST_EXAMPLES = 64  # the fewest records to search for a list with elements
+
+# Returns the graph and the schema of the records, given the first record and the next records.
+Bind = Callable[[Any, Iterable[Any]], tuple[FedGraph, Schema]]
 
 
 @dataclasses.dataclass
@@ -252,7 +254,7 @@ class RecordSupply:
                     "the dataset yields an empty list instead of the records of a batch. Filter "
                     "empty lists out"
                 )
-            graph, self._schema = self._bind(first.records[0])
+            graph, self._schema = self._bind(first.records[0], self._further())
             if graph.draws and self._numbers is None:
                 raise ValueError(
                     "draw requires the index of each record in the stream, which an operation of "
@@ -262,6 +264,24 @@ class RecordSupply:
             self._column_numbers = {name: k for k, name in enumerate(self._schema.names)}
             self.graph = graph
         return self.graph
+
+    def _further(self) -> Iterator[Any]:
+        """Yields records after the first, to the end of a batch; they stay in the queue."""
+        count = 0
+        with contextlib.suppress(StopIteration, ReadError):
+            for place in itertools.count():
+                if place > _LOOK_AHEAD and count > _MOST_EXAMPLES:
+                    break
+                records = self._read(place).batch.records
+                count += len(records)
+                yield from records
+
+    def check_types(self) -> None:
+        """Raises ValueError if the graph uses an input for which DALI has no type."""
+        if self.graph is not None and self._schema is not None:
+            for name, column in zip(self._schema.names, self._schema.columns):
+                if column.dtype is None and name in self.graph.used:
+                    raise ValueError(column.fault)
 
     def read_batches(self, position: RecordPosition, count: int) -> int:
         """Reads up to ``count`` batches from a position on; returns the step after the last batch.

@@ -6,17 +6,19 @@ are pure.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..formats.field import Field
 from ..formats.riff import cut_off
-from ..sources.values import leaf
+from ..sources.values import UnfitValueError, fitted, infer_kind, is_empty, leaf
 
 _LONGEST_TEXT = 160  # characters of a record's text in an error
 
@@ -30,11 +32,16 @@ class Column:
         dtype: The dtype; text and bytes are uint8. None if DALI has no type for the value in the
             first record; that is an error only if the graph uses the input.
         ndim: The number of dimensions.
+        sizes: The sizes of the dimensions after the first, for lists without elements; () for
+            zeros.
+        fault: The reason why the dtype is None.
     """
 
     path: tuple[str, ...]
     dtype: np.dtype[Any] | None
     ndim: int
+    sizes: tuple[int, ...] = ()
+    fault: str = ""
 
 
 def _leaves(value: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
@@ -114,7 +121,16 @@ class Schema:
             elif kind is bytes and value:
                 array = np.frombuffer(value, np.uint8)
             else:
-                array = leaf(value)
+                try:
+                    array = leaf(value)
+                except (TypeError, UnfitValueError) as error:
+                    label = "/".join(path) or "the record"
+                    raise ValueError(
+                        f"{label} in record {place} of the batch can't be converted: {error}"
+                    ) from error
+            if ndim and (array.dtype != dtype or array.ndim != ndim):
+                with contextlib.suppress(UnfitValueError):
+                    array = fitted(value, array, Field(dtype, ndim), column.sizes)
             if array.dtype != dtype or array.ndim != ndim:
                 raise ValueError(
                     f"{'/'.join(path) or 'the record'} is {array.dtype} with {array.ndim} "
@@ -122,9 +138,7 @@ class Schema:
                     "first record, or in element_spec. Convert all records to the same dtype and "
                     "number of dimensions"
                     if dtype is not None
-                    else f"{'/'.join(path)} is {array.dtype} with {array.ndim} dimensions in "
-                    f"record {place} of the batch, but DALI does not support its value in the "
-                    "first record. Describe the key by element_spec"
+                    else column.fault
                 )
             if may_be_file and (fault := cut_off(array)):
                 label = "/".join(path) or "the record"
@@ -163,7 +177,11 @@ def values_of(records: Sequence[Any], key: str, label: str = "", first: int = 0)
 
 
 def learn(
-    record: Any, pipeline_fn: Callable[..., Any], arguments: Mapping[str, Any], spec: Any = None
+    record: Any,
+    pipeline_fn: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    spec: Any = None,
+    further: Iterable[Any] = (),
 ) -> Schema:
     """Returns the schema of a stream, derived from its first record.
 
@@ -174,6 +192,8 @@ def learn(
         arguments: The arguments that the caller passed to the function.
         spec: The structure of a record, with objects that have ``shape`` and ``dtype``, if the
             first record does not show it.
+        further: The next records, which show the kinds of lists that have no elements in the first
+            record.
 
     Raises:
         TypeError: If the function can't be called with these records.
@@ -216,7 +236,7 @@ def learn(
             f"parameters {open_} without an argument"
         )
     columns = [
-        _column(path, value, spec is not None, len(path) > (argument_keys is not None))
+        _column(path, value, spec is not None, len(path) > (argument_keys is not None), further)
         # Sorted, because the order of the inputs is part of the state.
         for path, value in sorted(_leaves(example, ()), key=operator.itemgetter(0))
         if argument_keys is None or path[0] in argument_keys
@@ -240,16 +260,51 @@ def _as_dict(record: Any) -> str:
     return "lambda r: r._asdict()" if hasattr(record, "_asdict") else "lambda r: {'image': r[0]}"
 
 
-def _column(path: tuple[str, ...], value: Any, described: bool, may_lack: bool) -> Column:
+def _column(
+    path: tuple[str, ...], value: Any, described: bool, may_lack: bool, further: Iterable[Any]
+) -> Column:
+    """Returns the column of an input.
+
+    Args:
+        path: The keys of the value in the record.
+        value: The value in the first record, or its description.
+        described: Whether ``value`` may be a description, with a shape and a dtype.
+        may_lack: Whether the graph may leave the input unused, so that it need not have a type.
+        further: The next records.
+
+    Raises:
+        TypeError: If the graph takes the value, but the first records show no DALI type for it.
+    """
     if described and hasattr(value, "shape") and hasattr(value, "dtype"):
-        return Column(path, np.dtype(value.dtype), len(value.shape))
+        sizes = tuple(size or 0 for size in value.shape[1:])
+        return Column(path, np.dtype(value.dtype), len(value.shape), sizes)
+    label = "/".join(path) or "the record"
     try:
-        array = leaf(value)
-    except TypeError:
-        if not may_lack:
-            raise
-        return Column(path, None, 0)
-    return Column(path, array.dtype, array.ndim)
+        if not is_empty(value):
+            array = leaf(value)
+            return Column(path, array.dtype, array.ndim, array.shape[1:])
+        field, sizes = infer_kind(None, (), _values_at(path, further))
+        if field.dtype is not None:
+            return Column(path, field.dtype, field.ndim, sizes)
+        fault = (
+            f"{label} is an empty list in the first records, which has neither a dtype nor a "
+            "number of dimensions. Convert lists to arrays by a map(), e.g. to np.zeros((0, 4), "
+            "np.float32) if an image has no boxes, or pass element_spec="
+        )
+    except (TypeError, UnfitValueError) as error:
+        fault = f"{label} of the first record can't be converted: {error}"
+    if not may_lack:
+        raise TypeError(fault)
+    return Column(path, None, 0, (), fault)
+
+
+def _values_at(path: tuple[str, ...], records: Iterable[Any]) -> Iterator[Any]:
+    """Yields the values at nested keys of records, except of records without the keys."""
+    for record in records:
+        with contextlib.suppress(KeyError, TypeError, IndexError):
+            for key in path:
+                record = record[key]
+            yield record
 
 
 def batched_field(values: Sequence[Any], name: str) -> Any:
@@ -355,5 +410,8 @@ def described(record: Any) -> str:
             head = value[:12].tobytes()
             parts.append(f"{label or 'bytes'} of {value.size} bytes, first {head!r}")
         else:
-            parts.append(f"{label or 'array'} of shape {np.shape(value)}")
+            try:
+                parts.append(f"{label or 'array'} of shape {np.shape(value)}")
+            except ValueError:  # lists of different lengths
+                parts.append(f"{label or 'value'} {value!r:.60}")
     return "; ".join(parts)

@@ -138,7 +138,7 @@ class StreamEngine(FedEngine[RecordPosition]):
             rows,
             numbers,
             draw_seed,
-            lambda record: record_graph(pipeline_fn, record, spec, settings),
+            lambda *records: record_graph(pipeline_fn, records[0], spec, settings, records[1]),
         )
         options = {k: v for k, v in call.items() if k not in parameters}
         self.feed_by(pipeline_fn, _unknown_graph, options, differing, None)
@@ -244,6 +244,7 @@ class StreamEngine(FedEngine[RecordPosition]):
 
     def _check_first(self) -> None:
         graph = self._graph
+        self._records.check_types()
         if graph is not None and not graph.used and not graph.draws:
             raise ValueError(
                 "the graph does not use any array of the records, so that it can't be fed. Make "

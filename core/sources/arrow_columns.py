@@ -15,10 +15,13 @@ from ..order.shuffle import Indices
 # Names of Arrow's types, so that pyarrow need not be imported. Types of bytes are mapped to the
 # format of their offsets in the `struct` module.
 _BYTES = {"binary": "i", "large_binary": "q"}
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 _NUMBERS = {
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-    *("halffloat", "float", "double", "bool"),
+    *(*_FLOATS, "bool"),
 }
+_SCALARS: Mapping[str, Any] = {"b": np.bool_, "f": np.float32}  # other numbers are int32
+_LISTS = ("list<", "large_list<", "fixed_size_list<", "list_view<", "large_list_view<")
 _MOST_OPEN = 1 << 16  # chunks of a column that are kept opened; each takes about 1 kB
 
 
@@ -48,6 +51,45 @@ def with_encoded_images(dataset: Any, keys: Sequence[Any]) -> Any:
     return dataset
 
 
+def _type_at(kind: Any, path: Sequence[Any]) -> Any:
+    """Returns the Arrow type of a value within structs; None if there is no such value."""
+    for name in path:
+        is_struct = str(kind).startswith("struct<") and isinstance(name, str)
+        place = kind.get_field_index(name) if is_struct else -1
+        kind = kind.field(place).type if place >= 0 else None
+    return kind
+
+
+def column_kind(dataset: Any, path: Sequence[Any]) -> tuple[Field, tuple[int | None, ...]] | None:
+    """Returns the kind of bytes, numbers or lists of numbers in a column of an Arrow table.
+
+    Args:
+        dataset: A plain data set of HuggingFace.
+        path: The name of the column, followed by the names of nested fields.
+
+    Returns:
+        The kind, and the sizes of a list's dimensions after the first, None for sizes that vary.
+        None for other types.
+    """
+    if path[0] not in dataset.column_names:
+        return None
+    kind, sizes = _type_at(dataset.data.column(path[0]).type, path[1:]), list[int | None]()
+    shape = getattr(kind, "shape", ())  # of HuggingFace's types of arrays
+    kind = getattr(kind, "storage_type", kind)
+    while str(kind).startswith(_LISTS):
+        sizes.append(getattr(kind, "list_size", None))
+        kind = kind.value_type
+    text = str(kind)
+    if text in _BYTES and not sizes:
+        return Field(np.dtype(np.uint8), 1), ()
+    if text not in _NUMBERS:
+        return None
+    dtype = np.dtype(_FLOATS.get(text, text))
+    if not sizes:  # as for Python's numbers, which the rows contain
+        return Field(np.dtype(_SCALARS.get(dtype.kind, np.int32))), ()
+    return Field(dtype, len(sizes)), tuple(shape if len(shape) == len(sizes) else sizes)[1:]
+
+
 class ArrowColumn:
     """A column of an Arrow table, or a field of its structs.
 
@@ -61,10 +103,7 @@ class ArrowColumn:
         self._starts = np.cumsum([0, *map(len, self._chunks)], dtype=np.int64)
         self._path = path
         self._open: dict[int, Any] = {}  # by the number of the chunk
-        kind = column.type
-        for name in path:
-            kind = kind.field(name).type if kind.num_fields else None
-        self._kind = str(kind)
+        self._kind = str(_type_at(column.type, path))
 
     def suits(self, field: Field) -> bool:
         """Returns whether `read` returns values of the kind of a field."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,14 +14,16 @@ import numpy as np
 from ..arguments import knows_its_names
 from ..dtypes import as_scalars
 from ..formats.field import Field
+from ..formats.spread import spread
 from ..order.shuffle import Indices
-from .arrow_columns import DatasetColumns, is_plain_dataset, with_encoded_images
+from .arrow_columns import DatasetColumns, column_kind, is_plain_dataset, with_encoded_images
 from .base import BaseSource
 from .field_names import are_swapped, check_fields, check_options, suggest_swapped
 from .source import Values
-from .values import as_kind, kind_of
+from .values import UnfitValueError, fitted, infer_kind, leaf
 
 _ARRAY_RECORD_THREADS = 4  # its reads release the GIL
+_MOST_EXAMPLES = 64  # the records to search for a list with elements
 
 
 def is_array_record(records: Any) -> bool:
@@ -42,8 +46,13 @@ class Records(BaseSource):
     without a DALI type bypass the graph. If the object has the method ``__getitems__``, the method
     is called with many indices at once.
 
+    A list or array without elements gets the dtype and the dimensions after the first from the
+    first of up to 64 records that has elements: with boxes [n, 4], ``[]`` becomes an array [0, 4].
+    If no record shows the dimensions, they are 0.
+
     Bytes and numbers of a HuggingFace data set without a format or transform are read from its
-    Arrow table, and bytes are not copied. If ``fields`` names a part of an image or sound, such as
+    Arrow table, and bytes are not copied. The features of the data set determine the dtypes of
+    lists. If ``fields`` names a part of an image or sound, such as
     ``"image/bytes"``, the data set does not decode it.
 
     Args:
@@ -51,7 +60,8 @@ class Records(BaseSource):
         fields: Maps the name of each field to a key of the records. ``"image/bytes"`` is this key
             of a record, or the key ``bytes`` of the dict at its key ``image``. None: all keys,
             under their own names.
-        kinds: Kinds of fields that differ from the first record.
+        kinds: Kinds of fields that differ from the first record. Lists and arrays of numbers are
+            converted to these dtypes; a number that does not fit makes its record a bad record.
         identity: A string that replaces the digest of 64 records in states.
 
     Attributes:
@@ -109,16 +119,45 @@ class Records(BaseSource):
             _check_keys(first, fields)
         check_options({"kinds": kinds or {}}, fields)
         self._paths = {name: _path(first, key) for name, key in fields.items()}
+        self._given = frozenset(kinds or ())
         schema: dict[str, Field] = {}
+        # The sizes of the dimensions after the first, for lists without elements.
+        self._sizes_of_empty: dict[str, tuple[int, ...]] = {}
         for name, path in self._paths.items():
-            field = (kinds or {}).get(name)
-            schema[name] = _kind(name, self._value(first, path, 0)) if field is None else field
+            known, sizes = (column_kind(records, path) if is_dataset else None) or (None, ())
+            values = self._examples(records, path, is_dataset)
+            # If the kind is known, the first record may lack its image or list.
+            if name not in self._given and (known is None or first[path[0]] is not None):
+                values = itertools.chain([self._value(first, path, 0)], values)
+            field = (kinds or {}).get(name, known)
+            try:
+                schema[name], self._sizes_of_empty[name] = infer_kind(field, sizes, values)
+            except UnfitValueError as error:
+                raise ValueError(
+                    f"{name!r} of the first record with elements can't be converted: {error}"
+                ) from error
         super().__init__(schema, identity)
         self._columns = DatasetColumns(records, self._paths, schema) if is_dataset else None
         if self._columns is not None:
             direct = self._columns.names
             in_rows = {path[0] for name, path in self._paths.items() if name not in direct}
             self._records = records.select_columns([*in_rows]) if in_rows else records
+
+    def _examples(self, records: Any, path: tuple[Any, ...], is_dataset: bool) -> Iterator[Any]:
+        """Yields the values at nested keys in some records.
+
+        The records depend only on the number of records, so that all processes find the same kind.
+
+        Args:
+            records: The object with the records.
+            path: The keys.
+            is_dataset: Whether the object has an Arrow table, so that other columns are not read.
+        """
+        rows = records.select_columns([path[0]]) if is_dataset else records
+        for number in spread(self._count, _MOST_EXAMPLES).tolist():
+            # Any error of the user's object; the batch of the record raises it again.
+            with contextlib.suppress(Exception):
+                yield self._value(rows[number], path, number)
 
     def __len__(self) -> int:
         return self._count
@@ -190,12 +229,22 @@ class Records(BaseSource):
         Raises:
             ValueError: If the value can't be converted, because it is of another kind.
         """
+        field = self.fields[name]
+        if field.dtype is None:
+            return value
         try:
-            return as_kind(value, self.fields[name])
+            array = leaf(value)
         except (TypeError, ValueError) as error:
             raise ValueError(
+                f"{name!r} of {self.name(number)} can't be converted: {error}"
+            ) from error
+        try:
+            return fitted(value, array, field, self._sizes_of_empty[name], name in self._given)
+        except UnfitValueError as error:
+            cure = f", or pass kinds={{{name!r}: Field(...)}}" * (array.ndim == field.ndim)
+            raise ValueError(
                 f"{name!r} of {self.name(number)} {error}. Give all records the kind of the first "
-                f"record, or pass kinds={{{name!r}: Field(...)}}"
+                f"record{cure}"
             ) from error
 
     def name(self, index: int) -> str:
@@ -220,16 +269,6 @@ class Records(BaseSource):
                 raise ValueError(f"{self.name(number)} has no {missing!r}. It has {has}")
             record = record[key]
         return record
-
-
-def _kind(name: str, value: Any) -> Field:
-    """Returns the kind of a field from its value in the first record."""
-    try:
-        return kind_of(value)
-    except ValueError as error:  # lists of different lengths
-        raise ValueError(
-            f"{name!r} of record 0 is not an array. Pad it, or convert it to text. {error}"
-        ) from error
 
 
 def _path(record: Any, key: Any) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,16 @@ from ..dtypes import KINDS, as_scalars, cast_to, narrow_dtype
 from ..formats.field import Field
 
 
+class UnfitValueError(ValueError):
+    """Raised for a value that is no array, or is of another kind than its field."""
+
+
 def leaf(value: Any) -> np.ndarray:
     """Converts a value of a record to an array; bytes and text (as UTF-8) become uint8 [length].
 
     Raises:
         TypeError: If DALI has no type for the value.
+        UnfitValueError: If the value has lists of different lengths, or masked elements.
     """
     if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 0:
         value = value.item()  # how bytes with trailing NULs pass through NumPy
@@ -25,7 +30,15 @@ def leaf(value: Any) -> np.ndarray:
         if not (isinstance(value, memoryview) and value.c_contiguous and value.readonly):
             value = bytes(value)  # the caller may modify the memory later
         return np.frombuffer(value, np.uint8) if len(value) else np.zeros(0, np.uint8)
-    array = np.asarray(value)
+    check_unmasked(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise UnfitValueError(
+            f"its lists differ in length. Pad them, or convert the value to text. {error}"
+        ) from error
+    if array.dtype == object and not array.size:  # an empty list, as HuggingFace formats it
+        array = array.astype(np.float64)
     if array.dtype.char not in KINDS:
         batched = array.ndim and array.dtype.kind in "SUO"
         raise TypeError(
@@ -39,8 +52,54 @@ def leaf(value: Any) -> np.ndarray:
     return array
 
 
+def check_unmasked(value: Any) -> None:
+    """Raises UnfitValueError if a value is a ``np.ma.MaskedArray`` with masked elements."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise UnfitValueError(
+            "it has masked elements, which would become the numbers under the mask. Replace them "
+            "by .filled(value)"
+        )
+
+
+def is_empty(value: Any) -> bool:
+    """Returns whether a value is a list or array without elements, such as [] or [[], []].
+
+    The dtype of such an array is often NumPy's default, and its number of dimensions may be 1, as
+    of ``np.array([])``.
+    """
+    if isinstance(value, (list, tuple)):
+        return all(map(is_empty, value))
+    return 0 in getattr(value, "shape", ())
+
+
+def without_type(value: Any) -> str:
+    """Returns why a value has no DALI type, and what to return instead, for errors."""
+    if isinstance(value, str):
+        return f"it is text, {value!r:.40}; for the path of a file, return path.encode()"
+    if isinstance(value, Mapping):
+        return (
+            f"it is a dict with the keys {list(value)!r:.80}. Name a part of it, as Records does "
+            "by fields={'data': 'image/bytes'}"
+        )
+    if is_empty(value):
+        return (
+            "it is an empty list in the first records, which has neither a dtype nor a number of "
+            "dimensions. Declare them, as Records does by kinds={'boxes': Field(np.float32, 2)}"
+        )
+    try:
+        return f"the source declares Field(None) for it, but it is {leaf(value).dtype}"
+    except (TypeError, UnfitValueError) as error:
+        return str(error)
+
+
 def kind_of(value: Any) -> Field:
-    """Returns the kind of a field, inferred from a value; 64-bit scalars get 32 bits, as in JAX."""
+    """Returns the kind of a field, inferred from a value; 64-bit scalars get 32 bits, as in JAX.
+
+    The kind is ``Field(None)`` if DALI has no type for the value.
+
+    Raises:
+        UnfitValueError: If the value has lists of different lengths, or masked elements.
+    """
     if isinstance(value, (str, Mapping)) or value is None:
         return Field(None)
     try:
@@ -53,25 +112,83 @@ def kind_of(value: Any) -> Field:
     return Field(dtype, array.ndim)
 
 
-def as_kind(value: Any, field: Field) -> Any:
-    """Converts a value to an array of the kind of a field.
+def infer_kind(
+    field: Field | None, sizes: Sequence[int | None], values: Iterable[Any]
+) -> tuple[Field, tuple[int, ...]]:
+    """Returns the kind of a field, and the sizes of the dimensions after the first.
 
-    Values that bypass the graph (``Field(None)``) are returned unchanged.
+    Lists without elements get these sizes. () stands for zeros. The kind is ``Field(None)`` if it
+    is unknown, and all values are lists without elements.
+
+    Args:
+        field: The kind; None if it is unknown.
+        sizes: The sizes; None for an unknown size, () if all are unknown.
+        values: The values of some records. The first value with elements shows the kind and the
+            sizes. If all are empty, the first array of two or more dimensions shows them.
 
     Raises:
-        TypeError: If the value is of another kind.
-        ValueError: If the value is a number that does not fit into the dtype.
+        UnfitValueError: If the first value with elements has lists of different lengths, or
+            masked elements.
     """
-    if field.dtype is None:
-        return value
+    if field is not None and len(sizes) == field.ndim - 1 and None not in sizes:
+        return field, tuple(size for size in sizes if size is not None)
+    shaped: Any = None
+    for value in values if field is None or field.ndim > 1 else ():
+        if is_empty(value):
+            if shaped is None and len(getattr(value, "shape", ())) > 1:
+                shaped = value
+            continue
+        if field is None:
+            field = kind_of(value)
+        if field.ndim < 2:
+            break
+        try:
+            shape = leaf(value).shape
+        except (TypeError, ValueError):
+            continue
+        if len(shape) == field.ndim:
+            return field, shape[1:]
+    if field is None and shaped is not None:
+        return kind_of(shaped), tuple(shaped.shape[1:])
+    return field or Field(None), ()
+
+
+def fitted(
+    value: Any,
+    array: np.ndarray,
+    field: Field,
+    sizes: Sequence[int] = (),
+    casts: bool = False,
+) -> np.ndarray:
+    """Converts an array to the kind of a field.
+
+    Scalars and Python's lists get the dtype of the field, which may round floats. Arrays without
+    elements get the dtype and the number of dimensions.
+
+    Args:
+        value: The value of the record.
+        array: The result of `leaf` for the value.
+        field: The kind, with a dtype.
+        sizes: The sizes of the dimensions after the first, for lists without elements.
+        casts: Whether to convert the dtypes of all arrays.
+
+    Raises:
+        UnfitValueError: If the value is of another kind, or a number does not fit into the dtype.
+            The message begins with a verb.
+    """
+    if array.dtype == field.dtype and array.ndim == field.ndim:
+        return array
+    added = field.ndim - array.ndim
+    is_text = isinstance(value, (str, bytes, bytearray, memoryview))
+    if not array.size and added >= 0 and not is_text and not (added and array.shape[-1]):
+        sizes = sizes or [0] * (field.ndim - 1)
+        return np.zeros((*array.shape, *sizes[len(sizes) - added :]), field.dtype)
+    casts = (casts and not is_text) or isinstance(value, (list, tuple))
     try:
-        array = leaf(value)
-    except TypeError as error:
-        raise TypeError(f"can't be converted: {error}") from None
-    if array.ndim == field.ndim == 0:
-        return as_scalars(array, field.dtype)
-    if array.dtype != field.dtype or array.ndim != field.ndim:
-        raise TypeError(
-            f"is {array.dtype} with {array.ndim} dimensions, not {field.dtype} with {field.ndim}"
-        )
-    return array
+        if added == 0 and (field.ndim == 0 or casts):
+            return as_scalars(array, np.dtype(field.dtype))
+    except (TypeError, ValueError) as error:
+        raise UnfitValueError(str(error)) from error
+    raise UnfitValueError(
+        f"is {array.dtype} with {array.ndim} dimensions, not {field.dtype} with {field.ndim}"
+    )

@@ -10,7 +10,7 @@ import pytest
 from grain.experimental import ShapeDtypeStruct
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nvidia.dali import fn
+from nvidia.dali import fn, types
 
 import dalijax
 from conftest import write_jpegs
@@ -151,7 +151,7 @@ def test_a_given_spec_replaces_the_first_record():
     spec = {"a": ShapeDtypeStruct((None, 3), np.int16), "b": np.zeros(2), "c": b""}
     schema = learn({"ignored": 1}, lambda a, b: 0, {}, spec)
     assert schema.columns == (
-        Column(("a",), np.dtype(np.int16), 2),
+        Column(("a",), np.dtype(np.int16), 2, (3,)),
         Column(("b",), np.dtype(np.float64), 1),
     )
     assert schema.passed == ("c",)
@@ -286,6 +286,40 @@ def test_a_spec_adds_what_the_first_record_lacks():
         next(through(records, lambda x: x, ["y"]))
 
 
+ROWS = [[[0.0, 0, 1, 1]], [], [[0.0, 0, 1, 1], [1.0, 1, 2, 2]]]
+
+
+def boxes(x):
+    padded = fn.pad(fn.cast(x, dtype=types.FLOAT), axes=[0], shape=[2])
+    return {"n": x.shape(dtype=types.INT32), "x": padded}
+
+
+@pytest.mark.parametrize("size", (1, 2))
+@pytest.mark.parametrize("order", ((0, 1, 2), (1, 1, 1, 0, 2), (1,) * 40 + (2,)), ids=len)
+@pytest.mark.parametrize("nested", (False, True))
+def test_an_empty_list_has_the_kind_of_the_next_records(order, size, nested):
+    records = [{"x": {"y": ROWS[k], "z": []}} if nested else {"x": ROWS[k]} for k in order]
+    graph = (lambda x: boxes(x["y"])) if nested else boxes
+    batches = list(through(records, graph, [], batch_size=size, pad="mask", on_error="mask"))
+    rows = [(batch, row) for batch in batches for row in range(size)][: len(order)]
+    for (batch, row), k in zip(rows, order):
+        assert batch["mask"][row] and batch["n"][row].tolist() == [len(ROWS[k]), 4]
+        np.testing.assert_array_equal(batch["x"][row], [*ROWS[k], [0] * 4, [0] * 4][:2])
+
+
+@pytest.mark.parametrize("graph, name", ((boxes, "x"), (lambda one: boxes(one["x"]), "x")))
+def test_lists_that_are_all_empty_are_refused_with_a_cure(graph, name):
+    records = [{"x": []}] * 90
+    options = {"pad": "mask", "on_error": "mask"}
+    with pytest.raises((TypeError, ValueError), match=f"^{name} is an empty list.* element_spec="):
+        next(through(records, graph, [], **options))
+    spec = {"x": ShapeDtypeStruct((None, 4), np.float32)}
+    arrays = [{"x": np.zeros((0, 4), np.float32)}] * 3
+    for rows, spec in ((records, spec), (arrays, None)):
+        batch = next(through(rows, graph, [], element_spec=spec, **options))
+        assert batch["n"].tolist() == [[0, 4]] * 2 and batch["mask"].all()
+
+
 WRONG = [
     ([{"x": 1, "k": 1}, {"k": 1}], "record 1 of the batch has no 'x'"),
     ([{"x": 1, "k": 1}, {"x": 1.5, "k": 1}], "x is float64 with 0 dimensions in record 1"),
@@ -297,6 +331,10 @@ WRONG = [
     ([{"x": 1, "y": 1}, {"x": 1, "y": 1}], "key 'y' bypasses the graph, but an output"),
     ([{"x": 1, "k": 1}, {"x": 1}], "k"),
     ([{"x": np.complex64(1)}], "not supported by DALI"),
+    ([{"x": [[1], [2, 3]]}], "x of the first record can't be converted: its lists differ"),
+    ([{"x": [1]}, {"x": [None]}], "x in record 1 of the batch can't be converted: .None."),
+    ([{"x": [1]}, {"x": [0.5]}], "x is float64 with 1 dimensions in record 1"),
+    ([{"x": 1}, {"x": [1]}], "x is int64 with 1 dimensions in record 1"),
 ]
 
 

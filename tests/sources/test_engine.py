@@ -41,7 +41,7 @@ def make(source, batch_size, shards=0, policy=FILL, padded=False, seed=3, shuffl
         shuffle=shuffle,
     )
     graph = field_graph(
-        more.pop("graph", numbers_and_draws), source.fields, more.pop("settings", {})
+        more.pop("graph", numbers_and_draws), source.fields, more.pop("settings", {}), None
     )
     call = {"batch_size": batch_size, "num_threads": 1, "seed": seed, "device_id": None} | more
     return SourceEngine(source, graph, call, config)

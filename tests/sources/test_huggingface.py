@@ -219,6 +219,48 @@ def test_empty_bytes_and_slices_of_tables():
     assert [value.tobytes() for value in values] == [b"", b"ab", b"", b"c"]
 
 
+LISTS = {
+    "fixed": (datasets.List(datasets.List(Value("float32"), length=4)), (0, 4), np.float32),
+    "2D": (datasets.Array2D(shape=(None, 4), dtype="int32"), (0, 4), np.int32),
+    "varying": (datasets.List(datasets.List(Value("float64"))), (0, 4), np.float64),
+    "large": (datasets.LargeList(Value("int16")), (0,), np.int16),
+    "struct": ({"y": datasets.List(Value("uint8"))}, (0,), np.uint8),
+}
+
+
+@pytest.mark.parametrize("form", ("plain", "numpy"))
+@pytest.mark.parametrize("case", LISTS)
+def test_lists_have_the_kinds_of_the_features(case, form):
+    feature, shape, dtype = LISTS[case]
+    rows = [[], [[1, 2, 3, 4]] if len(shape) == 2 else [5, 6], []]
+    values = [{"y": row} for row in rows] if case == "struct" else rows
+    ds = datasets.Dataset.from_dict({"x": values}, features=Features({"x": feature}))
+    fields = {"x": "x/y" if case == "struct" else "x"}
+    source = Records(ds if form == "plain" else ds.with_format("numpy"), fields)
+    if form == "plain":
+        assert source.fields["x"] == Field(dtype, len(shape))
+    dtype = source.fields["x"].dtype
+    expected = [np.zeros(shape, dtype), np.array(rows[1], dtype), np.zeros(shape, dtype)]
+    equal({"x": source.read(np.arange(3), ["x"])["x"]}, {"x": expected})
+
+
+def test_a_first_record_without_a_value_is_a_bad_record():
+    columns = {"image": [None, ROWS["image"][1]], "x": [None, 1], "y": [None, [[1.0]]]}
+    features = {
+        "image": Image(),
+        "x": Value("int64"),
+        "y": datasets.List(datasets.List(Value("float32"))),
+    }
+    ds = datasets.Dataset.from_dict(columns, features=Features(features))
+    source = Records(ds, {"data": "image/bytes", "x": "x", "y": "y"})
+    kinds = {"data": Field(np.uint8, 1), "x": Field(np.int32), "y": Field(np.float32, 2)}
+    assert dict(source.fields) == kinds
+    for name in kinds:
+        assert len(source.read(np.array([1]), [name])[name]) == 1
+        with pytest.raises(ValueError, match="record 0"):
+            source.read(np.array([0]), [name])
+
+
 def digest(source):
     values = source.read(np.arange(len(source))[::-1], ["data", "label"])
     return [(data.tobytes(), int(label)) for data, label in zip(values["data"], values["label"])]

@@ -8,6 +8,7 @@ import shutil
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nvidia.dali import fn, types
 
 from dalijax import data_iterator
 from dalijax.core.sources.values import kind_of, leaf
@@ -141,7 +142,10 @@ def test_methods_of_a_subclass_of_array_record_are_used(array_records):
     ("row", "words"),
     [
         ({"x": 1.5}, r"'x' of record 1 is float64, not int32"),
-        ({"x": 1 << 40}, r"'x' of record 1 has a number that does not fit into int32"),
+        (
+            {"x": 1 << 40},
+            r"'x' of record 1 has the number 1099511627776, which does not fit into int32",
+        ),
         ({"x": b"ab"}, r"'x' of record 1 is uint8 with 1 dimensions, not int32 with 0"),
         ({"x": None}, r"'x' of record 1 can't be converted: None .*not supported by DALI"),
         ({"y": 1}, r"record 1 has no 'x'. It has \['y'\]"),
@@ -155,7 +159,9 @@ def test_a_record_unlike_the_first_is_named(row, words):
 
 
 def test_a_fraction_beyond_float32_is_named():
-    with pytest.raises(ValueError, match="'x' of record 1 has a number that does not fit into flo"):
+    with pytest.raises(
+        ValueError, match="'x' of record 1 has the number 1e.300, which does not fit into flo"
+    ):
         Records([{"x": 0.5}, {"x": 1e300}]).read(np.array([1]), ["x"])
 
 
@@ -382,3 +388,93 @@ def test_mistakes_in_fields_and_kinds_are_named():
         Records(records, kinds={"x": Field(np.int32)})
     with pytest.raises(TypeError, match=r"kinds\['a'\] must be a dalijax.sources.Field, such as"):
         Records(records, kinds={"a": np.int32})
+
+
+BOXES = [[[0.0, 0, 1, 1]], [], [[0.0, 0, 1, 1], [1.0, 1, 2, 2]]]
+EMPTY = {
+    "lists": (BOXES, {}, np.zeros((0, 4))),
+    "integers": ([[1, 2], [], [3]], {}, np.zeros(0, np.int64)),
+    "nested": ([[[[1, 2]]], [], [[[3, 4]]]], {}, np.zeros((0, 1, 2), np.int64)),
+    "np.array(list)": (list(map(np.array, BOXES)), {}, np.zeros((0, 4))),
+    "shaped arrays": (
+        [np.ones((1, 4), np.float32), np.zeros((0, 4)), np.ones((2, 4), np.float32)],
+        {},
+        np.zeros((0, 4), np.float32),
+    ),
+    "kinds": (BOXES, {"kinds": {"x": Field(np.float32, 2)}}, np.zeros((0, 4), np.float32)),
+}
+
+
+@pytest.mark.parametrize("order", ((0, 1, 2), (1, 0, 2), (1, 1, 1, 2, 0)), ids=str)
+@pytest.mark.parametrize("case", EMPTY)
+def test_an_empty_list_has_the_kind_of_the_other_records(case, order):
+    values, options, empty = EMPTY[case]
+    source = Records([{"x": values[k]} for k in order], **options)
+    assert source.fields["x"] == Field(empty.dtype, empty.ndim)
+    expected = [empty if k == 1 else np.array(values[k], empty.dtype) for k in order]
+    equal(source.read(np.arange(len(order)), ["x"])["x"], expected)
+
+
+def test_fields_whose_lists_are_all_empty():
+    rows = [{"x": [], "k": 1}] * 70
+    assert Records(rows).fields["x"] == Field(None)
+    with pytest.raises(TypeError, match=r"'x'.* an empty list .*kinds=\{'boxes': Field\(np.float"):
+        data_iterator(lambda x: x, ["x"])(source=Records(rows), batch_size=2)
+    empty = np.zeros((0, 4), np.float32)
+    for value, options, expected in (
+        ([], {"kinds": {"x": Field(np.float32, 2)}}, empty[:, :0]),
+        (empty, {}, empty),
+    ):
+        source = Records([{"x": value}] * 70, **options)
+        equal(source.read(np.array([69]), ["x"])["x"], [expected])
+
+
+@pytest.mark.parametrize("dtype", (np.int32, np.int64, np.float32, np.uint8))
+def test_kinds_convert_lists_and_arrays_without_a_loss(dtype):
+    rows = [{"x": x} for x in ([1, 2], [3], [], np.array([4]))]
+    source = Records(rows, kinds={"x": Field(dtype, 1)})
+    expected = [np.array(row["x"], dtype) for row in rows]
+    equal(source.read(np.arange(4), ["x"])["x"], expected)
+
+
+@pytest.mark.parametrize(
+    "value, dtype, words",
+    (
+        ([1 << 40], np.int32, "has the number 1099511627776, which does not fit into int32"),
+        ([(1 << 24) + 1], np.float32, "has the number 16777217, which does not fit into float32"),
+        ([0.5, 2], np.int32, r"is float64, not int32 \(0.5\)"),
+        (np.array([-1]), np.uint8, "has the number -1, which does not fit into uint8"),
+        (b"ab", np.float32, "is uint8, not float32|is uint8 with 1 dimensions, not float32"),
+        (3, np.int32, "is int64 with 0 dimensions, not int32 with 1"),
+        ([[]], np.int32, "is float64 with 2 dimensions, not int32 with 1"),
+        ([None], np.int32, "can't be converted: .None. .* not supported by DALI"),
+        ([[1], [2, 3]], np.int32, "can't be converted: its lists differ in length. Pad them"),
+    ),
+)
+def test_a_list_that_does_not_fit_is_named(value, dtype, words):
+    source = Records([{"x": [1]}, {"x": value}], kinds={"x": Field(dtype, 1)})
+    with pytest.raises(ValueError, match=f"'x' of record 1 ({words})"):
+        source.read(np.array([1]), ["x"])
+
+
+def test_arrays_of_another_dtype_are_converted_only_if_kinds_says_so():
+    rows = [{"x": np.ones(2, np.float32)}, {"x": np.ones(2)}]
+    with pytest.raises(ValueError, match="'x' of record 1 is float64 with 1 dimensions, not float"):
+        Records(rows).read(np.array([1]), ["x"])
+    mixed = Records([{"x": [0.5]}, {"x": [1]}]).read(np.array([1]), ["x"])
+    equal(mixed["x"], [np.array([1.0])])
+
+
+@pytest.mark.parametrize("order", ((0, 1, 2, 1), (1, 0, 2, 1)), ids=str)
+def test_no_image_without_boxes_is_masked(order):
+    def graph(x):
+        return {"n": x.shape(dtype=types.INT32)[0], "x": fn.pad(x, axes=[0], shape=[3])}
+
+    iterator_fn = data_iterator(graph, mask=True, on_error="mask", as_numpy=True)
+    source = Records([{"x": BOXES[k]} for k in order], kinds={"x": Field(np.float32, 2)})
+    batch = next(iterator_fn(source=source, batch_size=4, shuffle=False))
+    assert batch["mask"].all()
+    assert batch["n"].tolist() == [len(BOXES[k]) for k in order]
+    for row, k in enumerate(order):
+        padded = [*BOXES[k], *[[0.0] * 4] * (3 - len(BOXES[k]))]
+        np.testing.assert_array_equal(batch["x"][row], padded)
