@@ -185,10 +185,54 @@ def no_attribute(
     return AttributeError(f"{owner} has no attribute {name!r}" + (f": {cure}" if cure else ""))
 
 
+# Tables and data sets of other libraries, by the names of a module and a class, and the source that
+# replaces them.
+_TABLES: Mapping[tuple[str, str], str] = {
+    ("pandas", "DataFrame"): "Records(frame.to_dict('records'))",
+    ("pandas", "Series"): "Records(series.to_list())",
+    ("polars", "DataFrame"): "Records(frame.to_arrow())",
+    ("polars", "LazyFrame"): "Records(frame.collect().to_arrow())",
+    ("polars", "Series"): "Records(series.to_list())",
+    ("pyarrow", "Table"): "Records(table)",
+    ("pyarrow", "RecordBatch"): "Records(batch)",
+    ("pyarrow", "Array"): "Records(pyarrow.table({'x': array}))",
+    ("pyarrow", "ChunkedArray"): "Records(pyarrow.table({'x': array}))",
+    ("pyarrow", "Dataset"): "Records(dataset.to_table())",
+    ("datasets", "DatasetDict"): "Records(dataset['train'])",
+    ("datasets", "IterableDataset"): "Records(dataset), of a data set without streaming=True",
+    ("tensorflow", "DatasetV2"): "Records(list(dataset.as_numpy_iterator()))",
+    ("builtins", "set"): "Records(sorted(values)), since a set has no order",
+    ("builtins", "frozenset"): "Records(sorted(values)), since a set has no order",
+}
+# The source for a file, by its extension.
+_FILES_OF_RECORDS: Mapping[str, str] = {
+    "parquet": "Records(datasets.Dataset.from_parquet({}))",
+    "csv": "Records(datasets.Dataset.from_csv({}))",
+    "json": "Records(datasets.Dataset.from_json({}))",
+    "jsonl": "Records(datasets.Dataset.from_json({}))",
+    "arrow": "Records(datasets.Dataset.from_file({}))",
+    "array_record": "Records(grain.sources.ArrayRecordDataSource({}))",
+    "npy": "Arrays({{'x': numpy.load({}, mmap_mode='r')}})",
+}
+
+
+def suggest_table(value: Any) -> str:
+    """Returns code that creates a source of a table, a data set or a path; "" for other values."""
+    if isinstance(value, (str, bytes, os.PathLike)):
+        return source_call(value)
+    if getattr(getattr(value, "dtype", None), "names", None):  # a structured array of NumPy
+        return "sources.Arrays({name: array[name] for name in array.dtype.names})"
+    for kind in type(value).__mro__:
+        call = _TABLES.get((kind.__module__.partition(".")[0], kind.__name__))
+        if call is not None:
+            return f"sources.{call}"
+    return ""
+
+
 def suggest_source(value: Any) -> str:
     """Returns a suggestion of the source to create from a value that is not a source."""
-    if isinstance(value, (str, bytes, os.PathLike)):
-        return f"create one with dalijax.{source_call(value)}"
+    if call := suggest_table(value):
+        return f"create one with dalijax.{call}"
     if isinstance(value, type):
         return f"create an instance, e.g. {value.__name__}(...)"
     if isinstance(value, Mapping) or hasattr(value, "shape"):
@@ -213,7 +257,10 @@ def source_call(path: str | bytes | os.PathLike[Any]) -> str:
     """Returns code that creates a source for a path, such as "sources.Files('train')"."""
     text = os.fsdecode(path)
     name = text.rpartition("/")[2].lower()
-    if ".tar" in name:
+    form = _FILES_OF_RECORDS.get(name.rpartition(".")[2])
+    if form is not None:
+        call = form.format(repr(text))
+    elif ".tar" in name:
         call = f"Tar({text!r}, {{'data': 'jpg', 'label': 'cls'}})"
     elif "tfrecord" in name:
         call = f"TFRecord({text!r}, {{'data': 'image/encoded'}})"

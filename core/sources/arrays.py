@@ -10,6 +10,7 @@ import numpy as np
 from ..arguments import knows_its_names
 from ..dtypes import KINDS, as_scalars, cast_to, narrow_dtype, out_of_range
 from ..formats.field import Field
+from ..messages.replacements import suggest_table
 from ..order.shuffle import Indices
 from .base import BaseSource
 from .source import Values
@@ -37,8 +38,10 @@ class Arrays(BaseSource):
     @knows_its_names
     def __init__(self, arrays: Mapping[str, Any], *, identity: str | None = None):
         if not isinstance(arrays, Mapping):
+            call = suggest_table(arrays)
             raise TypeError(
                 f"Arrays requires a dict of arrays {{'x': array}}, not a {type(arrays).__name__}"
+                + (f". Use dalijax.{call}" if call else "")
             )
         self._arrays = {name: _as_array(name, array) for name, array in arrays.items()}
         shapes = {name: array.shape for name, array in self._arrays.items()}

@@ -1,9 +1,10 @@
-"""Reads bytes and numbers of Arrow tables, such as HuggingFace data sets, without copies."""
+"""Reads bytes and numbers of Arrow tables and HuggingFace data sets without copies."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,12 @@ _MOST_OPEN = 1 << 16  # chunks of a column that are kept opened; each takes abou
 
 
 def is_plain_dataset(records: Any) -> bool:
-    """Returns whether an object is a HuggingFace data set without a format or transform.
+    """Returns whether an object has an Arrow table with the values of its records.
 
-    Its records then contain the values of its Arrow table.
+    It is `Table`, or a HuggingFace data set without a format or transform.
     """
+    if isinstance(records, Table):
+        return True
     dataset = getattr(sys.modules.get("datasets"), "Dataset", None)
     if dataset is None or type(records) is not dataset:
         return False
@@ -37,11 +40,56 @@ def is_plain_dataset(records: Any) -> bool:
     return columns["type"] is None and set(columns["columns"]) == set(records.column_names)
 
 
+class Table:
+    """The rows of a table of pyarrow as dicts.
+
+    Has the members of a HuggingFace data set that this module uses.
+
+    Args:
+        table: The ``pyarrow.Table``.
+
+    Attributes:
+        data: The table.
+        features: No features, which would decode values.
+    """
+
+    _indices = None  # the rows are neither shuffled nor selected
+    features: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(self, table: Any):
+        self.data = table
+
+    def __len__(self) -> int:
+        return int(self.data.num_rows)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return {name: self.data.column(name)[number].as_py() for name in self.column_names}
+
+    @property
+    def column_names(self) -> list[str]:
+        """Returns the names of the columns."""
+        names: list[str] = self.data.column_names
+        return names
+
+    def select_columns(self, names: Sequence[str]) -> Table:
+        """Returns the rows with some of the columns."""
+        return Table(self.data.select(names))
+
+
+def by_rows(records: Any) -> Any:
+    """Returns `Table` for a table or a record batch of pyarrow, and other objects unchanged."""
+    pyarrow = sys.modules.get("pyarrow")
+    if pyarrow is None or not isinstance(records, (pyarrow.Table, pyarrow.RecordBatch)):
+        return records
+    is_table = isinstance(records, pyarrow.Table)
+    return Table(records if is_table else pyarrow.Table.from_batches([records]))
+
+
 def with_encoded_images(dataset: Any, keys: Sequence[Any]) -> Any:
     """Returns a data set that leaves images and sounds encoded if their encoding is wanted.
 
     Args:
-        dataset: A plain data set of HuggingFace.
+        dataset: A plain data set of HuggingFace, or `Table`.
         keys: Keys of the wanted values. "image/bytes" wants a part of the column "image".
     """
     for name, feature in dataset.features.items():
@@ -64,7 +112,7 @@ def column_kind(dataset: Any, path: Sequence[Any]) -> tuple[Field, tuple[int | N
     """Returns the kind of bytes, numbers or lists of numbers in a column of an Arrow table.
 
     Args:
-        dataset: A plain data set of HuggingFace.
+        dataset: A plain data set of HuggingFace, or `Table`.
         path: The name of the column, followed by the names of nested fields.
 
     Returns:
@@ -170,7 +218,7 @@ class ArrowColumn:
 
 
 class DatasetColumns:
-    """The columns of a plain data set of HuggingFace, read from its Arrow table.
+    """The columns of a plain data set of HuggingFace, or of `Table`, read from its Arrow table.
 
     Args:
         dataset: The data set.

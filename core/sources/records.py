@@ -15,8 +15,15 @@ from ..arguments import knows_its_names
 from ..dtypes import as_scalars
 from ..formats.field import Field
 from ..formats.spread import spread
+from ..messages.replacements import suggest_table
 from ..order.shuffle import Indices
-from .arrow_columns import DatasetColumns, column_kind, is_plain_dataset, with_encoded_images
+from .arrow_columns import (
+    DatasetColumns,
+    by_rows,
+    column_kind,
+    is_plain_dataset,
+    with_encoded_images,
+)
 from .base import BaseSource
 from .field_names import are_swapped, check_fields, check_options, suggest_swapped
 from .source import Values
@@ -52,11 +59,12 @@ class Records(BaseSource):
 
     Bytes and numbers of a HuggingFace data set without a format or transform are read from its
     Arrow table, and bytes are not copied. The features of the data set determine the dtypes of
-    lists. If ``fields`` names a part of an image or sound, such as
-    ``"image/bytes"``, the data set does not decode it.
+    lists. If ``fields`` names a part of an image or sound, such as ``"image/bytes"``, the data set
+    does not decode it.
 
     Args:
-        records: The object. Its methods may be called from several threads concurrently.
+        records: The object, or a table of pyarrow, whose rows are the records. The object's methods
+            may be called from several threads concurrently.
         fields: Maps the name of each field to a key of the records. ``"image/bytes"`` is this key
             of a record, or the key ``bytes`` of the dict at its key ``image``. None: all keys,
             under their own names.
@@ -81,6 +89,11 @@ class Records(BaseSource):
         kinds: Mapping[str, Field] | None = None,
         identity: str | None = None,
     ):
+        records = by_rows(records)
+        call = "" if isinstance(records, Mapping) else suggest_table(records)
+        if call:
+            kind = type(records).__name__
+            raise TypeError(f"Records requires a list of records, not {kind}. Use dalijax.{call}")
         if not (hasattr(records, "__len__") and hasattr(records, "__getitem__")):
             raise TypeError(
                 f"Records requires __len__ and __getitem__, which a {type(records).__name__} does "

@@ -261,6 +261,35 @@ def test_a_first_record_without_a_value_is_a_bad_record():
             source.read(np.array([0]), [name])
 
 
+TABLE = pa.table(
+    {
+        "x": pa.chunked_array([[1, 2], [3]]),
+        "text": ["a", "b", "c"],
+        "data": [b"1", b"22", b""],
+        "boxes": pa.array([[], [[1.0, 2.0]], []], pa.list_(pa.list_(pa.float32(), 2))),
+        "struct": [{"y": 1}, {"y": 2}, {"y": 3}],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "table",
+    (TABLE, TABLE.slice(1), TABLE.combine_chunks().to_batches()[0]),
+    ids=("", "1:", "batch"),
+)
+def test_the_rows_of_a_table_are_records(table):
+    fields = {"x": "x", "text": "text", "data": "data", "boxes": "boxes", "y": "struct/y"}
+    rows = table.to_pylist()
+    expected = Records(rows, fields, kinds={"boxes": Field(np.float32, 2)})
+    for source in (Records(table, fields), pickle.loads(pickle.dumps(Records(table, fields)))):
+        assert dict(source.fields) == dict(expected.fields) and len(source) == len(rows)
+        indices = np.arange(len(rows))[::-1]
+        equal(source.read(indices, [*fields]), expected.read(indices, [*fields]))
+        assert source.identity() == expected.identity()
+    with pytest.raises(TypeError, match=r"Use dalijax.sources.Records\(pyarrow.table\("):
+        Records(TABLE["x"])
+
+
 def digest(source):
     values = source.read(np.arange(len(source))[::-1], ["data", "label"])
     return [(data.tobytes(), int(label)) for data, label in zip(values["data"], values["label"])]
@@ -283,7 +312,7 @@ def test_pickles_threads_and_forks(stored):
 
 
 def test_kinds_of_data_sets_that_are_refused(stored):
-    with pytest.raises(TypeError, match="Records requires __len__ and __getitem__"):
+    with pytest.raises(TypeError, match=r"a data set without streaming=True"):
         Records(stored.to_iterable_dataset())
     splits = datasets.DatasetDict({"train": stored, "test": stored})
     with pytest.raises(TypeError, match=r"one of the data sets \['train', 'test'\].*\['train'\]"):

@@ -1,6 +1,7 @@
 """Records and arrays compared with the data that they were created from."""
 
 import concurrent.futures
+import pathlib
 import pickle
 import re
 import shutil
@@ -478,3 +479,54 @@ def test_no_image_without_boxes_is_masked(order):
     for row, k in enumerate(order):
         padded = [*BOXES[k], *[[0.0] * 4] * (3 - len(BOXES[k]))]
         np.testing.assert_array_equal(batch["x"][row], padded)
+
+
+def frame():
+    return pytest.importorskip("pandas").DataFrame({"x": [1, 2], "t": ["a", "b"]})
+
+
+def polars_frame():
+    return pytest.importorskip("polars").DataFrame({"x": [1, 2], "t": ["a", "b"]})
+
+
+STRUCTURED = np.array([(1, 0.5), (2, 1.5)], [("x", "i4"), ("y", "f4")])
+TABLES = {
+    "pandas": (frame, lambda: Records(frame().to_dict("records")), {"x": 2, "t": "b"}),
+    "a column of pandas": (
+        lambda: frame()["x"],
+        lambda: Records(frame()["x"].to_list()),
+        {"data": 2},
+    ),
+    "polars": (polars_frame, lambda: Records(polars_frame().to_arrow()), {"x": 2, "t": "b"}),
+    "structured": (
+        lambda: STRUCTURED,
+        lambda: Arrays({name: STRUCTURED[name] for name in STRUCTURED.dtype.names}),
+        {"x": 2, "y": 1.5},
+    ),
+    "set": (lambda: {1, 2}, lambda: Records(sorted({1, 2})), {"data": 2}),
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_the_conversion_that_an_error_about_a_table_names_works(case):
+    table, convert, last = TABLES[case]
+    with pytest.raises(TypeError, match="Records requires a list of records, not .* Use dalijax"):
+        Records(table())
+    source = convert()
+    assert {name: values[0] for name, values in source.read(np.array([1]), [*last]).items()} == last
+
+
+@pytest.mark.parametrize(
+    "path, call",
+    (
+        ("a/train.parquet", r"Records\(datasets.Dataset.from_parquet\('a/train.parquet'\)\)"),
+        (pathlib.Path("a.csv"), r"Records\(datasets.Dataset.from_csv\('a.csv'\)\)"),
+        (b"a/train-000.tar", r"Tar\('a/train-000.tar', "),
+        ("a.array_record", r"Records\(grain.sources.ArrayRecordDataSource\('a.array_record'\)\)"),
+        ("a/train", r"Files\('a/train'\)"),
+    ),
+    ids=str,
+)
+def test_a_path_is_no_list_of_records(path, call):
+    with pytest.raises(TypeError, match=f"not .*. Use dalijax.sources.{call}"):
+        Records(path)
