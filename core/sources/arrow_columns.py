@@ -22,6 +22,7 @@ _NUMBERS = {
     *(*_FLOATS, "bool"),
 }
 _SCALARS: Mapping[str, Any] = {"b": np.bool_, "f": np.float32}  # other numbers are int32
+_OFFSET_LISTS, _FIXED_LISTS = ("list<", "large_list<"), "fixed_size_list<"
 _LISTS = ("list<", "large_list<", "fixed_size_list<", "list_view<", "large_list_view<")
 _MOST_OPEN = 1 << 16  # chunks of a column that are kept opened; each takes about 1 kB
 
@@ -100,11 +101,19 @@ def with_encoded_images(dataset: Any, keys: Sequence[Any]) -> Any:
 
 
 def _type_at(kind: Any, path: Sequence[Any]) -> Any:
-    """Returns the Arrow type of a value within structs; None if there is no such value."""
+    """Returns the Arrow type of a value within structs and lists; None if there is no such value.
+
+    Args:
+        kind: The type that contains the value.
+        path: The names of fields of structs, and the indices of values of lists.
+    """
     for name in path:
-        is_struct = str(kind).startswith("struct<") and isinstance(name, str)
-        place = kind.get_field_index(name) if is_struct else -1
-        kind = kind.field(place).type if place >= 0 else None
+        text, part = str(kind), str(name)
+        if text.startswith((*_OFFSET_LISTS, _FIXED_LISTS)) and part.isdecimal():
+            kind = kind.value_type
+        else:
+            place = kind.get_field_index(part) if text.startswith("struct<") else -1
+            kind = kind.field(place).type if place >= 0 else None
     return kind
 
 
@@ -113,7 +122,7 @@ def column_kind(dataset: Any, path: Sequence[Any]) -> tuple[Field, tuple[int | N
 
     Args:
         dataset: A plain data set of HuggingFace, or `Table`.
-        path: The name of the column, followed by the names of nested fields.
+        path: The name of the column, followed by the names of nested fields and indices of lists.
 
     Returns:
         The kind, and the sizes of a list's dimensions after the first, None for sizes that vary.
@@ -139,11 +148,12 @@ def column_kind(dataset: Any, path: Sequence[Any]) -> tuple[Field, tuple[int | N
 
 
 class ArrowColumn:
-    """A column of an Arrow table, or a field of its structs.
+    """A column of an Arrow table, or a value in its structs and lists.
 
     Args:
         column: The column, a ``pyarrow.ChunkedArray``.
-        path: The names of nested fields, e.g. ("bytes",); () for the column itself.
+        path: The names of nested fields and the indices of values of lists, e.g. ("0", "bytes"); ()
+            for the column itself.
     """
 
     def __init__(self, column: Any, path: Sequence[str] = ()):
@@ -172,12 +182,12 @@ class ArrowColumn:
         for place, (chunk, row) in enumerate(
             zip(chunks.tolist(), (rows - self._starts[chunks]).tolist())
         ):
-            data, ends, is_null = self._open.get(chunk) or self._opened(chunk)
+            data, starts, ends, is_null = self._open.get(chunk) or self._opened(chunk)
             if is_null is not None and is_null[row]:
                 missing.append(place)
                 values.append(None)
             else:
-                values.append(data[ends[row] : ends[row + 1]] if is_bytes else data[row])
+                values.append(data[starts[row] : ends[row]] if is_bytes else data[row])
         return values, missing
 
     def value(self, row: int) -> Any:
@@ -185,36 +195,73 @@ class ArrowColumn:
         chunk = int(np.searchsorted(self._starts, row, side="right")) - 1
         return self._chunks[chunk][row - int(self._starts[chunk])].as_py()
 
-    def _opened(self, chunk: int) -> tuple[NDArray[Any], Any, NDArray[np.bool_] | None]:
+    def _opened(self, chunk: int) -> tuple[NDArray[Any], Any, Any, NDArray[np.bool_] | None]:
         """Returns the values of a chunk, without copies of bytes, and keeps the values.
 
         Returns:
-            Three values. First, the concatenated bytes, as a uint8 array, or the numbers. Second,
-            the offset of each value in the bytes and the end of the last value; None for numbers.
-            Third, a bool array that is True for missing values; None if no value is missing.
+            Four values. First, the concatenated bytes, as a uint8 array, or the numbers. Second and
+            third, the start and the end of each value in the bytes; None for numbers. Fourth, a
+            bool array that is True for missing values; None if no value is missing.
         """
-        array = self._chunks[chunk]
-        is_null: NDArray[np.bool_] | None = None
-        for name in (*self._path, None):
-            if array.null_count:
-                is_missing = np.asarray(array.is_null().to_numpy(zero_copy_only=False))
-                is_null = is_missing if is_null is None else is_null | is_missing
-            if name is not None:
-                array = array.field(name)
+        array, places, is_null = self._nested(self._chunks[chunk])
+        starts: Any = None
         ends: Any = None
-        if self._kind in _BYTES:
+        data: NDArray[Any]
+        if is_null is not None and is_null.all():
+            data = np.empty(0)
+        elif self._kind in _BYTES:
             _, offsets, content = array.buffers()
             form: Any = _BYTES[self._kind]
-            ends = memoryview(offsets).cast("b").cast(form)[array.offset :]
+            starts = memoryview(offsets).cast("b").cast(form)[array.offset :]
+            ends = starts[1:]
             data = np.frombuffer(content or b"", np.uint8)
+            if places is not None:
+                starts, ends = (np.asarray(column)[places].data for column in (starts[:-1], ends))
         else:
             zero = False if self._kind == "bool" else 0
             filled = array.fill_null(zero) if array.null_count else array
             data = np.asarray(filled.to_numpy(zero_copy_only=False))
+            data = data if places is None else data[places]
         if len(self._open) >= _MOST_OPEN:
             self._open.clear()
-        opened = self._open[chunk] = data, ends, is_null
+        opened = self._open[chunk] = data, starts, ends, is_null
         return opened
+
+    def _nested(self, array: Any) -> tuple[Any, Indices | None, NDArray[np.bool_] | None]:
+        """Follows the path from an array of the column to the array with the values.
+
+        Returns:
+            Three values. First, the array. Second, the index in it of each row's value; None if
+            they are equal to the rows. Third, a bool array that is True for missing values; None if
+            no value is missing.
+        """
+        places: Indices | None = None
+        is_null: NDArray[np.bool_] | None = None
+        for name in (*self._path, None):
+            if array.null_count:
+                missing = np.asarray(array.is_null().to_numpy(zero_copy_only=False))
+                missing = missing if places is None else missing[places]
+                is_null = missing if is_null is None else is_null | missing
+            if name is None:
+                break
+            if str(array.type).startswith("struct<"):
+                array = array.field(name)
+                continue
+            if str(array.type).startswith(_FIXED_LISTS):
+                size = array.type.list_size
+                starts = (array.offset + np.arange(len(array))) * size
+                ends = starts + size
+            else:
+                offsets = np.asarray(array.offsets).astype(np.int64)
+                starts, ends = offsets[:-1], offsets[1:]
+            if places is not None:
+                starts, ends = starts[places], ends[places]
+            missing = starts + int(name) >= ends
+            is_null = missing if is_null is None else is_null | missing
+            array, places = array.values, np.where(is_null, 0, starts + int(name))
+            if is_null.all():  # the array may be empty
+                break
+        return array, places, is_null
 
 
 class DatasetColumns:

@@ -66,8 +66,9 @@ class Records(BaseSource):
         records: The object, or a table of pyarrow, whose rows are the records. The object's methods
             may be called from several threads concurrently.
         fields: Maps the name of each field to a key of the records. ``"image/bytes"`` is this key
-            of a record, or the key ``bytes`` of the dict at its key ``image``. None: all keys,
-            under their own names.
+            of a record, or the key ``bytes`` of the dict at its key ``image``. ``"images/0"`` is
+            the first value of the list at its key ``images``. None: all keys, under their own
+            names.
         kinds: Kinds of fields that differ from the first record. Lists and arrays of numbers are
             converted to these dtypes; a number that does not fit makes its record a bad record.
         identity: A string that replaces the digest of 64 records in states.
@@ -139,8 +140,7 @@ class Records(BaseSource):
         for name, path in self._paths.items():
             known, sizes = (column_kind(records, path) if is_dataset else None) or (None, ())
             values = self._examples(records, path, is_dataset)
-            # If the kind is known, the first record may lack its image or list.
-            if name not in self._given and (known is None or first[path[0]] is not None):
+            if name not in self._given and known is None:
                 values = itertools.chain([self._value(first, path, 0)], values)
             field = (kinds or {}).get(name, known)
             try:
@@ -275,28 +275,65 @@ class Records(BaseSource):
         Raises:
             ValueError: If the record lacks a key.
         """
-        for key in path:
-            if not isinstance(record, Mapping) or key not in record:
+        for depth, key in enumerate(path):
+            if isinstance(record, (list, tuple, np.ndarray)) and np.ndim(record):
+                key = self._index(record, path, depth, number)
+            elif not isinstance(record, Mapping) or key not in record:
                 has = sorted(map(str, record)) if isinstance(record, Mapping) else type(record)
-                missing = "/".join(path) if all(isinstance(part, str) for part in path) else path[0]
+                missing = _joined(path) if len(path) > 1 else key
                 raise ValueError(f"{self.name(number)} has no {missing!r}. It has {has}")
             record = record[key]
         return record
 
+    def _index(self, values: Any, path: tuple[Any, ...], depth: int, number: int) -> int:
+        """Returns the index that a part of a path names in a list of values.
+
+        Args:
+            values: The values, a list or an array.
+            path: The keys.
+            depth: The number of keys that lead to the list.
+            number: The index of the record, for errors.
+
+        Raises:
+            ValueError: If the part is not the index of a value.
+        """
+        label = f"{_joined(path[:depth])!r} of {self.name(number)}" if depth else self.name(number)
+        part = path[depth]
+        if not (isinstance(part, int) or part.isdecimal()):
+            before, after = path[:depth], path[depth + part.startswith("-") :]
+            names = enumerate(("first", "second"))
+            example = {name: _joined((*before, k, *after)) for k, name in names}
+            raise ValueError(
+                f"{label} is a list of {len(values)} values. Several images in a record aren't "
+                f"supported yet: name each by its index, e.g. fields={example}"
+            )
+        if int(part) >= len(values):
+            raise ValueError(f"{label} has no value with the index {part}: it has {len(values)}")
+        return int(part)
+
 
 def _path(record: Any, key: Any) -> tuple[Any, ...]:
-    """Splits a value of ``fields=``, e.g. "image/bytes", into the keys of nested dicts of a record.
+    """Splits a value of ``fields=``, e.g. "image/bytes", into keys of nested dicts and lists.
 
     Keys of a record may contain slashes themselves.
     """
     if not isinstance(key, str):
         return (key,)
     parts = [part for part in key.split("/") if part]
+    if parts and isinstance(record, (list, tuple)) and parts[0].isdecimal():
+        value = record[int(parts[0])] if int(parts[0]) < len(record) else None
+        deeper = key.partition("/")[2]
+        return (parts[0], *(_path(value, deeper) if deeper else ()))
     for stop in (len(key), *(place for place in range(len(key)) if key[place] == "/")):
         if isinstance(record, Mapping) and key[:stop] in record:
             deeper = key[stop + 1 :]
             return (key[:stop], *(_path(record[key[:stop]], deeper) if deeper else ()))
     return tuple(parts)
+
+
+def _joined(path: Sequence[Any]) -> str:
+    """Returns keys as in ``fields=``, such as "image/bytes"."""
+    return "/".join(map(str, path))
 
 
 def _check_keys(record: Any, fields: Mapping[str, Any]) -> None:
@@ -343,8 +380,11 @@ def _keys(record: Any) -> dict[str, str]:
             )
         return {key: key for key in record}
     if isinstance(record, (tuple, list)) or hasattr(record, "__dataclass_fields__"):
+        by_index = ", or name them by fields={'image': 0, 'label': 1}"
         raise TypeError(
             f"records are {type(record).__name__}s, whose parts have no names. Convert them to "
             "dicts such as {'image': record[0], 'label': record[1]}"
+            + by_index
+            * isinstance(record, (tuple, list))
         )
     return {"data": ""}

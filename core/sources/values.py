@@ -40,13 +40,17 @@ def leaf(value: Any) -> np.ndarray:
     if array.dtype == object and not array.size:  # an empty list, as HuggingFace formats it
         array = array.astype(np.float64)
     if array.dtype.char not in KINDS:
-        batched = array.ndim and array.dtype.kind in "SUO"
-        raise TypeError(
-            f"{value!r:.60} (dtype {array.dtype}) is not supported by DALI: "
-            f"{cast_to(array.dtype)}, or do not use it in the graph"
-            + ". If it is a batch of files or texts, do not batch before DALI"
-            * bool(batched)
-        )
+        cure = f"{cast_to(array.dtype)}, or do not use it in the graph"
+        if array.ndim and any(isinstance(part, (str, bytes, Mapping)) for part in array.flat):
+            cure = (
+                "several images or texts in a record aren't supported yet. Name each, e.g. by "
+                "fields={'first': 'images/0', 'second': 'images/1'} of Records, or by a map() that "
+                "returns {'first': images[0], 'second': images[1]}. If it is a batch of files or "
+                "texts, do not batch before DALI"
+            )
+        elif isinstance(value, (list, tuple)) and any(part is None for part in array.flat):
+            cure = "replace None by a number, or do not use it in the graph"
+        raise TypeError(f"{value!r:.60} (dtype {array.dtype}) is not supported by DALI: {cure}")
     if not (array.flags.c_contiguous and array.dtype.isnative):  # DALI requires both
         array = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
     return array

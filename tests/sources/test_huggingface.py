@@ -132,8 +132,8 @@ def test_an_image_as_a_whole_is_decoded(stored):
     assert source.fields["image"] == Field(np.uint8, 3)
     for number, value in zip((9, 2), source.read(np.array([9, 2]), ["image"])["image"]):
         np.testing.assert_array_equal(value, np.asarray(stored[number]["image"]))
-    with pytest.raises(ValueError, match="record 0 has no 'image/bytes'"):
-        Records(stored, {"image": "image", "data": "image/bytes"})
+    both = Records(stored, {"image": "image", "data": "image/bytes"}).read(np.array([9]), ["data"])
+    assert both["data"][0].tobytes() == ENCODED[9]
     with pytest.raises(ValueError, match=r"Did you mean \{'data': 'image/bytes', 'label': 'label'"):
         Records(stored, {"image/bytes": "data", "label": "label"})
 
@@ -288,6 +288,38 @@ def test_the_rows_of_a_table_are_records(table):
         assert source.identity() == expected.identity()
     with pytest.raises(TypeError, match=r"Use dalijax.sources.Records\(pyarrow.table\("):
         Records(TABLE["x"])
+
+
+PAIRS = [[ROWS["image"][k] for k in pair] for pair in ((0, 1), (2,), (), (3, 4, 5))]
+NESTED = {
+    "images": (datasets.List(Image()), PAIRS, "x/{}/bytes"),
+    "large": (datasets.LargeList(Image()), PAIRS, "x/{}/bytes"),
+    "fixed": (
+        datasets.List(datasets.List(Value("int64"), length=2)),
+        [[[5, 6], [7, 8]], [[1, 2]], [], [[0, 1]]],
+        "x/0/{}",
+    ),
+    "struct": ({"y": datasets.List(Image())}, [{"y": pair} for pair in PAIRS], "x/y/{}/bytes"),
+}
+
+
+@pytest.mark.parametrize("order", ([0, 1, 2, 3], [3, 1, 2], [0, 2]), ids=str)
+@pytest.mark.parametrize("case", NESTED)
+def test_values_of_lists_are_read_from_the_table(case, order):
+    feature, values, key = NESTED[case]
+    ds = datasets.Dataset.from_dict({"x": values}, features=Features({"x": feature})).select(order)
+    rows = [{"x": values[k]} for k in order]
+    for index in (0, 1):
+        fields = {"x": key.format(index)}
+        source, expected = Records(ds, fields), Records(rows, fields)
+        for number in range(len(order)):
+            indices, found = np.array([number]), []
+            for records in (source, expected):
+                try:
+                    found.append(records.read(indices, ["x"])["x"][0].tolist())
+                except ValueError as error:
+                    found.append(str(error))
+            assert found[0] == found[1]
 
 
 def digest(source):

@@ -530,3 +530,48 @@ def test_the_conversion_that_an_error_about_a_table_names_works(case):
 def test_a_path_is_no_list_of_records(path, call):
     with pytest.raises(TypeError, match=f"not .*. Use dalijax.sources.{call}"):
         Records(path)
+
+
+def test_values_of_lists_are_named_by_their_indices():
+    frames = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    rows = [
+        {"images": [b"ab", b"c"], "frames": frames, "deep": [{"a/b": 1}, {"a/b": 2}], "0": 3}
+    ] * 2
+    fields = {"x": "images/1", "y": "frames/0", "z": "deep/1/a/b", "w": "0"}
+    values = Records(rows, fields).read(np.array([1]), [*fields])
+    assert values["x"][0].tobytes() == b"c" and values["z"] == [2] and values["w"] == [3]
+    np.testing.assert_array_equal(values["y"][0], frames[0])
+    for key in (0, "0"):
+        equal(Records([(b"ab", 1)], {"x": key}).read(np.array([0]), ["x"])["x"], [leaf(b"ab")])
+    varying = Records([{"x": [1, 2]}, {"x": [3]}, {"x": []}], {"x": "x/1"})
+    for record, count in ((1, 1), (2, 0)):
+        words = f"'x' of record {record} has no value with the index 1: it has {count}"
+        with pytest.raises(ValueError, match=words):
+            varying.read(np.array([record]), ["x"])
+
+
+@pytest.mark.parametrize("value", ([b"a", b"b"], ["a", "b"], [{"bytes": b"a"}], np.array([b"a"])))
+def test_several_images_in_a_record_are_refused_with_a_cure(value):
+    words = r"several images .* aren't supported yet. Name each, .*'first': 'images/0', 'second'"
+    with pytest.raises(TypeError, match=words):
+        data_iterator(lambda x: x, ["x"])(source=Records([{"x": value}] * 2), batch_size=2)
+    with pytest.raises(TypeError, match=words):
+        leaf(value)
+    if isinstance(value, list):
+        with pytest.raises(ValueError, match=r"aren't supported yet.*'second': 'x/1/bytes'"):
+            Records([{"x": value}], {"y": "x/bytes"})
+
+
+@pytest.mark.parametrize(
+    "value, words",
+    (
+        ("a.jpg", r"it is text, 'a.jpg'; for the path of a file, return path.encode\(\)"),
+        ({"bytes": b"a"}, r"a dict with the keys \['bytes'\].*fields=\{'data': 'image/bytes'\}"),
+        ([1, None], "None.* replace None by a number"),
+        (None, "None .* not supported by DALI"),
+    ),
+    ids=str,
+)
+def test_the_reason_why_a_field_has_no_type_is_named(value, words):
+    with pytest.raises(TypeError, match=f"field 'x', for which DALI has no type: .*{words}"):
+        data_iterator(lambda x: x, ["x"])(source=Records([{"x": value}] * 2), batch_size=2)
