@@ -21,12 +21,13 @@ from ..formats.riff import cut_off, file_cut_off
 from ..messages.printable import printable
 from ..order.shuffle import Indices
 from ..pipeline.failure import with_retries
+from ..pipeline.failure_errors import listed
 from ..random.draw import DrawFunction, DrawRows
 from ..random.hashing import Bits, fold
 from ..remote.retries import RemoteError
 from ..sources.record_table import RecordTable
 from ..sources.source import Source, Values, image_sizes
-from ..sources.values import leaf
+from ..sources.values import UnfitValueError, check_unmasked, leaf
 from ..workers import WorkersEnded
 from .reuse import ReuseCheck
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, stand_ins
@@ -111,7 +112,13 @@ def _checked(source: Source, count: int, names: Sequence[str], columns: Any) -> 
             raise ValueError(
                 f"{call()} returned {has} values of {name!r}: return one for each record"
             )
-    return {name: _listed(columns[name]) for name in names}
+    listed = {name: _listed(columns[name]) for name in names}
+    for name, column in listed.items():
+        try:
+            check_unmasked([column] if isinstance(column, np.ndarray) else column)
+        except UnfitValueError as error:
+            raise ValueError(f"{call()} returned {name!r}, but {error}") from None
+    return listed
 
 
 def _listed(values: Values) -> Values:
@@ -305,8 +312,9 @@ class ReadRows:
     Raises:
         NoStandIn: If no record can replace the bad records, and DALI failed to process some of
             them.
-        Exception: The error of a bad record, if no record can replace the bad records, and none
-            of them failed in DALI. The batch is not lost: the next call reads it again.
+        Exception: The error of a bad record, with the names of the bad records if it is a
+            ValueError, if no record can replace the bad records, and none of them failed in DALI.
+            The batch is not lost: the next call reads it again.
     """
 
     def __init__(
@@ -497,10 +505,16 @@ class ReadRows:
             values_of,
         )
         if chosen is None:
-            errors = list(self.errors.values())
-            if any(isinstance(error, UnusableRecord) for error in errors):
-                raise NoStandIn([(self.name(row), self.errors[row]) for row in sorted(self.errors)])
-            raise errors[0]
+            bad = [(self.name(row), self.errors[row]) for row in sorted(self.errors)]
+            first = bad[0][1]
+            if any(isinstance(error, UnusableRecord) for _, error in bad):
+                raise NoStandIn(bad)
+            if not isinstance(first, ValueError):  # e.g. an OSError, which may disappear
+                raise first
+            raise ValueError(
+                f"{listed([name for name, _ in bad])} can't be read, nor the other records that "
+                f"were tried in their place. {first}"
+            ) from first
         for row, (sample, (values, place)) in chosen.items():
             samples[row] = sample
             for name in settings.names:

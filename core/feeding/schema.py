@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 
 from ..formats.field import Field
 from ..formats.riff import cut_off
-from ..sources.values import UnfitValueError, fitted, infer_kind, is_empty, leaf
+from ..sources.values import (
+    UnfitValueError,
+    check_unmasked,
+    fitted,
+    infer_kind,
+    is_empty,
+    leaf,
+)
 
 _LONGEST_TEXT = 160  # characters of a record's text in an error
 
@@ -373,6 +380,10 @@ def stacked(values: Sequence[Any], name: str) -> Any:
         batched = [stacked(part, f"{name}/{i}") for i, part in enumerate(parts)]
         return type(first)(*batched) if hasattr(first, "_fields") else type(first)(batched)
     text = (str, bytes, bytearray, memoryview)
+    try:
+        check_unmasked(values)
+    except UnfitValueError as error:
+        raise ValueError(f"{name!r} bypasses the graph, but {error}") from None
     arrays = [np.asarray(None if isinstance(value, text) else value) for value in values]
     if any(array.dtype == object for array in arrays):
         return _objects(values)

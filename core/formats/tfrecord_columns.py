@@ -238,7 +238,7 @@ def select_records(
             result.sizes = column.sizes
     arrays = {"start": np.asarray(table.starts, np.int64)}
     for result in columns:
-        arrays |= result.arrays()
+        arrays |= result.arrays(lambda row: _label(table, row, paths))
     return Index(about_records(paths, sizes, table.first.tolist(), arrays, columns), arrays)
 
 

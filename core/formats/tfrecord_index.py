@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import array
+import bisect
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -148,8 +149,11 @@ class FieldColumn:
             listed = "floats" if wire == example.FLOATS else "integers"
             self.kind = listed if several else "value"
             fit = field is None or (field.dtype is not None and field.ndim <= 1)
-        if not fit:
-            raise ValueError(f"is {KINDS[wire]}, not {field}. Change its entry in kinds=")
+            if field is not None and field.dtype is not None:
+                fit = fit and field.dtype.kind in ("f" if wire == example.FLOATS else "iuf")
+        if not fit and field is not None:
+            kind = f"{field.dtype or 'text'} with {field.ndim} dimensions"
+            raise ValueError(f"is {KINDS[wire]}, not {kind}. Change its entry in kinds=")
         if self.kind == "value":
             self.values = array.array("d" if wire == example.FLOATS else "q")
         self._check_default()
@@ -198,8 +202,15 @@ class FieldColumn:
             self.offsets.append(MISSING)
             self.sizes.append(0)
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Returns the arrays of the index: "NAME.value", or "NAME.offset" and "NAME.size"."""
+    def arrays(self, label: Callable[[int], str]) -> dict[str, NDArray[Any]]:
+        """Returns the arrays of the index: "NAME.value", or "NAME.offset" and "NAME.size".
+
+        Args:
+            label: Returns the name of the record of a row, for errors.
+
+        Raises:
+            ValueError: If a number does not fit into the dtype that the user gave.
+        """
         if self.kind != "value":
             return {
                 f"{self.name}.offset": np.array(self.offsets, np.int64),
@@ -207,10 +218,29 @@ class FieldColumn:
             }
         values = np.array(self.values)
         if self._field is not None and self._field.dtype is not None:
-            values = as_scalars(values, self._field.dtype)
+            try:
+                values = as_scalars(values, self._field.dtype)
+            except ValueError as error:
+                row = _first_unfit(values, self._field.dtype)
+                raise ValueError(
+                    f"{_text(self.feature)!r} of {label(row)} {error}. Change its entry in kinds="
+                ) from None
         else:
             values = narrow(values) if values.dtype == np.int64 else values.astype(np.float32)
         return {f"{self.name}.value": values}
+
+
+def _first_unfit(values: NDArray[Any], dtype: np.dtype[Any]) -> int:
+    """Returns the index of the first number that a dtype can't represent; there must be one."""
+    first, end = 0, len(values)
+    while end - first > 1:
+        middle = (first + end) // 2
+        try:
+            as_scalars(values[first:middle], dtype)
+            first = middle
+        except ValueError:
+            end = middle
+    return first
 
 
 def _is_text(default: bytes | str) -> bool:
@@ -301,8 +331,13 @@ def index_records(paths: Sequence[str], wanted: Wanted) -> Index:
         if not column.kind:
             raise no_feature(column.feature, has)
     arrays = {"start": np.array(starts, np.int64)}
+
+    def label_of(row: int) -> str:
+        number = bisect.bisect_right(first, row) - 1
+        return f"{printable(paths[number])}: record {row - first[number]}"
+
     for column in columns:
-        arrays |= column.arrays()
+        arrays |= column.arrays(label_of)
     about = about_records(paths, sizes, first, arrays, columns)
     return Index(about, arrays)
 

@@ -14,6 +14,7 @@ from ..messages.replacements import suggest_table
 from ..order.shuffle import Indices
 from .base import BaseSource
 from .source import Values
+from .values import UnfitValueError, check_unmasked
 
 
 class Arrays(BaseSource):
@@ -95,6 +96,11 @@ class Arrays(BaseSource):
 
 
 def _as_array(name: str, value: Any) -> np.ndarray:
+    if isinstance(value, np.ma.MaskedArray):
+        try:
+            check_unmasked([value])
+        except UnfitValueError as error:
+            raise ValueError(f"{name!r} can't be converted: {error}") from None
     try:
         return np.asanyarray(value)
     except ValueError as error:

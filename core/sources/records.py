@@ -298,8 +298,8 @@ class Records(BaseSource):
             ValueError: If the part is not the index of a value.
         """
         label = f"{_joined(path[:depth])!r} of {self.name(number)}" if depth else self.name(number)
-        part = path[depth]
-        if not (isinstance(part, int) or part.isdecimal()):
+        part = str(path[depth])
+        if not part.isdecimal():
             before, after = path[:depth], path[depth + part.startswith("-") :]
             names = enumerate(("first", "second"))
             example = {name: _joined((*before, k, *after)) for k, name in names}

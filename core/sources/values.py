@@ -30,7 +30,10 @@ def leaf(value: Any) -> np.ndarray:
         if not (isinstance(value, memoryview) and value.c_contiguous and value.readonly):
             value = bytes(value)  # the caller may modify the memory later
         return np.frombuffer(value, np.uint8) if len(value) else np.zeros(0, np.uint8)
-    check_unmasked(value)
+    if isinstance(value, (list, tuple)):
+        check_unmasked(value)
+    elif isinstance(value, np.ma.MaskedArray):
+        check_unmasked([value])
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -56,9 +59,10 @@ def leaf(value: Any) -> np.ndarray:
     return array
 
 
-def check_unmasked(value: Any) -> None:
+def check_unmasked(values: Sequence[Any]) -> None:
     """Raises UnfitValueError if a value is a ``np.ma.MaskedArray`` with masked elements."""
-    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+    may_be_masked = any(issubclass(kind, np.ma.MaskedArray) for kind in set(map(type, values)))
+    if may_be_masked and any(map(np.ma.is_masked, values)):
         raise UnfitValueError(
             "it has masked elements, which would become the numbers under the mask. Replace them "
             "by .filled(value)"

@@ -335,6 +335,8 @@ WRONG = [
     ([{"x": [1]}, {"x": [None]}], "x in record 1 of the batch can't be converted: .None."),
     ([{"x": [1]}, {"x": [0.5]}], "x is float64 with 1 dimensions in record 1"),
     ([{"x": 1}, {"x": [1]}], "x is int64 with 1 dimensions in record 1"),
+    ([{"x": [1]}, {"x": np.ma.array([1], mask=[1])}], "x in record 1 of the batch .* masked el"),
+    ([{"x": 1, "k": np.ma.masked}], "'k' bypasses the graph, but it has masked elements"),
 ]
 
 

@@ -61,6 +61,18 @@ def test_good_images_are_delivered_once_among_wholly_bad_batches(seed, devices):
     assert numbers == [k for k, data in enumerate(kinds) if data is GOOD]
 
 
+@pytest.mark.parametrize("on_error", ("raise", "mask"))
+def test_a_set_without_a_usable_image_names_files(tmp_path, on_error):
+    for number in range(70):
+        (tmp_path / f"{number:02}.jpg").write_bytes(b"GIF89a" + bytes(50))
+    make = data_iterator(lambda data: fn.decoders.image(data), ["x"], mask="mask", shuffle=False)
+    iterator = make(source=sources.Files(str(tmp_path)), batch_size=4, on_error=on_error)
+    for _ in range(2):  # no batch is lost
+        words = r"00.jpg, .*01.jpg, .*02.jpg, .*03.jpg can't be read, nor .* decoders: GIF$"
+        with pytest.raises(ValueError, match=words):
+            next(iterator)
+
+
 def test_an_image_of_impossible_size_is_invalid():
     png = bytearray(bad_image_worker.encoded("PNG"))
     png[16:20] = b"\xff" * 4

@@ -575,3 +575,21 @@ def test_several_images_in_a_record_are_refused_with_a_cure(value):
 def test_the_reason_why_a_field_has_no_type_is_named(value, words):
     with pytest.raises(TypeError, match=f"field 'x', for which DALI has no type: .*{words}"):
         data_iterator(lambda x: x, ["x"])(source=Records([{"x": value}] * 2), batch_size=2)
+
+
+MASKED = np.ma.array([1.0, 2.0], mask=[False, True])
+
+
+@pytest.mark.parametrize("value", (MASKED, [MASKED], np.ma.masked), ids=("array", "list", "scalar"))
+def test_masked_elements_are_refused(value):
+    with pytest.raises(ValueError, match=r"'x' .* masked elements.* by .filled\(value\)"):
+        Records([{"x": value}])
+    first = np.ones(np.shape(value))
+    with pytest.raises(ValueError, match=r"'x' of record 1 .* masked elements"):
+        Records([{"x": first}, {"x": value}]).read(np.array([1]), ["x"])
+    if value is MASKED:
+        with pytest.raises(ValueError, match="'x' can't be converted: it has masked elements"):
+            Arrays({"x": value})
+        plain = np.ma.array([1.0, 2.0])
+        equal(Arrays({"x": plain}).read(np.arange(2), ["x"])["x"], np.array([1, 2], np.float32))
+        equal(Records([{"x": plain}]).read(np.array([0]), ["x"])["x"], [plain.filled()])

@@ -141,6 +141,18 @@ def test_a_column_may_be_an_array_of_objects():
         batches(Objects(fill), seed=1)
 
 
+@pytest.mark.parametrize("as_column", (False, True))
+def test_masked_elements_are_refused(as_column):
+    class Masked(Rows):
+        def read(self, indices, names):
+            column = np.ma.masked_greater(TABLE[indices], 4)
+            columns = {"x": column if as_column else [*column], "k": indices.astype(np.int32)}
+            return {name: columns[name] for name in names}
+
+    with pytest.raises(ValueError, match=r"Masked\.read\(\) .* returned 'x', but it has masked"):
+        batches(Masked(None))
+
+
 def test_a_constant_may_be_shared():
     seen = batches(Rows(lambda k: ONES), seed=1)
     assert sorted({int(k) for _, ks in seen for k in ks}) == list(range(N))
@@ -343,7 +355,7 @@ MISTAKES = {
     "ragged": (
         lambda: Records([{"x": [[1, 2], [3]]}]),
         ValueError,
-        "'x' of record 0 is not an array",
+        "'x' of the first record with elements can't be converted: its lists differ in length",
     ),
 }
 

@@ -296,6 +296,30 @@ def test_swapped_fields_are_named(fields, more, is_indexed, tmp_path):
 
 
 @pytest.mark.parametrize("is_indexed", (False, True))
+@pytest.mark.parametrize(
+    "values, dtype, words",
+    (
+        ([1, 1 << 40], np.int32, "record 1 has the number 1099511627776, .* does not fit into int"),
+        ([1, -2], np.uint8, "record 1 has the number -2, which does not fit into uint8"),
+        ([1, (1 << 24) + 1], np.float32, "record 1 has the number 16777217, .* into float32"),
+        ([0.5, 1e6], np.float16, "record 1 has the number 1000000.0, .* into float16"),
+        ([0.5, 1.5], np.int32, "record 0 is floats, not int32 with 0 dimensions"),
+        ([1, 0], np.bool_, "record 0 is integers, not bool with 0 dimensions"),
+    ),
+)
+def test_a_number_that_does_not_fit_is_named(values, dtype, words, is_indexed, tmp_path):
+    paths = [write(tmp_path / name, [{"x": value} for value in values]) for name in "ab"]
+    if is_indexed:
+        write_indexes(paths, {})
+    with pytest.raises(ValueError, match=f"'x' of .*/a: {words}.* Change its entry in kinds="):
+        TFRecord(paths, {"y": "x"}, kinds={"y": Field(dtype)})
+    if words.startswith("record 1"):  # the number may also be in a later file
+        later = [write(tmp_path / "0", [{"x": values[0]}] * 3), paths[1]]
+        with pytest.raises(ValueError, match=f"'x' of .*/b: {words}"):
+            TFRecord(later, {"y": "x"}, kinds={"y": Field(dtype)})
+
+
+@pytest.mark.parametrize("is_indexed", (False, True))
 def test_a_later_record_without_a_feature_is_named(is_indexed, tmp_path):
     path = write(tmp_path / "a", [{"x": 1, "y": 1}, {"y": 2}])
     if is_indexed:
