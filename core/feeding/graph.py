@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from nvidia.dali import Pipeline, fn
 from nvidia.dali.fn.io import file
 from nvidia.dali.pipeline import do_not_convert
@@ -76,12 +77,17 @@ class FedGraph:
         return [*self._inputs, *self.passed]
 
     def learn(self, operators: Iterable[Operator]) -> None:
-        """Sets `used` and `file_inputs` from the operators of a built pipeline."""
+        """Sets `used` and `file_inputs` from the operators of a built pipeline.
+
+        Raises:
+            TypeError: If an input that the graph decodes, or reads as a file, is not bytes.
+        """
         operators = list(operators)
         nodes, built = file_inputs(operators), {name for _, name, _ in operators}
-        for name in self._inputs:
+        for name, field in self._inputs.items():
             node = f"{FIELD}{name}"
             if node in nodes:
+                _check_is_encoded(name, field)
                 self.file_inputs[name] = nodes[node]
             if node in built:
                 self.used.add(name)
@@ -131,6 +137,18 @@ class FedGraph:
         for name, are_paths in sized.items():
             self.file_inputs.setdefault(name, ImageInput(is_path=are_paths))
         return outputs
+
+
+def _check_is_encoded(name: str, field: Field) -> None:
+    """Raises TypeError if an input that a graph decodes or reads as a file is not bytes."""
+    if field.dtype is not None and (field.dtype != np.uint8 or field.ndim != 1):
+        raise TypeError(
+            f"the graph decodes {name!r} or reads it as a file, but it is {field.dtype} with "
+            f"{field.ndim} dimensions in the records. If it is decoded already, such as the pixels "
+            "of an image, omit the decoder, or keep it encoded. With HuggingFace, take its bytes: "
+            "{'data': 'image/bytes'} as fields of Records, or image['bytes'] after "
+            "ds.cast_column('image', datasets.Image(decode=False))"
+        )
 
 
 def field_graph(
@@ -252,6 +270,13 @@ def record_graph(
             keys = ["/".join(column.path) for column in record_schema.columns]
             raise KeyError(f"{error} in the graph's function: the records have {keys}") from error
         except (AttributeError, TypeError) as error:
+            dicts = {name: list(value) for name, value in kwargs.items() if isinstance(value, dict)}
+            if dicts and "dict" in str(error):
+                name, keys = next(iter(dicts.items()))
+                raise TypeError(
+                    f"{error}\nIn the records, {sorted(dicts)} are dicts. Index them in the "
+                    f"graph's function, e.g. {name}[{keys[0]!r}] of the keys {keys}"
+                ) from error
             if not (args and isinstance(args[0], dict)):
                 raise
             names = sorted(function_parameters(function) - {*settings, DRAW})

@@ -11,12 +11,15 @@ from grain.experimental import ShapeDtypeStruct
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nvidia.dali import fn, types
+from PIL import Image
 
 import dalijax
 from conftest import write_jpegs
+from dalijax import data_iterator
 from dalijax.adapters.grain import DALITransform
 from dalijax.core.feeding.schema import Column, described, learn, stacked
 from dalijax.core.sources.values import leaf
+from dalijax.sources import Records
 
 I8 = np.dtype(np.uint8)
 I32 = np.dtype(np.int32)
@@ -481,6 +484,38 @@ def test_a_missing_key_of_nested_records_is_named_with_the_existing_keys():
     records = grain.MapDataset.source([{"image": {"bytes": np.zeros(3), "path": None}}] * 4)
     with pytest.raises(KeyError, match="'byte'.*image/bytes.*image/path"):
         next(iter(records.pipe(transform)))
+
+
+@pytest.mark.parametrize(
+    "graph",
+    (
+        lambda image: fn.decoders.image(image),
+        lambda image: image / 2.0,
+        lambda image: image.shape(),
+        lambda image: {"x": image},
+    ),
+    ids=("operator", "arithmetic", "attribute", "output"),
+)
+def test_a_dict_in_place_of_an_image_is_named(graph):
+    words = r"(?s)dict.*\['image'\] are dicts.* e.g. image\['bytes'\] of the keys"
+    with pytest.raises(TypeError, match=words):
+        next(through([huggingface(0)] * 2, graph, []))
+    batch = next(through([huggingface(0)] * 2, lambda image: image["bytes"] + 0, ["y"]))
+    assert len(batch["y"]) == 2
+
+
+@pytest.mark.parametrize("kind", (np.asarray, Image.fromarray), ids=("array", "Pillow"))
+def test_pixels_that_a_graph_decodes_are_named(kind):
+    records = [{"image": kind(np.full((3, 4, 3), k, np.uint8))} for k in range(2)]
+    options = {"pad": "mask", "on_error": "mask"}
+    words = r"decodes 'image' .* uint8 with 3 dimensions in the records.* omit the decoder"
+    with pytest.raises(TypeError, match=words):
+        next(through(records, lambda image: fn.decoders.image(image), ["y"], **options))
+    with pytest.raises(TypeError, match=words):
+        make = data_iterator(lambda image: fn.decoders.image(image), ["y"], mask="mask")
+        next(make(source=Records(records), batch_size=2, on_error="mask"))
+    (batch,) = through(records, lambda image: image + np.uint8(1), ["y"])
+    np.testing.assert_array_equal(batch["y"][:, 0, 0, 0], [1, 2])
 
 
 def test_an_invalid_value_of_a_nested_record_is_named():
