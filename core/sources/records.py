@@ -252,8 +252,10 @@ class Records(BaseSource):
                 f"{name!r} of {self.name(number)} can't be converted: {error}"
             ) from error
         try:
+            if array.ndim == field.ndim == 0:
+                return as_scalars(array, field.dtype)
             return fitted(value, array, field, self._sizes_of_empty[name], name in self._given)
-        except UnfitValueError as error:
+        except (TypeError, ValueError) as error:
             cure = f", or pass kinds={{{name!r}: Field(...)}}" * (array.ndim == field.ndim)
             raise ValueError(
                 f"{name!r} of {self.name(number)} {error}. Give all records the kind of the first "

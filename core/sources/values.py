@@ -6,9 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.ma import MaskedArray
 
 from ..dtypes import KINDS, as_scalars, cast_to, narrow_dtype
 from ..formats.field import Field
+
+_TEXT = (str, bytes, bytearray, memoryview)
 
 
 class UnfitValueError(ValueError):
@@ -32,7 +35,7 @@ def leaf(value: Any) -> np.ndarray:
         return np.frombuffer(value, np.uint8) if len(value) else np.zeros(0, np.uint8)
     if isinstance(value, (list, tuple)):
         check_unmasked(value)
-    elif isinstance(value, np.ma.MaskedArray):
+    elif isinstance(value, MaskedArray):
         check_unmasked([value])
     try:
         array = np.asarray(value)
@@ -61,7 +64,7 @@ def leaf(value: Any) -> np.ndarray:
 
 def check_unmasked(values: Sequence[Any]) -> None:
     """Raises UnfitValueError if a value is a ``np.ma.MaskedArray`` with masked elements."""
-    may_be_masked = any(issubclass(kind, np.ma.MaskedArray) for kind in set(map(type, values)))
+    may_be_masked = any(issubclass(kind, MaskedArray) for kind in set(map(type, values)))
     if may_be_masked and any(map(np.ma.is_masked, values)):
         raise UnfitValueError(
             "it has masked elements, which would become the numbers under the mask. Replace them "
@@ -170,8 +173,8 @@ def fitted(
 ) -> np.ndarray:
     """Converts an array to the kind of a field.
 
-    Scalars and Python's lists get the dtype of the field, which may round floats. Arrays without
-    elements get the dtype and the number of dimensions.
+    Python's lists get the dtype of the field, which may round floats. Arrays without elements get
+    the dtype and the number of dimensions.
 
     Args:
         value: The value of the record.
@@ -184,19 +187,19 @@ def fitted(
         UnfitValueError: If the value is of another kind, or a number does not fit into the dtype.
             The message begins with a verb.
     """
-    if array.dtype == field.dtype and array.ndim == field.ndim:
-        return array
     added = field.ndim - array.ndim
-    is_text = isinstance(value, (str, bytes, bytearray, memoryview))
-    if not array.size and added >= 0 and not is_text and not (added and array.shape[-1]):
+    if added == 0 and array.dtype == field.dtype:
+        return array
+    has_shape = added == 0 or (added > 0 and array.ndim and array.shape[-1] == 0)
+    if not array.size and has_shape and not isinstance(value, _TEXT):
         sizes = sizes or [0] * (field.ndim - 1)
         return np.zeros((*array.shape, *sizes[len(sizes) - added :]), field.dtype)
-    casts = (casts and not is_text) or isinstance(value, (list, tuple))
-    try:
-        if added == 0 and (field.ndim == 0 or casts):
+    casts = casts and not isinstance(value, _TEXT)
+    if added == 0 and (casts or isinstance(value, (list, tuple))):
+        try:
             return as_scalars(array, np.dtype(field.dtype))
-    except (TypeError, ValueError) as error:
-        raise UnfitValueError(str(error)) from error
+        except (TypeError, ValueError) as error:
+            raise UnfitValueError(str(error)) from error
     raise UnfitValueError(
         f"is {array.dtype} with {array.ndim} dimensions, not {field.dtype} with {field.ndim}"
     )
