@@ -138,7 +138,7 @@ class StreamEngine(FedEngine[RecordPosition]):
             rows,
             numbers,
             draw_seed,
-            lambda *records: record_graph(pipeline_fn, records[0], spec, settings, records[1]),
+            lambda record, further: record_graph(pipeline_fn, record, spec, settings, further),
         )
         options = {k: v for k, v in call.items() if k not in parameters}
         self.feed_by(pipeline_fn, _unknown_graph, options, differing, None)
