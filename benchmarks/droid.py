@@ -9,15 +9,13 @@ from __future__ import annotations
 import io
 import json
 import pathlib
-import struct
 from collections.abc import Iterable
 
 import numpy as np
 from PIL import Image
 
 import photos
-from dalijax.core.formats.example_message import example_message
-from dalijax.core.formats.tfrecord_headers import masked_crc
+from dalijax.core.formats.example_message import example_message, record_parts
 
 CAMERAS = ("exterior_image_1_left", "exterior_image_2_left", "wrist_image_left")
 WINDOW = 16  # actions
@@ -80,21 +78,10 @@ def _episode(number: int, steps: int, pool: list[bytes], rng: np.random.Generato
 
 
 def _write(path: pathlib.Path, records: Iterable[bytes]) -> None:
-    """Writes a TFRecord file. Without TensorFlow, the checksums of the contents are 0.
-
-    dalijax does not read these checksums, but tf.data verifies them.
-    """
-    try:
-        import tensorflow as tf
-    except ImportError:
-        with path.open("wb") as out:
-            for data in records:
-                head = struct.pack("<Q", len(data))
-                out.write(head + struct.pack("<I", masked_crc(head)) + data + bytes(4))
-        return
-    with tf.io.TFRecordWriter(str(path)) as writer:
+    """Writes a TFRecord file."""
+    with path.open("wb") as out:
         for data in records:
-            writer.write(data)
+            out.writelines(record_parts(data))
 
 
 def make(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import pathlib
-import struct
 import tarfile
 
 import numpy as np
 from PIL import Image
 
-from dalijax.core.formats.tfrecord_headers import masked_crc
+from dalijax.core.formats.example_message import record_parts
 
 SIZE = (500, 375)
 
@@ -86,8 +85,7 @@ def tfrecord(path: pathlib.Path, files: list[str]) -> str:
             label = bytes([number & 127 | 128, number >> 7 & 127 | 128, number >> 14])
             image = feature(b"image", 1, field(1, pathlib.Path(file).read_bytes()))
             data = field(1, image + feature(b"label", 3, field(1, label)))
-            head = struct.pack("<Q", len(data))
-            out.write(head + struct.pack("<I", masked_crc(head)) + data + bytes(4))
+            out.writelines(record_parts(data))
     return str(path)
 
 

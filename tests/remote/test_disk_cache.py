@@ -25,7 +25,7 @@ from nvidia.dali import fn
 
 from dalijax import data_iterator
 from dalijax.core.feeding.announcer import Announcer
-from dalijax.core.formats.tfrecord_headers import masked_crc
+from dalijax.core.formats.example_message import record_parts
 from dalijax.core.messages.log_once import warn_once
 from dalijax.core.order.samples import SamplePosition
 from dalijax.core.per_process import PerProcess
@@ -197,8 +197,7 @@ def test_mixtures_and_tfrecords(server, folder):
         for k in range(5):
             value = message(2, message(1, message(1, content(k))))
             example = message(1, message(1, message(1, b"image") + value))
-            size = len(example).to_bytes(8, "little")
-            file.write(size + masked_crc(size).to_bytes(4, "little") + example + bytes(4))
+            file.writelines(record_parts(example))
     url = f"{server.url}/a.tfrecord"
     records = TFRecord(url, {"data": "image"}, cache=str(folder), cache_bytes="1GB")
     tars = Tar(f"{server.url}/0.tar", {"data": "bin"}, cache=folder, cache_bytes=1e9)

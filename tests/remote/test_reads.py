@@ -19,8 +19,7 @@ from nvidia.dali import fn, types
 
 from dalijax import data_iterator
 from dalijax.core.feeding.announcer import Announcer
-from dalijax.core.formats.example_message import example_message
-from dalijax.core.formats.tfrecord_headers import masked_crc
+from dalijax.core.formats.example_message import example_message, record_parts
 from dalijax.core.remote import storage
 from dalijax.core.workers import Workers
 from dalijax.sources import Files, Mixture, Named, Tar, TFRecord
@@ -154,8 +153,7 @@ def test_numbers_at_any_address(server, tmp_path):
     with open(tmp_path / "0.tfrecord", "wb") as file:
         for k in range(16):
             example = example_message({"x": [values[k, : 400 + k].tobytes()], "y": [bytes(k)]})
-            size = len(example).to_bytes(8, "little")
-            file.write(size + masked_crc(size).to_bytes(4, "little") + example + bytes(4))
+            file.writelines(record_parts(example))
     source = TFRecord(f"{server.url}/0.tfrecord", {"data": "x"})
     read = [array.view(np.float32) for array in source.read(np.arange(16), ["data"])["data"]]
     assert not all(array.flags.aligned for array in read)  # which share a request

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dalijax.core.formats import index as indexes
-from dalijax.core.formats.tfrecord_headers import masked_crc
+from dalijax.core.formats.example_message import record_parts
 from dalijax.sources import Tar, TFRecord
 from full import combinations
 from tars import write_tar
@@ -61,9 +61,7 @@ def make_tfrecord(path, label=1, text=b"some text"):
             }
             example = b"".join(nested(1, nested(1, k) + nested(2, v)) for k, v in values.items())
             record = nested(1, example)
-            length = len(record).to_bytes(8, "little")
-            file.write(length + masked_crc(length).to_bytes(4, "little"))
-            file.write(record + masked_crc(record).to_bytes(4, "little"))
+            file.writelines(record_parts(record))
     return str(path)
 
 

@@ -9,8 +9,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import fn
 
 from dalijax import augment, data_iterator, sources
+from dalijax.core.formats.example_message import record_parts
 from dalijax.core.formats.protobuf import message
-from dalijax.core.formats.tfrecord_headers import masked_crc
 from drawing import drawn_image, png
 from tars import FIELDS, write_tar
 
@@ -48,8 +48,7 @@ def write_episodes(path, images, lengths):
             (1, message([(1, name), (2, message([(kind, message(values))]))]))
             for name, (kind, values) in features.items()
         ]
-        size = len(data := message([(1, message(entries))])).to_bytes(8, "little")
-        records += [size, masked_crc(size).to_bytes(4, "little"), data, bytes(4)]
+        records += record_parts(message([(1, message(entries))]))
         step += length
     path.write_bytes(b"".join(records))
 
