@@ -81,6 +81,12 @@ class BufferedReader:
                 return found, at
         return self._data, self._start
 
+    def forget(self) -> None:
+        """Frees the windows, so that the next read may begin at an earlier offset."""
+        self._data, self._start, self._before = b"", 0, (0, b"")
+        self._pending.clear()
+        self._requested = 0
+
     def _read_ahead(self, file: RemoteFile | ObjectFile, at: int, count: int) -> bytes:
         """Returns ``count`` bytes from the offset ``at``, and requests the windows after them."""
         end = self._start + len(self._data)

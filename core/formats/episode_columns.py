@@ -19,8 +19,8 @@ from . import example
 from .buffered_reader import BufferedReader
 from .byte_files import LocalFile
 from .rlds_features import ENCODED, IMAGE, NUMBER, RAGGED, STEPS, TEXT, Spec
-from .tfrecord_headers import records
-from .tfrecord_index import KINDS, features_of
+from .tfrecord_headers import is_intact, records
+from .tfrecord_index import KINDS, features_of, with_gaps
 
 STEP_PREFIX = f"{STEPS}/"
 # Features with one value for each step, so that the length of a list is the number of steps.
@@ -34,8 +34,9 @@ _WINDOW = 1 << 20
 _REPORTED = 16  # episodes between two updates of the progress bar
 _JPEG, _PNG = b"\xff\xd8", b"\x89PNG"
 
-# Offset and size in bytes of an episode's record, and its features in the order of the file.
-Episode = tuple[int, int, Iterable[tuple[bytes, example.Feature]]]
+# Offset and size in bytes of an episode's record, and its features in the order of the file; None
+# instead of the features if the record has a wrong checksum.
+Episode = tuple[int, int, Iterable[tuple[bytes, example.Feature]] | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +47,13 @@ class EpisodeFeatures:
         names: Names of the wanted features, e.g. "steps/action".
         specs: The descriptions of features in features.json, by name; may lack features.
         storage: Access to remote files.
+        verify: Whether to verify the checksums of episodes.
     """
 
     names: tuple[str, ...]
     specs: Mapping[str, Spec]
     storage: Storage
+    verify: bool = True
 
     @property
     def needed(self) -> set[str]:
@@ -61,6 +64,16 @@ class EpisodeFeatures:
 def is_of_steps(feature: str) -> bool:
     """Returns whether a feature has a value for each step, instead of one for each episode."""
     return feature.startswith(STEP_PREFIX)
+
+
+def has_row_of_step(feature: str, kind: str) -> bool:
+    """Returns whether the index has a row of a feature for each step, instead of each episode.
+
+    Args:
+        feature: The feature.
+        kind: Its kind: IMAGE, TEXT or NUMBER.
+    """
+    return kind == IMAGE or is_of_steps(feature)
 
 
 def kind_of(head: bytes) -> str:
@@ -326,6 +339,8 @@ class EpisodeColumns:
     Attributes:
         path: The file, for errors.
         lengths: The number of steps of each episode, int64 [episodes].
+        damaged: Whether each episode has a wrong checksum, bool [episodes]. Such an episode has one
+            step, whose values are 0.
         arrays: The arrays of the features, by name; see `dalijax.core.formats.episode_index`.
             Texts are represented by indices into ``texts``.
         texts: The distinct texts of the file.
@@ -336,6 +351,7 @@ class EpisodeColumns:
 
     path: str
     lengths: NDArray[np.int64]
+    damaged: NDArray[np.bool_]
     arrays: dict[str, NDArray[Any]]
     texts: list[bytes]
     kinds: dict[str, str]
@@ -367,7 +383,10 @@ def read_episodes(
         """Yields the episodes, and reports their bytes to the progress bar."""
         reported = 0
         for number, (at, size) in enumerate(records(take, file.size, file.shown)):
-            yield at, size, _located(f"{file.shown}: episode {number}", take, at, size, names)
+            if features.verify and size < _MOST_BYTES and not is_intact(take, at, size):
+                yield at, size, None
+            else:
+                yield at, size, _located(f"{file.shown}: episode {number}", take, at, size, names)
             if number % _REPORTED == 0:
                 advance(at - reported)
                 reported = at
@@ -397,6 +416,7 @@ def columns_of(
     for column in columns.values():
         column.check(file.shown)
     lengths: list[int] = []
+    damaged: list[bool] = []
     for number, (at, size, located) in enumerate(episodes):
         label = f"{file.shown}: episode {number}"
         if size >= _MOST_BYTES:
@@ -404,6 +424,10 @@ def columns_of(
                 f"{label} has {size:,} bytes, but at most {_MOST_BYTES - 1:,} are supported. Write "
                 "shorter episodes"
             )
+        damaged.append(located is None)
+        if located is None:
+            lengths.append(1)
+            continue
         loaded: dict[bytes, NDArray[Any]] = {}
         counts: dict[bytes, int] = {}
         # Values are read in the order of the file, because remote files are read in large parts.
@@ -428,13 +452,16 @@ def columns_of(
             except ValueError as error:
                 raise ValueError(f"{column.name!r} of {label} {error}") from error
         lengths.append(num_steps)
+    num_steps_of, are_damaged = np.array(lengths, np.int64), np.array(damaged, np.bool_)
     arrays: dict[str, NDArray[Any]] = {}
     for column in columns.values():
-        arrays |= column.arrays()
-    num_steps_of = np.array(lengths, np.int64)
+        has_steps = has_row_of_step(column.name, column.kind)
+        gaps = np.repeat(are_damaged, num_steps_of) if has_steps else are_damaged
+        arrays |= with_gaps(column.arrays(), gaps)
     return EpisodeColumns(
         file.shown,
         num_steps_of,
+        are_damaged,
         arrays,
         list(texts),
         {column.name: column.kind for column in columns.values() if column.kind},

@@ -1,6 +1,7 @@
 """Indexes of episodes in TFRecords: the byte ranges of the images of each step, and other values.
 
-The index contains ``episode.first`` (number of steps before each episode, and in total). For a
+The index contains ``episode.first`` (number of steps before each episode, and in total) and
+``episode.damaged`` (whether its checksum is wrong; it then has one step, whose values are 0). For a
 feature of images it contains ``FEATURE.offset`` and ``FEATURE.size``, for numbers and texts
 ``FEATURE.value``. The value of a text is an index k: the text is the bytes ``text.ends[k]`` to
 ``text.ends[k + 1]`` of ``text.bytes``. Features of steps have a row for each step. Features of
@@ -28,7 +29,7 @@ from . import index_checks
 from .buffered_reader import BufferedReader
 from .byte_files import Stamp, is_remote, open_files, within
 from .each_file import each_file, in_threads
-from .episode_columns import EpisodeColumns, EpisodeFeatures, is_of_steps, read_episodes
+from .episode_columns import EpisodeColumns, EpisodeFeatures, has_row_of_step, read_episodes
 from .episode_places import PlacedEpisodes
 from .file_columns import FileColumns
 from .index import Index
@@ -36,6 +37,7 @@ from .paths import object_names
 from .progress import progress
 from .rlds_features import IMAGE, NUMBER, TEXT
 from .spooled_array import SpooledArray
+from .tfrecord_index import check_some_intact
 
 _WORDS = {"b": "booleans", "i": "integers", "u": "integers", "f": "floats"}  # by kind of a dtype
 
@@ -51,8 +53,10 @@ class _Joined:
         self.digests: list[str] = []
         self.kinds: dict[str, str] = {}
         self.png: set[str] = set()
-        self._lengths = SpooledArray()
+        self._lengths, self._damaged = SpooledArray(), SpooledArray()
         self._arrays: dict[str, SpooledArray] = {}
+        self._num_rows: dict[str, int] = {}
+        self._empty: dict[str, NDArray[Any]] = {}  # an array of no rows, by name
         # For each array, the kind of its dtype, the shape of a value, and the first file with it.
         self._shapes: dict[str, tuple[tuple[Any, ...], str]] = {}
         self._texts: dict[bytes, int] = {}
@@ -91,12 +95,27 @@ class _Joined:
                 )
             if columns.kinds[name.rpartition(".")[0]] == TEXT:
                 array = np.array(numbers, np.int32)[array]
-            self._arrays.setdefault(name, SpooledArray()).append(array)
+            self._append_rows(name, array)
+            self._empty[name] = array[:0].copy()
         self.png |= columns.png
         self._lengths.append(columns.lengths)
+        self._damaged.append(columns.damaged)
         self.first.append(self.first[-1] + int(columns.lengths.sum()))
         self.episodes.append(self.episodes[-1] + len(columns.lengths))
         self.digests.append(columns.digest)
+
+    def _append_rows(self, name: str, rows: NDArray[Any]) -> None:
+        """Appends the rows of the next file to an array, given its name.
+
+        First appends rows of 0 for the files before, if all of their episodes were damaged.
+        """
+        feature = name.rpartition(".")[0]
+        counts = self.first if has_row_of_step(feature, self.kinds[feature]) else self.episodes
+        if num_lacking := counts[-1] - self._num_rows.get(name, 0):
+            zeros = np.zeros((num_lacking, *rows.shape[1:]), rows.dtype)
+            self._arrays.setdefault(name, SpooledArray()).append(zeros)
+        self._arrays.setdefault(name, SpooledArray()).append(rows)
+        self._num_rows[name] = counts[-1] + len(rows)
 
     def index(self, paths: Sequence[str], sizes: Sequence[int]) -> Index:
         """Returns the index of the files.
@@ -108,7 +127,9 @@ class _Joined:
         Raises:
             ValueError: If the files have no steps.
         """
-        if not self.first[-1]:
+        damaged = self._damaged.array()
+        if self.first[-1] == damaged.sum():  # a damaged episode has one step
+            check_some_intact(paths, damaged[damaged])
             raise ValueError(f"{printable(', '.join(paths[:3]))} has no steps")
         about = {
             "names": object_names(paths),
@@ -120,10 +141,12 @@ class _Joined:
             "png": sorted(self.png),
             "digests": self.digests,
         }
-        return Index(about, self._joined_arrays())
+        return Index(about, {**self._joined_arrays(), "episode.damaged": damaged})
 
     def _joined_arrays(self) -> dict[str, NDArray[Any]]:
         """Returns the arrays of the index by name."""
+        for name, rows in self._empty.items():
+            self._append_rows(name, rows)
         joined = {name: spooled.array() for name, spooled in self._arrays.items()}
         texts = list(self._texts)
         joined["text.bytes"] = np.frombuffer(b"".join(texts), np.uint8)
@@ -162,13 +185,16 @@ def select_episodes(
         features: The wanted features.
 
     Returns:
-        The index; None if the table lacks the column of a feature.
+        The index; None if the table lacks the column of a feature, or the places in damaged
+        episodes that are not to be verified.
 
     Raises:
         OSError: If a file can't be read, or has changed.
-        ValueError: If episodes can't be read as steps.
+        ValueError: If all episodes are damaged, or can't be read as steps.
     """
     names = features.needed
+    if table.damaged.any() and not features.verify:
+        return None
     if names & table.unknown or not (table.is_complete or names <= table.columns.keys()):
         return None
     joined, placed = _Joined(), PlacedEpisodes(table, paths, stamps, features)
@@ -237,6 +263,9 @@ def _is_valid(index: Index, features: EpisodeFeatures) -> bool:
     starts, ends = arrays["episode.first"], arrays["text.ends"]
     if starts.dtype != np.int64 or ends.dtype != np.int64 or arrays["text.bytes"].dtype != np.uint8:
         return False
+    damaged = arrays["episode.damaged"]
+    if damaged.shape != (episodes[-1],) or damaged.dtype != np.bool_:
+        return False
     if starts.shape != (episodes[-1] + 1,) or starts[episodes].tolist() != first:
         return False
     if episodes != sorted(episodes) or episodes[0] or not len(ends) or ends[0]:
@@ -245,7 +274,7 @@ def _is_valid(index: Index, features: EpisodeFeatures) -> bool:
         return False
     if ends[-1] != len(arrays["text.bytes"]):
         return False
-    names = {"episode.first", "text.bytes", "text.ends"}
+    names = {"episode.first", "episode.damaged", "text.bytes", "text.ends"}
     for name, kind in kinds.items():
         parts = ("offset", "size") if kind == IMAGE else ("value",)
         names |= {f"{name}.{part}" for part in parts}
@@ -264,7 +293,7 @@ def _column_is_valid(index: Index, name: str, kind: str, num_texts: int) -> bool
         num_texts: The number of texts in the index.
     """
     first, arrays = index.about["first"], index.arrays
-    rows = first[-1] if kind == IMAGE or is_of_steps(name) else index.about["episodes"][-1]
+    rows = first[-1] if has_row_of_step(name, kind) else index.about["episodes"][-1]
     are_few = rows <= index_checks.MOST_ROWS
     if kind == IMAGE:
         offsets, sizes = arrays[f"{name}.offset"], arrays[f"{name}.size"]

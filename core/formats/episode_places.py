@@ -39,7 +39,7 @@ from .file_columns import (
 )
 from .rlds_features import TEXT
 from .tfrecord_columns import tfrecord_columns
-from .tfrecord_headers import FOOTER, HEADER
+from .tfrecord_headers import FOOTER, HEADER, is_intact
 from .tfrecord_index import KINDS
 
 
@@ -116,14 +116,20 @@ def _count(data: bytes, kind: int) -> tuple[int, bool]:
     return int(ends.sum()), not len(ends) or bool(ends[-1])
 
 
-def episode_places(paths: Sequence[str], storage: Storage) -> FileColumns:
+def episode_places(paths: Sequence[str], storage: Storage, verify: bool = True) -> FileColumns:
     """Reads TFRecord files; returns the columns of all features, with a row for each episode.
+
+    Args:
+        paths: The files.
+        storage: Access to remote files.
+        verify: Whether to verify the checksums of episodes.
 
     Raises:
         OSError: If a file can't be read.
         ValueError: If a file is damaged, or a record is not a tf.train.Example.
     """
-    return tfrecord_columns(paths, storage, new_places=_ListPlaces)[1]
+    intact = is_intact if verify else None
+    return tfrecord_columns(paths, storage, new_places=_ListPlaces, intact=intact)[1]
 
 
 class _FetchedReader(BufferedReader):
@@ -242,13 +248,17 @@ class PlacedEpisodes:
         starts = self._table.starts[rows].tolist()
         ends = [start - HEADER for start in starts[1:]] + [file_size] * (len(starts) > 0)
         for row, start, end in zip(rows.tolist(), starts, ends, strict=True):
+            size = end - FOOTER - start
+            if self._table.damaged[row]:
+                yield start, size, None
+                continue
             found = [
                 (column.offsets[row], name.encode(), self._feature(name, column, row))
                 for name, column in self._columns.items()
                 if column.states[row] != ABSENT
             ]
             found.sort(key=lambda item: item[0])
-            yield start, end - FOOTER - start, [(name, feature) for _, name, feature in found]
+            yield start, size, [(name, feature) for _, name, feature in found]
 
     def _feature(self, name: str, column: Column, row: int) -> example.Feature:
         """Returns a feature of an episode, as `example.features` would locate it in the file."""

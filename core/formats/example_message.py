@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..environment.extras import extra
 from . import example
 from .protobuf import message, varint_bytes
-from .tfrecord_headers import mask_crc
+from .tfrecord_headers import masked_crc
 
 
 def example_message(features: Mapping[str, Sequence[bytes] | NDArray[Any]]) -> bytes:
@@ -51,14 +50,8 @@ def record_parts(data: bytes) -> Iterator[bytes]:
     """Yields the parts of a TFRecord record, whose concatenation is the record.
 
     They are the length and the checksum of the length, the data, and the checksum of the data.
-
-    Raises:
-        ImportError: If google-crc32c is not installed.
     """
-    with extra("lerobot", "google_crc32c"):
-        import google_crc32c
-
     size = len(data).to_bytes(8, "little")
-    yield size + mask_crc(google_crc32c.value(size)).to_bytes(4, "little")
+    yield size + masked_crc(size).to_bytes(4, "little")
     yield data
-    yield mask_crc(google_crc32c.value(data)).to_bytes(4, "little")
+    yield masked_crc(data).to_bytes(4, "little")

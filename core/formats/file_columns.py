@@ -90,6 +90,7 @@ class FileColumns:
         first: Number of records before each file, and in total, int64 [files + 1].
         starts: Offset of each record in its file, int64 [records].
         repeated: Whether another record of the file has the same name, bool [records].
+        damaged: Whether the record's checksum is wrong, bool [records]. Its values are ABSENT.
         columns: The column of each extension or feature.
         unknown: Extensions or features without a column, because their values are irregular.
         is_complete: Whether all other extensions or features have a column.
@@ -98,6 +99,7 @@ class FileColumns:
     first: Indices
     starts: Indices
     repeated: NDArray[np.bool_]
+    damaged: NDArray[np.bool_]
     columns: dict[str, Column]
     unknown: set[str] = dataclasses.field(default_factory=set)
     is_complete: bool = True
@@ -130,6 +132,7 @@ def of_files(table: FileColumns, files: Indices) -> FileColumns:
         first=first,
         starts=table.starts[rows],
         repeated=table.repeated[rows],
+        damaged=table.damaged[rows],
         columns={name: column for name, column in columns.items() if column.states.any()},
     )
 
@@ -172,6 +175,7 @@ def joined(tables: Sequence[FileColumns]) -> FileColumns:
         np.concatenate([[0], *total]),
         np.concatenate([table.starts for table in tables]),
         np.concatenate([table.repeated for table in tables]),
+        np.concatenate([table.damaged for table in tables]),
         {name: _joined(part, ends[-1]) for name, part in parts.items() if name in names},
         unknown,
         len(parts) <= _MOST_COLUMNS and all(table.is_complete for table in tables),
@@ -247,8 +251,8 @@ def packed(table: FileColumns, layout: Layout) -> tuple[dict[str, Any], dict[str
         if column.items is not None:
             streams[f"{number}.item"] = column.items
     streams["start"] = table.starts - _before(table.starts + ends, table.first)
-    if table.repeated.any():
-        streams["repeated"] = table.repeated
+    flags = {"repeated": table.repeated, "damaged": table.damaged}
+    streams |= {name: flag for name, flag in flags.items() if flag.any()}
     arrays, dtypes = {}, {}
     for name, stream in streams.items():
         dtypes[name], arrays[name] = _compressed(stream)
@@ -321,12 +325,12 @@ def unpacked(
         column.offsets[column.states != PRESENT] = 0
         if column.items is not None:
             item_offsets(column)  # raises ValueError if the sizes in `items` are damaged
-    repeated = np.zeros(rows, np.bool_)
-    if "repeated" in arrays:
-        repeated = stream("repeated", rows).astype(np.bool_)
-    return FileColumns(
-        first, starts, repeated, columns, set(about["unknown"]), bool(about["is_complete"])
+    repeated, damaged = (
+        stream(name, rows).astype(np.bool_) if name in arrays else np.zeros(rows, np.bool_)
+        for name in ("repeated", "damaged")
     )
+    unknown, is_complete = set(about["unknown"]), bool(about["is_complete"])
+    return FileColumns(first, starts, repeated, damaged, columns, unknown, is_complete)
 
 
 def _spread(values: NDArray[Any], present: NDArray[np.bool_], dtype: Any) -> NDArray[Any]:

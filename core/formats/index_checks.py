@@ -1,7 +1,8 @@
 """Validates indexes of records, since a file in the cache may be damaged or forged.
 
 An index of records contains ``start`` (the offset of each record in its file), and for each field
-either ``NAME.value``, or ``NAME.offset`` and ``NAME.size``. Its ``about`` contains the ``names``
+either ``NAME.value``, or ``NAME.offset`` and ``NAME.size``. An index of TFRecords also contains
+``damaged``: whether the checksum of each record is wrong. Its ``about`` contains the ``names``
 and ``sizes`` of the files; ``first``, the number of records before each file, and in total; and
 ``columns``, a digest of the values and sizes.
 """
@@ -21,7 +22,7 @@ from .index import Index
 # Ranges of larger indexes are not checked here. `ByteFiles.read` checks the ranges that it reads.
 MOST_ROWS = 1 << 22
 # Allowed kinds of dtypes, by the last part of the name of an array.
-_KINDS = {"offset": "i", "size": "i", "start": "i", "value": "iuf"}
+_KINDS = {"offset": "i", "size": "i", "start": "i", "value": "iuf", "damaged": "b"}
 
 
 def is_valid(index: Index, columns: Collection[str], about: Mapping[str, type]) -> bool:

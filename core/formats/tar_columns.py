@@ -105,6 +105,7 @@ def columns_of_samples(samples: Iterable[Sample], take: Callable[[int, int], byt
         np.array([0, rows], np.int64),
         np.array(starts, np.int64),
         np.array(repeated, np.bool_),
+        np.zeros(rows, np.bool_),
         {name: _column(name, column, rows) for name, column in by_extension.items()},
     )
 

@@ -15,7 +15,7 @@ from .byte_files import open_files
 from .each_file import each_file
 from .file_columns import ABSENT, EMPTY, PRESENT, Column, FileColumns, joined
 from .index import Index
-from .tfrecord_headers import records
+from .tfrecord_headers import Intact, is_intact_or_large, records
 from .tfrecord_index import EMPTY as EMPTY_OFFSET
 from .tfrecord_index import (
     KINDS,
@@ -24,6 +24,7 @@ from .tfrecord_index import (
     Wanted,
     about_records,
     add_record,
+    check_some_intact,
     features_of,
     no_feature,
 )
@@ -123,6 +124,7 @@ def tfrecord_columns(
     storage: Storage,
     names: Collection[bytes] | None = None,
     new_places: Callable[[], Places] = _Places,
+    intact: Intact | None = is_intact_or_large,
 ) -> tuple[list[int], FileColumns]:
     """Reads TFRecord files in several threads; returns their sizes in bytes, and their columns.
 
@@ -131,6 +133,7 @@ def tfrecord_columns(
         storage: Access to remote files.
         names: The wanted features; None: all.
         new_places: Creates the collector of the places of a feature in a file.
+        intact: Verifies a record; None: records are not verified.
 
     Raises:
         OSError: If a file can't be read.
@@ -140,7 +143,7 @@ def tfrecord_columns(
         paths,
         "TFRecord files",
         storage,
-        lambda take, advance: _columns(take, names, new_places, advance),
+        lambda take, advance: _columns(take, names, new_places, intact, advance),
     )
     return sizes, joined(tables)
 
@@ -149,14 +152,18 @@ def _columns(
     take: BufferedReader,
     names: Collection[bytes] | None,
     new_places: Callable[[], Places],
+    intact: Intact | None,
     advance: Any,
 ) -> FileColumns:
     """Returns the columns of one file; see `tfrecord_columns`."""
     file, starts, reported = take.file, array.array("q"), 0
     by_name: dict[bytes, Places] = {}
+    damaged = array.array("b")
     for number, (at, size) in enumerate(records(take, file.size, file.shown)):
         label = f"{file.shown}: record {number}"
-        for name, feature in features_of(label, take, at, size, names).items():
+        damaged.append(intact is not None and not intact(take, at, size))
+        found = {} if damaged[-1] else features_of(label, take, at, size, names)
+        for name, feature in found.items():
             places = by_name.get(name)
             if places is None:
                 places = by_name[name] = new_places()
@@ -172,6 +179,7 @@ def _columns(
         np.array([0, rows], np.int64),
         np.array(starts, np.int64),
         np.zeros(rows, np.bool_),
+        np.array(damaged, np.bool_),
         {name: column for name, column in regular.items() if column is not None},
         {_text(name) for name, places in by_name.items() if places.is_odd},
     )
@@ -193,13 +201,17 @@ def select_records(
         wanted: The wanted features.
 
     Returns:
-        The index; None if the columns lack a wanted feature or its numbers.
+        The index; None if the columns lack a wanted feature or its numbers, or the places in
+        damaged records that are not to be verified.
 
     Raises:
         MissingFeatureError: If a record lacks a feature without a default.
-        ValueError: If a feature has another kind.
+        ValueError: If a feature has another kind, or all records are damaged.
     """
-    columns = wanted.columns()
+    if table.damaged.any() and not wanted.verify:
+        return None
+    columns, intact = wanted.columns(), ~table.damaged
+    check_some_intact(paths, table.damaged)
     for result in columns:
         feature = result.feature
         column = table.columns.get(_text(feature))
@@ -209,8 +221,11 @@ def select_records(
             if _text(feature) in table.unknown or not table.is_complete or not len(table):
                 return None
             if not wants_list and default is None:
-                _raise_missing(table, 0, paths, wanted)
-            raise no_feature(feature, features_of_record(table, 0, paths, wanted.storage))
+                _raise_missing(table, int(np.argmax(intact)), paths, wanted)
+            raise no_feature(
+                feature,
+                features_of_record(table, int(np.argmax(intact)), paths, wanted.storage),
+            )
         is_bytes = column.kind == example.BYTES
         # Whether numbers are a list depends on the first record, and on the user.
         is_unclear = field is not None or not column.has_list
@@ -222,7 +237,7 @@ def select_records(
             result.learn(column.kind, column.values is not None)
         except ValueError as error:
             raise ValueError(f"{_text(feature)!r} of {label} {error}") from error
-        absent = column.states == ABSENT
+        absent = (column.states == ABSENT) & intact
         is_list = result.kind in ("floats", "integers")
         if absent.any() and not is_list and default is None:
             _raise_missing(table, int(np.argmax(absent)), paths, wanted)
@@ -234,9 +249,9 @@ def select_records(
             result.values = values
         else:
             offsets = np.where(column.states == PRESENT, column.offsets, EMPTY_OFFSET)
-            result.offsets = np.where(absent, MISSING, offsets)
+            result.offsets = np.where(absent | table.damaged, MISSING, offsets)
             result.sizes = column.sizes
-    arrays = {"start": np.asarray(table.starts, np.int64)}
+    arrays = {"start": np.asarray(table.starts, np.int64), "damaged": table.damaged}
     for result in columns:
         arrays |= result.arrays(lambda row: _label(table, row, paths))
     return Index(about_records(paths, sizes, table.first.tolist(), arrays, columns), arrays)
@@ -277,4 +292,4 @@ def _raise_missing(table: FileColumns, row: int, paths: Sequence[str], wanted: W
     Adds the record to new columns, so that the error is that of `index_records`.
     """
     record = _record(table, row, paths, wanted.storage)
-    add_record(*record, wanted.columns(), is_first=row == 0)
+    add_record(*record, wanted.columns(), is_first=row == int(np.argmin(table.damaged)))

@@ -21,7 +21,7 @@ from .field import Field
 from .index import Index
 from .paths import object_names
 from .progress import progress
-from .tfrecord_headers import records
+from .tfrecord_headers import Intact, is_intact_or_large, records
 
 MISSING = 0  # offset of a value that a record lacks: a file begins with a header, not with a value
 EMPTY = 1  # offset of an empty list of numbers, never used by a payload
@@ -279,12 +279,19 @@ class Wanted:
         kinds: Kinds of fields, if given by the user.
         defaults: Values of fields for records that lack the feature.
         storage: Access to remote files.
+        verify: Whether to verify the checksums of records.
     """
 
     fields: Mapping[str, bytes]
     kinds: Mapping[str, Field]
     defaults: Mapping[str, Any]
     storage: Storage
+    verify: bool = True
+
+    @property
+    def intact(self) -> Intact | None:
+        """The function that verifies a record; None if records are not verified."""
+        return is_intact_or_large if self.verify else None
 
     def columns(self) -> list[FieldColumn]:
         """Returns a new column for each field, without records."""
@@ -297,6 +304,8 @@ class Wanted:
 def index_records(paths: Sequence[str], wanted: Wanted) -> Index:
     """Reads TFRecord files, and returns their index; see `dalijax.core.formats.index_checks`.
 
+    Records with a wrong checksum are not parsed. The index contains 0 for their values.
+
     Args:
         paths: The files.
         wanted: The wanted features.
@@ -304,22 +313,26 @@ def index_records(paths: Sequence[str], wanted: Wanted) -> Index:
     Raises:
         OSError: If a file can't be read.
         MissingFeatureError: If a record lacks a feature without a default.
-        ValueError: If a file is damaged or all files are empty, or a feature does not fit.
+        ValueError: If a file or every record is damaged, all files are empty, or a feature does not
+            fit.
     """
     storage, columns = wanted.storage, wanted.columns()
     sizes = [open_files([path], storage)[0].size for path in paths]
-    starts, first = array.array("q"), [0]
-    has: set[bytes] = set()  # features of the first record
+    starts, damaged, first = array.array("q"), array.array("b"), [0]
+    has: set[bytes] | None = None  # features of the first intact record
     with progress(f"Indexing {len(paths)} TFRecord files", sum(sizes)) as advance:
         for path in paths:
             (file,) = open_files([path], storage)
             take, reported = BufferedReader(file), 0
             for number, (at, size) in enumerate(records(take, file.size, file.shown)):
                 label = f"{file.shown}: record {number}"
-                if not starts:
-                    has = set(features_of(label, take, at, size, None))
-                add_record(label, take, at, size, columns, is_first=not starts)
+                damaged.append(wanted.intact is not None and not wanted.intact(take, at, size))
                 starts.append(at)
+                if not damaged[-1]:
+                    is_first = has is None
+                    if has is None:
+                        has = set(features_of(label, take, at, size, None))
+                    add_record(label, take, at, size, columns, is_first)
                 if number % REPORTED == 0:
                     advance(at - reported)
                     reported = at
@@ -327,19 +340,57 @@ def index_records(paths: Sequence[str], wanted: Wanted) -> Index:
             first.append(len(starts))
     if not len(starts):
         raise ValueError(f"{printable(', '.join(paths[:3]))} has no records")
+    are_damaged = np.array(damaged, np.bool_)
+    check_some_intact(paths, are_damaged)
     for column in columns:
         if not column.kind:
-            raise no_feature(column.feature, has)
-    arrays = {"start": np.array(starts, np.int64)}
+            raise no_feature(column.feature, has or ())
+    arrays: dict[str, NDArray[Any]] = {
+        "start": np.array(starts, np.int64),
+        "damaged": are_damaged,
+    }
 
-    def label_of(row: int) -> str:
+    intact_rows = np.flatnonzero(~are_damaged)
+
+    def label_of(place: int) -> str:  # of a record among the intact records
+        row = int(intact_rows[place])
         number = bisect.bisect_right(first, row) - 1
         return f"{printable(paths[number])}: record {row - first[number]}"
 
     for column in columns:
-        arrays |= column.arrays(label_of)
+        arrays |= with_gaps(column.arrays(label_of), are_damaged)
     about = about_records(paths, sizes, first, arrays, columns)
     return Index(about, arrays)
+
+
+def check_some_intact(paths: Sequence[str], damaged: NDArray[np.bool_]) -> None:
+    """Raises ValueError if all records of some files are damaged.
+
+    Args:
+        paths: The files.
+        damaged: Whether each record has a wrong checksum, bool [records].
+    """
+    if len(damaged) and damaged.all():
+        raise ValueError(
+            f"every record of {printable(', '.join(paths[:3]))} has a wrong checksum. If the "
+            "program that wrote the files did not compute checksums, pass verify=False"
+        )
+
+
+def with_gaps(
+    arrays: Mapping[str, NDArray[Any]], are_gaps: NDArray[np.bool_]
+) -> dict[str, NDArray[Any]]:
+    """Returns arrays with additional rows of 0.
+
+    Args:
+        arrays: Arrays with a row for each False in ``are_gaps``.
+        are_gaps: Whether each row of the results is an additional row, bool [rows].
+    """
+    gaps = np.flatnonzero(are_gaps)
+    if not len(gaps):
+        return dict(arrays)
+    places = gaps - np.arange(len(gaps))
+    return {name: np.insert(array, places, 0, axis=0) for name, array in arrays.items()}
 
 
 def about_records(
@@ -456,7 +507,7 @@ def is_valid(index: Index, fields: Collection[str]) -> bool:
     kinds = index.about.get("kinds")
     if not isinstance(kinds, dict) or kinds.keys() != set(fields):
         return False
-    columns = {"start"}
+    columns = {"start", "damaged"}
     for name, kind in kinds.items():
         if kind not in ("bytes", "floats", "integers", "value"):
             return False

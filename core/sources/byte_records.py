@@ -126,6 +126,7 @@ class ByteRecords(BaseSource):
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
         """Returns fields of some records; see `dalijax.sources.Source`."""
+        self._check_intact(indices)
         arrays = self._index.arrays
         ranges = self._in_files(names)
         columns: dict[str, Values] = {
@@ -141,6 +142,7 @@ class ByteRecords(BaseSource):
                     f"{ranges[k // rows]!r} of {printable(self.name(int(indices[k % rows])))}"
                 ),
             )
+            pieces = self._values(pieces, indices, ranges)
             for turn, name in enumerate(ranges):
                 values = pieces[turn * rows : (turn + 1) * rows]
                 decoded = self._decoded(name, values, indices)
@@ -150,6 +152,42 @@ class ByteRecords(BaseSource):
                         decoded[row] = self._defaults[name]
                 columns[name] = decoded
         return {name: columns[name] for name in names}
+
+    def _check_intact(self, indices: Indices) -> None:
+        """Raises ValueError if a record had a wrong checksum when it was indexed."""
+        damaged = self._are_damaged(indices)
+        if damaged.any():
+            raise self._damaged(int(indices[np.argmax(damaged)]))
+
+    def _are_damaged(self, indices: Indices) -> NDArray[np.bool_]:
+        """Returns whether each record had a wrong checksum when it was indexed."""
+        damaged = self._index.arrays.get("damaged")
+        return np.zeros(len(indices), bool) if damaged is None else damaged[indices]
+
+    def _damaged(self, index: int) -> ValueError:
+        """Returns the error about a record with a wrong checksum."""
+        return ValueError(
+            f"{printable(self.name(index))} is damaged: its checksum is wrong. Copy the file "
+            "again, or pass verify=False to read the record as it is"
+        )
+
+    def _values(
+        self, pieces: list[NDArray[np.uint8]], indices: Indices, names: Sequence[str]
+    ) -> list[NDArray[np.uint8]]:
+        """Returns the bytes of the values of fields, given the ranges of `_byte_ranges`.
+
+        Args:
+            pieces: The bytes of each range.
+            indices: The records.
+            names: Fields whose values are byte ranges.
+
+        Returns:
+            The bytes of all values of the first field, then those of the next field.
+
+        Raises:
+            ValueError: If a record is damaged.
+        """
+        return pieces
 
     def _range_bytes(self, indices: Indices, names: Sequence[str]) -> int:
         """Returns the number of bytes that `_announce` requests for some records."""

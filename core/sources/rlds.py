@@ -105,14 +105,16 @@ class RLDS(ByteRecords):
             later epochs and runs; see docs/sources.md.
         cache_bytes: Largest size of this folder, such as ``"200GB"``; None: all but a tenth of the
             disk.
+        verify: Whether to verify the checksum of each episode when it is indexed. An episode with a
+            wrong checksum becomes a single bad record. False accepts damaged episodes.
 
     Attributes:
         fields: Names and kinds of the fields.
 
     Raises:
         OSError: If a file can't be read.
-        ValueError: If a file is damaged or cut off, has no steps, or an episode lacks a feature or
-            has lists of different lengths.
+        ValueError: If a file is cut off, has no steps, or all episodes are damaged; or if an
+            episode lacks a feature or has lists of different lengths.
     """
 
     @knows_its_names
@@ -127,12 +129,13 @@ class RLDS(ByteRecords):
         read_ahead: int | str = "128MB",
         cache: Path | None = None,
         cache_bytes: int | float | str | None = None,
+        verify: bool = True,
     ):
         parts = _parts(fields)
         storage = Storage(storage_options, open_cache(cache, cache_bytes))
         ahead = byte_count(read_ahead, "read_ahead")
         files = path_list(paths, storage)
-        self._open = functools.partial(_indexed, files, storage, cache_dir)
+        self._open = functools.partial(_indexed, files, storage, cache_dir, verify)
         stored = {part.feature for part in parts.values()} - {_STEP, _EPISODE}
         features, index = self._open(sorted(stored))
         self._all_parts = _with_masks(parts, index)
@@ -183,7 +186,7 @@ class RLDS(ByteRecords):
             Numbers are memory-mapped, unless steps were selected; texts are an array of objects.
 
         Raises:
-            ValueError: If the feature contains images, or the files lack it.
+            ValueError: If the feature contains images, the files lack it, or a record is damaged.
             OSError: If the files have changed.
         """
         index = self._index
@@ -200,6 +203,7 @@ class RLDS(ByteRecords):
             raise ValueError(
                 f"{feature!r} contains images, which stay in the files. Read them by read()"
             )
+        self._check_intact(np.arange(len(self)))
         rows = index.arrays[f"{feature}.value"]
         if self._selected is not None and is_of_steps(feature):
             rows = rows[self._selected]
@@ -257,6 +261,16 @@ class RLDS(ByteRecords):
             f"step {step - int(self._episode_first[episode])}"
         )
 
+    def _are_damaged(self, indices: Indices) -> NDArray[np.bool_]:
+        damaged = self._index.arrays["episode.damaged"]
+        return np.asarray(damaged[self._episodes(self._steps(indices))])
+
+    def _damaged(self, index: int) -> ValueError:
+        number = int(self._episodes(self._steps(np.array([index])))[0])
+        return ValueError(
+            f"{super()._damaged(index)}. To leave it out: source.select(source.episode != {number})"
+        )
+
     def _column(self, name: str) -> str:
         return self._all_parts[name].feature
 
@@ -310,7 +324,11 @@ class RLDS(ByteRecords):
 
 
 def _indexed(
-    files: Sequence[str], storage: Storage, cache_dir: Path | None, names: Sequence[str]
+    files: Sequence[str],
+    storage: Storage,
+    cache_dir: Path | None,
+    verify: bool,
+    names: Sequence[str],
 ) -> tuple[EpisodeFeatures, Index]:
     """Returns the wanted features with their descriptions, and their index.
 
@@ -318,15 +336,16 @@ def _indexed(
         files: The files.
         storage: Access to remote files.
         cache_dir: Directory of stored indexes.
+        verify: Whether to verify the checksums of episodes.
         names: The wanted features.
     """
     specs = described(files, names, storage)
-    features = EpisodeFeatures(tuple(names), specs, storage)
+    features = EpisodeFeatures(tuple(names), specs, storage, verify)
     index = cached_index(
         cache_dir,
-        "rlds 1",
+        "rlds 2",
         files,
-        [*names, sorted((name, repr(spec)) for name, spec in specs.items())],
+        [*names, sorted((name, repr(spec)) for name, spec in specs.items()), verify],
         lambda: index_episodes(files, features),
         lambda index: is_valid(index, features),
         storage,
@@ -347,7 +366,12 @@ def _from_shared(
     """
     storage = features.storage
     table = shared_columns(
-        "rlds", files, stamps, features.needed, storage, lambda few: episode_places(few, storage)
+        "rlds",
+        files,
+        stamps,
+        features.needed,
+        storage,
+        lambda few: episode_places(few, storage, features.verify),
     )
     return None if table is None else select_episodes(table, files, stamps, features)
 

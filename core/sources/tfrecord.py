@@ -20,8 +20,11 @@ from ..formats.field import Field
 from ..formats.index import Index
 from ..formats.paths import Path, Paths, path_list
 from ..formats.shared_index import shared_columns
+from ..formats.spread import spread
 from ..formats.tfrecord_columns import select_records, tfrecord_columns
+from ..formats.tfrecord_headers import HEADER, has_checksum
 from ..formats.tfrecord_index import MissingFeatureError, Wanted, index_records, is_valid
+from ..order.shuffle import Indices
 from ..remote.cache_folder import open_cache
 from ..remote.ranges import byte_count
 from ..remote.storage import Storage
@@ -29,6 +32,7 @@ from .byte_records import ByteRecords, Decode, as_text
 from .field_names import are_swapped, check_fields, check_options, suggest_swapped
 
 _EXAMPLE = "{'data': 'image/encoded', 'label': 'image/class/label'}"
+_MOST_MEASURED = 1000  # records whose sizes are compared with the sizes of the fields
 
 
 class TFRecord(ByteRecords):
@@ -57,15 +61,17 @@ class TFRecord(ByteRecords):
             later epochs and runs; see docs/sources.md.
         cache_bytes: Largest size of this folder, such as ``"200GB"``; None: all but a tenth of the
             disk.
+        verify: Whether to verify the checksum of each record when it is indexed, and again when it
+            is read, if the fields are at least half of its bytes. A record with a wrong checksum is
+            a bad record. False reads only the values of the fields, and accepts damaged records.
 
     Attributes:
         fields: Names and kinds of the fields.
 
     Raises:
         OSError: If a file can't be read.
-        ValueError: If a file is damaged or cut off, has no records, or a record is not an Example
-            or lacks a feature without a default. The checksums of contents are not verified,
-            because contents are not read.
+        ValueError: If a file is cut off, has no records, or all records are damaged; or if a record
+            is not an Example or lacks a feature without a default.
     """
 
     @knows_its_names
@@ -82,6 +88,7 @@ class TFRecord(ByteRecords):
         read_ahead: int | str = "128MB",
         cache: Path | None = None,
         cache_bytes: int | float | str | None = None,
+        verify: bool = True,
     ):
         _check_features(fields)
         kinds = {} if kinds is None else kinds
@@ -91,13 +98,13 @@ class TFRecord(ByteRecords):
         ahead = byte_count(read_ahead, "read_ahead")
         files = path_list(paths, storage)
         features = {name: feature.encode() for name, feature in fields.items()}
-        wanted = Wanted(features, kinds, defaults, storage)
+        wanted = Wanted(features, kinds, defaults, storage, verify)
         try:
             index = cached_index(
                 cache_dir,
-                "tfrecord 4",
+                "tfrecord 5",
                 files,
-                [features, sorted(kinds.items()), sorted(defaults.items())],
+                [features, sorted(kinds.items()), sorted(defaults.items()), verify],
                 lambda: _indexed(files, wanted),
                 lambda index: is_valid(index, fields),
                 storage,
@@ -137,6 +144,53 @@ class TFRecord(ByteRecords):
             storage=storage,
             read_ahead=ahead,
         )
+        self._verify = verify
+        self._whole: dict[tuple[str, ...], bool] = {}  # results of `_reads_records`
+
+    def _reads_records(self, names: Sequence[str]) -> bool:
+        """Returns whether to read whole records, and to verify them, for the given fields.
+
+        They must be at least half of the bytes of the records, estimated from 1,000 records.
+        """
+        names = tuple(self._in_files(names))
+        if not self._verify or not names:
+            return False
+        if names not in self._whole:
+            rows = spread(len(self), _MOST_MEASURED)
+            _, _, wanted = super()._byte_ranges(rows, names)
+            _, _, total = self._records(rows)
+            self._whole[names] = bool(2 * wanted.sum() >= total.sum())
+        return self._whole[names]
+
+    def _records(self, indices: Indices) -> tuple[Indices, Indices, Indices]:
+        """Returns the file of each record, and offset and size of its content and checksum."""
+        files, starts = self._places(indices)
+        nexts = np.asarray(self._index.arrays["start"][np.minimum(indices + 1, len(self) - 1)])
+        is_last = indices + 1 == self._first[files + 1]
+        ends = np.where(is_last, self._files.limits[files], nexts - HEADER)
+        return files, starts, ends - starts
+
+    def _byte_ranges(
+        self, indices: Indices, names: Sequence[str]
+    ) -> tuple[Indices, Indices, Indices]:
+        if self._reads_records(names):
+            return self._records(indices)
+        return super()._byte_ranges(indices, names)
+
+    def _values(
+        self, pieces: list[NDArray[np.uint8]], indices: Indices, names: Sequence[str]
+    ) -> list[NDArray[np.uint8]]:
+        if not self._reads_records(names):
+            return pieces
+        for record, index in zip(pieces, indices.tolist(), strict=True):
+            if not has_checksum(record):
+                raise self._damaged(index)
+        _, offsets, sizes = super()._byte_ranges(indices, names)
+        begins = offsets - np.tile(self._places(indices)[1], len(names))
+        # A missing value has the size 0 and an offset before the record.
+        begins[sizes == 0] = 0
+        ranges = zip(pieces * len(names), begins.tolist(), (begins + sizes).tolist(), strict=True)
+        return [record[begin:end] for record, begin, end in ranges]
 
     def _content(self) -> tuple[Any, ...]:
         defaults = [value for item in sorted(self._defaults.items()) for value in item]
@@ -166,7 +220,9 @@ def _check_features(fields: Any) -> None:
 def _indexed(files: Sequence[str], wanted: Wanted) -> Index:
     """Returns the index of files, built by a scan; remote files are read in parallel."""
     if any(map(is_remote, files)):
-        sizes, table = tfrecord_columns(files, wanted.storage, {*wanted.fields.values()})
+        sizes, table = tfrecord_columns(
+            files, wanted.storage, {*wanted.fields.values()}, intact=wanted.intact
+        )
         index = select_records(table, files, sizes, wanted)
         if index is not None:
             return index
@@ -183,7 +239,12 @@ def _from_shared(files: Sequence[str], wanted: Wanted, stamps: Sequence[Stamp]) 
     """
     names, storage = {os.fsdecode(name) for name in wanted.fields.values()}, wanted.storage
     table = shared_columns(
-        "tfrecord", files, stamps, names, storage, lambda few: tfrecord_columns(few, storage)[1]
+        "tfrecord",
+        files,
+        stamps,
+        names,
+        storage,
+        lambda few: tfrecord_columns(few, storage, intact=wanted.intact)[1],
     )
     if table is None:
         return None

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ..formats import file_kinds
 from ..formats.buffered_reader import SMALL_WINDOW, BufferedReader
 from ..formats.byte_files import is_remote, open_files
@@ -16,8 +18,8 @@ from ..formats.paths import path_list
 from ..formats.shared_index import write_shared
 from ..formats.tar_columns import tar_columns
 from ..formats.tfrecord_columns import tfrecord_columns
-from ..formats.tfrecord_headers import records
-from ..formats.tfrecord_index import features_of
+from ..formats.tfrecord_headers import is_intact, records
+from ..formats.tfrecord_index import check_some_intact, features_of
 from ..messages.printable import printable
 from ..remote.storage import Storage
 from .command_line import argument, write
@@ -101,8 +103,12 @@ def write_indexes(
 def _kind_of(paths: Sequence[str], storage: Storage) -> str:
     """Returns the kind of files: "tar", "tfrecord" or "rlds".
 
-    The first file that is not empty determines the kind; "tfrecord" if all are empty.
+    The first tar, or the first intact record, determines the kind; "tfrecord" if all are empty.
+
+    Raises:
+        ValueError: If all records are damaged.
     """
+    damaged: list[bool] = []
     for path in paths:
         (file,) = open_files([path], storage)
         if not file.size:
@@ -110,9 +116,11 @@ def _kind_of(paths: Sequence[str], storage: Storage) -> str:
         if file_kinds.is_tar(file.read(0, file_kinds.HEAD)):
             return "tar"
         take = BufferedReader(file, SMALL_WINDOW)
-        at, size = next(records(take, file.size, file.shown))
-        names = features_of(f"{file.shown}: record 0", take, at, size, None)
-        return (
-            "rlds" if any(name.startswith(STEP_PREFIX.encode()) for name in names) else "tfrecord"
-        )
+        for number, (at, size) in enumerate(records(take, file.size, file.shown)):
+            if is_intact(take, at, size):
+                names = features_of(f"{file.shown}: record {number}", take, at, size, None)
+                is_rlds = any(name.startswith(STEP_PREFIX.encode()) for name in names)
+                return "rlds" if is_rlds else "tfrecord"
+            damaged.append(True)
+    check_some_intact(paths, np.array(damaged, np.bool_))
     return "tfrecord"

@@ -28,7 +28,6 @@ from full import in_full
 
 av = pytest.importorskip("av", reason="av is in the extra lerobot")
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is in the extra lerobot")
-pytest.importorskip("google_crc32c", reason="google-crc32c is in the extra lerobot")
 import pyarrow as pa  # noqa: E402
 from media_files import matrix, turned  # noqa: E402
 
@@ -594,7 +593,7 @@ def test_calls_in_processes(items, error, words):
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.parametrize("package", ["av", "google_crc32c", "pyarrow"])
+@pytest.mark.parametrize("package", ["av", "pyarrow"])
 def test_missing_packages_are_named(roots, tmp_path, monkeypatch, package):
     root = roots("v3-images")  # is written by the packages
     monkeypatch.setitem(sys.modules, package, None)

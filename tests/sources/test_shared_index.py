@@ -507,9 +507,8 @@ def test_columns_are_unpacked_as_they_were(layout):
         values = random.integers(-(1 << 63), 1 << 63, rows, endpoint=False) * (states == 1)
         value = {"a": values, "b": None, "c\udcff": values.astype(np.float32)}[name]
         columns[name] = Column(kind, states, *places, value, kind == 2)
-    table = FileColumns(
-        first, random.integers(0, 1 << 60, rows), states == 2, columns, {"x"}, False
-    )
+    starts, flags = random.integers(0, 1 << 60, rows), (states == 2, states == 1)
+    table = FileColumns(first, starts, *flags, columns, {"x"}, False)
     about, arrays = packed(table, layout)
     again = unpacked(about, arrays, layout)
     some_rows = np.r_[0:7, 100:130, 7:100, 0:7]
@@ -517,6 +516,7 @@ def test_columns_are_unpacked_as_they_were(layout):
     for found, rows_of_table in ((again, np.arange(rows)), (some_files, some_rows)):
         np.testing.assert_array_equal(found.starts, table.starts[rows_of_table])
         np.testing.assert_array_equal(found.repeated, table.repeated[rows_of_table])
+        np.testing.assert_array_equal(found.damaged, table.damaged[rows_of_table])
         assert found.unknown == table.unknown and found.is_complete == table.is_complete
         for name, column in columns.items():
             other = found.columns[name]

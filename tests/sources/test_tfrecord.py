@@ -353,7 +353,7 @@ def example_in_order(values):
 
 @pytest.mark.slow
 def test_any_flipped_bit_is_an_error_or_data(tmp_path):
-    """Damage is named, or read as other data; no other error is raised, and no read hangs."""
+    """Without checksums, damage is named, or read as other data; no read hangs."""
     names = (*FIELDS.values(), "image/box", "image/text", "tokens")
     record = example_in_order({name: row(1, size=20)[name] for name in names})
     assert tf.train.Example.FromString(record).features.feature.keys() == set(names)
@@ -363,7 +363,7 @@ def test_any_flipped_bit_is_an_error_or_data(tmp_path):
         damaged[bit // 8] ^= 1 << bit % 8
         (tmp_path / "b").write_bytes(damaged)
         try:
-            source = TFRecord(tmp_path / "b", FIELDS, cache_dir=tmp_path / "c")
+            source = TFRecord(tmp_path / "b", FIELDS, cache_dir=tmp_path / "c", verify=False)
         except ValueError as error:
             assert "record 0" in str(error), bit
         else:

@@ -112,13 +112,12 @@ def pack_lerobot(root: str, out: str, options: PackOptions, workers: int) -> Pac
         OSError: If a file can't be read or written.
         ValueError: If the data set is damaged, the output belongs to other data or options, or
             ``workers`` is less than 1.
-        ImportError: If PyAV, pyarrow, Pillow or google-crc32c is not installed.
+        ImportError: If PyAV, pyarrow or Pillow is not installed.
         RuntimeError: If a process was killed.
     """
     start = time.monotonic()
-    with extra("lerobot", "av, google_crc32c, Pillow or pyarrow"):
+    with extra("lerobot", "av, Pillow or pyarrow"):
         import av  # noqa: F401
-        import google_crc32c  # noqa: F401
         import PIL.Image  # noqa: F401
     root, out = os.path.abspath(root), os.path.abspath(out)
     if workers < 1:
