@@ -2,9 +2,11 @@
 
 An index of records contains ``start`` (the offset of each record in its file), and for each field
 either ``NAME.value``, or ``NAME.offset`` and ``NAME.size``. An index of TFRecords also contains
-``damaged``: whether the checksum of each record is wrong. Its ``about`` contains the ``names``
-and ``sizes`` of the files; ``first``, the number of records before each file, and in total; and
-``columns``, a digest of the values and sizes.
+``damaged``: whether the checksum of each record is wrong. An index of tars contains
+``NAME.damaged`` for numbers: whether the member of each sample is not an integer.
+
+Its ``about`` contains the ``names`` and ``sizes`` of the files; ``first``, the number of records
+before each file, and in total; and ``columns``, a digest of the values and sizes.
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ from .stamps import check_unchanged, settled_stamps
 
 _log = logging.getLogger("dalijax")
 
-# Version 2 of "tfrecord" and "rlds" contains the results of verifying the checksums of records.
-_VERSIONS = {"tar": 1, "tfrecord": 2, "rlds": 2}
+_VERSION = "shared 2"
 _NAMED = 3  # files named in a warning
 LAYOUTS = {"tar": Layout(512, 512), "tfrecord": Layout(0, 1), "rlds": Layout(0, 1)}
 _LEAST_BYTES = {"tar": 512, "tfrecord": 16, "rlds": 16}  # smallest size of a record in a file
@@ -60,11 +59,6 @@ def file_name(kind: str) -> str:
     The pattern ``*`` does not match the name, because the name begins with a dot.
     """
     return f".dalijax-{kind}.index"
-
-
-def _version(kind: str) -> str:
-    """Returns the text that identifies shared indexes of a kind in `LAYOUTS` and their version."""
-    return f"shared {_VERSIONS[kind]} {kind}"
 
 
 def folder_of(path: str) -> str | None:
@@ -201,7 +195,7 @@ def _parsed(path: str, kind: str, content: bytes, names: Collection[str] | None)
     """
     index = from_bytes(content, printable(path))
     about = index.about
-    if about.get("kind") != _version(kind):
+    if about.get("kind") != f"{_VERSION} {kind}":
         raise DamagedIndexError(f"it is of another version, {about.get('kind')!r:.60}")
     files, stamps, first = about["files"], about["stamps"], about["first"]
     if not len(files) == len(stamps) == len(first) - 1 or first[0] != 0:
@@ -225,7 +219,7 @@ def save(index: SharedIndex, kind: str, storage: Storage) -> int:
         OSError: If the file can't be written.
     """
     about, arrays = packed(index.table, LAYOUTS[kind])
-    about |= {"kind": _version(kind), "files": index.names, "stamps": index.stamps}
+    about |= {"kind": f"{_VERSION} {kind}", "files": index.names, "stamps": index.stamps}
     content = to_bytes(Index(about, arrays))
     if is_remote(index.path):
         storage.write(index.path, content)

@@ -22,6 +22,7 @@ from .index import Index
 from .tar_headers import members
 from .tar_index import (
     NAMED,
+    NOT_NUMBER,
     Columns,
     Sample,
     about_tars,
@@ -30,6 +31,7 @@ from .tar_index import (
     kind_of_extension,
     kinds_of,
     number_of,
+    sample_at,
     scattered,
 )
 
@@ -44,8 +46,8 @@ class _Members:
         rows: The number of each member's sample in the tar.
         offsets: The offset of each member's content.
         sizes: The size of each member's content in bytes.
-        values: The integers in the members, if the extension is one of numbers. There are fewer
-            values than members if a member does not contain an integer.
+        values: The integers in the members, if the extension is one of numbers; `NOT_NUMBER` for
+            members that do not contain an integer.
     """
 
     rows: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
@@ -98,8 +100,7 @@ def columns_of_samples(samples: Iterable[Sample], take: Callable[[int, int], byt
             column.sizes.append(member.size)
             if kind_of_extension(name) == "number":
                 value = number_of(take(member.offset, member.size))
-                if value is not None:
-                    column.values.append(value)
+                column.values.append(NOT_NUMBER if value is None else value)
     rows = len(starts)
     return FileColumns(
         np.array([0, rows], np.int64),
@@ -128,8 +129,7 @@ def _column(name: str, found: _Members, rows: int) -> Column:
 
     states = np.full(rows, ABSENT, np.uint8)
     states[places] = PRESENT
-    has_values = kind_of_extension(name) == "number" and len(found.values) == len(places)
-    values = spread(found.values) if has_values else None
+    values = spread(found.values) if kind_of_extension(name) == "number" else None
     return Column(0, states, spread(found.offsets), spread(found.sizes), values)
 
 
@@ -150,8 +150,7 @@ def select_tars(
         storage: Access to remote files.
 
     Returns:
-        The index; None if it can't be selected from the columns, e.g. because the number of a
-        sample is not an integer.
+        The index; None if it can't be selected from the columns.
 
     Raises:
         ValueError: If a sample has a field twice.
@@ -197,8 +196,9 @@ def select_tars(
             return whole
 
         if kind == "number":
-            values = [column.values for column in found if column.values is not None]
-            arrays[f"{name}.value"] = narrow(chosen(values))
+            values = chosen([column.values for column in found if column.values is not None])
+            damaged = arrays[f"{name}.damaged"] = values == NOT_NUMBER
+            arrays[f"{name}.value"] = narrow(np.where(damaged, 0, values))
         else:
             arrays[f"{name}.offset"] = chosen([column.offsets for column in found])
             arrays[f"{name}.size"] = chosen([column.sizes for column in found])
@@ -235,10 +235,7 @@ def _examined(
         repeated: list[Sample] = []
         for row in rows[numbers == number].tolist():
             take = BufferedReader(file, SMALL_WINDOW)
-            start = int(table.starts[row])
-            samples = grouped(members(take, file.size, file.shown, start), file.shown)
-            # Links may be before the end of another sample, which is yielded first.
-            sample = next(sample for sample in samples if sample.start == start)
+            sample = sample_at(take, int(table.starts[row]))
             columns.add([sample], take)
             if table.repeated[row]:
                 repeated.append(sample)

@@ -13,7 +13,7 @@ import numpy as np
 from ..dtypes import narrow
 from ..messages.printable import printable
 from ..remote.storage import Storage
-from .buffered_reader import BufferedReader
+from .buffered_reader import SMALL_WINDOW, BufferedReader
 from .byte_files import ByteFile
 from .each_file import each_file
 from .index import Index
@@ -33,7 +33,10 @@ ABOUT: Mapping[str, type] = {
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")  # decoded as in WebDataset
 _TEXTS = ("txt", "text", "transcript")
 _JSONS = ("json", "jsn")
+_PARTS = ("offset", "size"), ("value", "damaged")  # the arrays of a field, and of a number
+NOT_NUMBER = -(1 << 63)  # stands for a member that does not contain an integer
 NAMED = 3  # samples named in an error
+_MOST_SHOWN = 40  # bytes of a member in an error
 _REPORTED = 1000  # samples between two updates of the progress bar
 _MOST_INCOMPLETE = 100_000  # incomplete samples of a tar whose other members are searched for
 
@@ -154,8 +157,9 @@ class Columns:
 
     Attributes:
         shown: As above.
-        arrays: "start", and "NAME.value", or "NAME.offset" and "NAME.size", of each field, with a
-            row for each complete sample; see `dalijax.core.formats.index_checks`.
+        arrays: "start", and "NAME.value" and "NAME.damaged", or "NAME.offset" and "NAME.size", of
+            each field, with a row for each complete sample; see
+            `dalijax.core.formats.index_checks`.
         num_incomplete: Number of samples that lack a field.
         incomplete: Fields of the first 100,000 incomplete samples, by the name of the sample.
         reasons: Texts that describe the first three incomplete samples.
@@ -166,15 +170,16 @@ class Columns:
 
     def __init__(self, extensions: Mapping[str, str], shown: str):
         self.shown = shown
-        # For each field its extensions, and its columns: offset and size, or only the value.
-        self._fields: list[tuple[str, list[bytes], array.array[int], array.array[int] | None]] = []
+        # For each field its extensions, whether it is a number, and its two columns.
+        self._fields: list[tuple[str, list[bytes], bool, array.array[int], array.array[int]]] = []
         self.arrays: dict[str, array.array[int]] = {}
         for name, kind in kinds_of(extensions).items():
             keys = [e.encode() for e, field in extensions.items() if field == name]
-            number = kind == "number"
-            first = self.arrays[f"{name}.{'value' if number else 'offset'}"] = array.array("q")
-            second = None if number else self.arrays.setdefault(f"{name}.size", array.array("q"))
-            self._fields.append((name, keys, first, second))
+            first, second = (
+                self.arrays.setdefault(f"{name}.{part}", array.array("q"))
+                for part in _PARTS[kind == "number"]
+            )
+            self._fields.append((name, keys, kind == "number", first, second))
         self.start = self.arrays["start"] = array.array("q")
         self.num_incomplete = 0
         self.incomplete: dict[bytes, frozenset[str]] = {}
@@ -191,11 +196,11 @@ class Columns:
             take: Reads the tar.
 
         Raises:
-            ValueError: If a sample has a field twice, or a number that is not an integer.
+            ValueError: If a sample has a field twice.
         """
         for sample in samples:
             row = []
-            for name, extensions, _, _ in self._fields:
+            for name, extensions, *_ in self._fields:
                 candidates = [sample.members[e] for e in extensions if e in sample.members]
                 matches = [member for member in candidates if not member.link]
                 if len(matches) > 1:
@@ -207,9 +212,11 @@ class Columns:
             if len(row) < len(self._fields):
                 self._add_incomplete(sample)
                 continue
-            for (name, _, first, second), member in zip(self._fields, row):
-                if second is None:
-                    first.append(_number(name, sample, take(member.offset, member.size), take))
+            for (_, _, is_number, first, second), member in zip(self._fields, row):
+                if is_number:
+                    value = number_of(take(member.offset, member.size))
+                    first.append(value or 0)
+                    second.append(value is None)
                 else:
                     first.append(member.offset)
                     second.append(member.size)
@@ -220,7 +227,7 @@ class Columns:
         self.num_incomplete += 1
         lacking, members = [], sample.members
         found_fields = set()
-        for name, extensions, _, _ in self._fields:
+        for name, extensions, *_ in self._fields:
             matches = [members[e] for e in extensions if e in members]
             if matches:
                 found_fields.add(name)
@@ -290,28 +297,44 @@ def number_of(text: bytes) -> int | None:
         value = int(text)
     except ValueError:
         return None
-    return value if -(1 << 63) <= value < 1 << 63 else None
+    return value if NOT_NUMBER < value < 1 << 63 else None
 
 
-def _number(name: str, sample: Sample, text: bytes, take: BufferedReader) -> int:
-    """Returns the integer in the content of a sample's member.
+def bad_number(name: str, extensions: Collection[str], file: ByteFile, start: int) -> ValueError:
+    """Returns the error about a member that does not contain an integer.
 
     Args:
         name: The field of the member.
-        sample: The sample.
-        text: The content of the member.
-        take: Reads the tar.
+        extensions: The extensions of the field.
+        file: The tar.
+        start: Offset of the first header of the sample.
 
     Raises:
-        ValueError: If the content is not an integer of 64 bits.
+        OSError, ValueError: If the sample can't be read.
     """
-    value = number_of(text)
-    if value is not None:
-        return value
-    raise ValueError(
-        f"{name!r} of {take.file.shown}: {printable(sample.name)} must be an integer of 64 "
-        f"bits, not {text[:40]!r}"
+    take = BufferedReader(file, SMALL_WINDOW)
+    found = sample_at(take, start).members
+    keys = map(str.encode, extensions)
+    member = next(found[key] for key in keys if key in found and not found[key].link)
+    return ValueError(
+        f"{name!r} of {file.shown}: {printable(member.name)} must be an integer of 64 bits, not "
+        f"{take(member.offset, min(member.size, _MOST_SHOWN))!r}. Store names of classes in .txt "
+        "members, which are read as text"
     )
+
+
+def sample_at(take: BufferedReader, start: int) -> Sample:
+    """Returns the sample of a tar whose first header has an offset.
+
+    Raises:
+        OSError, ValueError: If the sample can't be read.
+    """
+    file = take.file
+    # Links may be before the end of another sample, which is yielded first.
+    for sample in grouped(members(take, file.size, file.shown, start), file.shown):
+        if sample.start == start:
+            return sample
+    raise ValueError(f"{file.shown} has no sample at byte {start:,}")
 
 
 def sample_key(file: ByteFile, start: int, head: bytes = b"") -> str:
@@ -343,7 +366,7 @@ def columns_of(extensions: Mapping[str, str]) -> set[str]:
     """Returns the names of the arrays in an index of tars, given the field of each extension."""
     columns = {"start"}
     for name, kind in kinds_of(extensions).items():
-        columns |= {f"{name}.value"} if kind == "number" else {f"{name}.offset", f"{name}.size"}
+        columns |= {f"{name}.{part}" for part in _PARTS[kind == "number"]}
     return columns
 
 
@@ -372,6 +395,7 @@ def index_tars(
         for name in tars[0].arrays
     }
     arrays |= {name: narrow(arrays[name]) for name in arrays if name.endswith(".value")}
+    arrays |= {name: arrays[name] > 0 for name in arrays if name.endswith(".damaged")}
     first = [0, *np.cumsum([len(tar.arrays["start"]) for tar in tars]).tolist()]
     fields = kinds_of(extensions).keys()
     return Index(about_tars(paths, sizes, first, arrays, tars, fields), arrays)

@@ -103,7 +103,9 @@ class FieldColumn:
             self.learn(feature.kind, single)
         elif feature.kind != self._wire:
             kind = KINDS[feature.kind]
-            raise ValueError(f"has {kind}, but the first record has {KINDS[self._wire]}")
+            raise ValueError(
+                f"has {kind}, but the first record has {KINDS[self._wire]}. Write all records alike"
+            )
         if self.kind == "value":
             values = example.numbers(take, feature)
             if len(values) != 1:

@@ -19,7 +19,14 @@ from ..formats.index_checks import is_valid
 from ..formats.paths import Path, Paths, path_list
 from ..formats.shared_index import shared_columns
 from ..formats.tar_columns import select_tars, tar_columns
-from ..formats.tar_index import ABOUT, columns_of, index_tars, kinds_of, sample_key
+from ..formats.tar_index import (
+    ABOUT,
+    bad_number,
+    columns_of,
+    index_tars,
+    kinds_of,
+    sample_key,
+)
 from ..formats.wds_index import columns_of_wds
 from ..messages.printable import printable
 from ..messages.user_warnings import warn_user
@@ -48,8 +55,9 @@ class Tar(ByteRecords):
 
     The last part of an extension determines the kind of a field, as in WebDataset: ``cls``,
     ``cls2``, ``class``, ``count``, ``index``, ``inx`` and ``id`` are int32 scalars, which the
-    index contains. ``txt``, ``text``, ``transcript``, ``json`` and ``jsn`` bypass the graph. All
-    others are bytes, as uint8 arrays. So ``label.cls`` is a number, and ``x.npy`` is bytes.
+    index contains; a member that is not an integer is a bad record. ``txt``, ``text``,
+    ``transcript``, ``json`` and ``jsn`` bypass the graph. All others are bytes, as uint8 arrays. So
+    ``label.cls`` is a number, and ``x.npy`` is bytes.
 
     Args:
         paths: A path or several, or URLs. Patterns such as ``*.tar`` and ``{000..127}.tar`` are
@@ -75,7 +83,8 @@ class Tar(ByteRecords):
 
     Raises:
         OSError: If a tar can't be read.
-        ValueError: If a tar is damaged or cut off, or has no samples, or samples lack a field.
+        ValueError: If a tar is damaged or cut off, or has no samples, samples lack a field, or no
+            sample has an integer in a field of integers.
     """
 
     @knows_its_names
@@ -118,7 +127,7 @@ class Tar(ByteRecords):
         }
         index = cached_index(
             cache_dir,
-            "tar 4",
+            "tar 5",
             tars,
             extensions,
             lambda: index_tars(tars, extensions, storage),
@@ -137,6 +146,7 @@ class Tar(ByteRecords):
             else:
                 kinds[name] = Field(np.dtype(np.uint8), 1)
         kinds |= dict.fromkeys(self._described, Field(None))
+        self._extensions = extensions
         index_again = functools.partial(index_tars, extensions=extensions, storage=storage)
         super().__init__(
             index,
@@ -148,14 +158,28 @@ class Tar(ByteRecords):
             storage=storage,
             read_ahead=ahead,
         )
+        for name in kinds:
+            damaged = index.arrays.get(f"{name}.damaged")
+            if damaged is not None and damaged.all():
+                raise self._bad_number(name, 0)
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
         """Returns fields of some records; see `dalijax.sources.Source`."""
+        for name in names:
+            damaged = self._index.arrays.get(f"{name}.damaged")
+            if damaged is not None and damaged[indices].any():
+                raise self._bad_number(name, int(indices[np.argmax(damaged[indices])]))
         columns = super().read(indices, [name for name in names if name not in self._described])
         for name in names:
             if name in self._described:
                 columns[name] = self._described[name](self, indices)
         return columns
+
+    def _bad_number(self, name: str, index: int) -> ValueError:
+        """Returns the error about a record whose field ``name`` is not an integer."""
+        number, start = self._place(index)
+        extensions = [e for e, field in self._extensions.items() if field == name]
+        return bad_number(name, extensions, self._files.file(number), start)
 
     def _keys(self, indices: Indices) -> list[str]:
         """Returns the name of each sample, i.e. the field ``__key__``."""

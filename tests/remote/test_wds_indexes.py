@@ -87,6 +87,17 @@ def test_samples_are_those_of_the_tars(server, caplog):
     assert list(names) == ["00000", "00001"]
 
 
+def test_labels_that_are_no_integers_are_bad_records(server):
+    path = server.folder / "0.tar"
+    labels = (b"0", b"cat", b"2")
+    write_tar(path, [(f"{k}.{e}", b) for k, b in enumerate(labels) for e in FIELDS.values()])
+    wds2idx(path)
+    source = opened(server, [0])
+    same(source, server, [0])
+    with pytest.raises(ValueError, match=r"0\.tar: 1\.cls must be an integer .*b'cat'"):
+        source.read(np.arange(3), ["label"])
+
+
 def test_files_without_versions_are_not_read(server, monkeypatch):
     monkeypatch.setattr("dalijax.core.formats.cached_index._samples_digest", lambda *_: "")
     server.tag = ""

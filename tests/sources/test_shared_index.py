@@ -235,10 +235,10 @@ def test_two_data_sets_in_one_folder(folder, no_scan, tmp_path):
         assert len(Tar(first + second, fields)) == 126
 
 
-def test_labels_that_are_no_numbers_are_reported_by_a_scan(folder):
+def test_labels_that_are_no_numbers_are_reported(folder, no_scan):
     path = write_tar(folder / "x.tar", [("1.cls", b"a word"), ("1.x", b"x")])
     write_indexes([path], {})
-    with pytest.raises(ValueError, match=r"x\.tar: 1 must be an integer of 64 bits, not b'a word'"):
+    with pytest.raises(ValueError, match=r"x\.tar: 1.cls must be an integer of .* not b'a word'"):
         Tar(path, {"label": "cls"})
 
 

@@ -253,7 +253,7 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"gone\.tar does not exist"):
         Tar([path, tmp_path / "gone.tar"], FIELDS)
     write_tar(tmp_path / "label.tar", [("1.jpg", b""), ("1.cls", b"cat")])
-    with pytest.raises(ValueError, match=r"'label' of .*label\.tar: 1 must be an integer.*b'cat'"):
+    with pytest.raises(ValueError, match=r"'label' of .*label\.tar: 1\.cls must.*b'cat'.*\.txt"):
         Tar(tmp_path / "label.tar", FIELDS)
     write_tar(tmp_path / "twice.tar", [("1.jpg", b""), ("1.cls", b"1"), ("1.jpg", b"")])
     with pytest.raises(ValueError, match=r"twice\.tar has the member '1\.jpg' twice"):

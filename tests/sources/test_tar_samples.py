@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dalijax import data_iterator
+from dalijax.core.tools.index_command import write_indexes
+from dalijax.errors import BatchError
 from dalijax.sources import Field, Tar
 from tars import FIELDS, sample, samples, write_tar
 
@@ -360,6 +362,49 @@ def test_a_tar_that_ends_after_an_extended_header_is_truncated(form, tmp_path):
     for start in (b"", whole):
         with pytest.raises(ValueError, match=r"cut off: the extended header .* has no member"):
             Tar(concatenated(tmp_path, start, long[:1024]), FIELDS)
+
+
+NO_NUMBERS = (b"cat", b"", b"3.0", b"%d" % (1 << 70), "\ufeff3".encode(), b"\xff", b"1 2", b"\0")
+
+
+@pytest.mark.parametrize("shared", (False, True))
+def test_labels_that_are_no_integers_are_bad_records(shared, tmp_path):
+    labels = [b"0", *NO_NUMBERS, b" -7\n", b"%d" % (1 << 40)]
+    entries = [(f"{k}.{e}", x) for k, b in enumerate(labels) for e, x in (("x", b"x"), ("cls", b))]
+    (tmp_path / "d").mkdir()
+    path = write_tar(tmp_path / "d/a.tar", entries)
+    if shared:
+        write_indexes([path], {})
+    for missing in ("raise", "skip"):
+        source = Tar(path, {"data": "x", "label": "cls"}, missing=missing)
+        assert len(source) == len(labels)
+        good = np.array([0, len(labels) - 2, len(labels) - 1])
+        assert source.read(good, ["label"])["label"].tolist() == [0, -7, 1 << 40]
+        assert len(source.read(np.arange(len(labels)), ["data"])["data"]) == len(labels)
+        for record, label in enumerate(NO_NUMBERS, 1):
+            words = rf"'label' of .*a\.tar: {record}\.cls must be an integer of 64 bits, not "
+            with pytest.raises(ValueError, match=words + re.escape(repr(label)) + r"\. .*\.txt"):
+                source.read(np.array([0, record]), ["label", "data"])
+
+
+@pytest.mark.parametrize("on_error", ("raise", "skip", "mask"))
+def test_a_label_that_is_no_integer_is_subject_to_on_error(on_error, tmp_path):
+    labels = [b"cat" if k == 5 else b"%d" % k for k in range(12)]
+    path = write_tar(tmp_path / "a.tar", [(f"{k:02d}.cls", b) for k, b in enumerate(labels)])
+    make = data_iterator(lambda y: y + 0, ["y"], on_error=on_error, mask="m", as_numpy=True)
+    iterator = iter(make(source=Tar(path, {"y": "cls"}), batch_size=4, shuffle=False))
+    delivered = []
+    for batches in range(3):
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            assert on_error == "skip" and batches == 2
+        except BatchError as error:
+            assert on_error == "raise" and batches == 1 and "05.cls must be" in str(error)
+        else:
+            delivered += batch["y"][batch["m"]].tolist()
+    lost = {5} if on_error == "mask" else {4, 5, 6, 7}
+    assert delivered == [k for k in range(12) if k not in lost]
 
 
 def test_json_that_is_nested_too_deeply_is_a_bad_record(tmp_path):
