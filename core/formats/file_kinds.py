@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import stat
+from typing import Any
+
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_MOST_POINTER = 1024  # bytes; git-lfs does not write larger pointers
+_LFS_FAULT = "it is a git-lfs pointer; run git lfs pull"
 HEAD = 512  # bytes needed by `described`
 _FILES, _RECORDS = "use sources.Files", "use sources.Records over a library that reads it"
 _KINDS = (
@@ -32,6 +39,8 @@ def described(head: bytes) -> str:
     Args:
         head: The first `HEAD` bytes of the file.
     """
+    if fault := pointer_fault(head):
+        return fault
     if is_tar(head):
         return "it is a tar; use sources.Tar"
     kinds = (f"it is {kind}; {cure}" for magic, kind, cure in _KINDS if head.startswith(magic))
@@ -44,3 +53,28 @@ def described(head: bytes) -> str:
 def is_tar(head: bytes) -> bool:
     """Returns whether a file's first bytes are those of a tar, which may be damaged."""
     return head[257:262] == b"ustar"
+
+
+def pointer_fault(data: Any) -> str:
+    """Returns the fix if a file's content is a git-lfs pointer to the content; otherwise "".
+
+    A clone without git-lfs has a pointer, a short text, in place of each large file.
+
+    Args:
+        data: The content, with the buffer protocol.
+    """
+    is_pointer = len(data) < _MOST_POINTER and bytes(data[: len(_POINTER)]) == _POINTER
+    return _LFS_FAULT if is_pointer else ""
+
+
+def file_fault(path: str | bytes) -> str:
+    """Returns the result of `pointer_fault` for a local file; "" if the file can't be read."""
+    try:
+        status = os.stat(path)
+        # Opening a FIFO would wait.
+        if not stat.S_ISREG(status.st_mode) or status.st_size >= _MOST_POINTER:
+            return ""
+        with open(path, "rb", buffering=0) as file:
+            return pointer_fault(file.read(_MOST_POINTER))
+    except (OSError, ValueError):  # ValueError: a NUL byte in the path
+        return ""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .decoder_windows import Window
+from .file_kinds import file_fault, pointer_fault
 from .header_values import OutsideImage, Unsupported
 from .image_headers import (
     TURNED,
@@ -144,19 +145,20 @@ def look_at_input(value: Any, file_input: FileInput) -> Look:
 
 
 def special_file(path: Any) -> str:
-    """Returns the reason not to open a FIFO, a socket or a device; "" for other paths.
+    """Returns the reason not to open a FIFO, a socket, a device or a git-lfs pointer, or "".
 
     Opening a FIFO may wait forever.
 
     Args:
         path: The bytes of the path, up to the first zero, with the buffer protocol.
     """
+    name = bytes(path).partition(b"\0")[0]
     try:
-        mode = os.stat(bytes(path).partition(b"\0")[0]).st_mode
+        mode = os.stat(name).st_mode
     except (OSError, ValueError):
         return ""  # reading the file raises the reason
     is_file = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
-    return "" if is_file else "it is a FIFO, a socket or a device, and not a file"
+    return file_fault(name) if is_file else "it is a FIFO, a socket or a device, and not a file"
 
 
 def look_at(data: Any, image_input: ImageInput = _RGB) -> Look:
@@ -173,6 +175,8 @@ def look_at(data: Any, image_input: ImageInput = _RGB) -> Look:
         return Look(size)
     codec = codec_of(view)
     if not codec:
+        if fault := pointer_fault(view):
+            return Look(None, fault)
         if kind := foreign_kind(view):
             return Look(None, f"{UNSUPPORTED}{kind}")
         start = bytes(view[:12])

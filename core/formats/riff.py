@@ -1,4 +1,4 @@
-"""Detects truncated AVI and WAV files, which DALI would decode up to the cut.
+"""Detects truncated AVI and WAV files, which DALI would decode up to the cut, and pointers.
 
 A truncated WAV would become a shorter recording. A truncated AVI may become uninitialized memory,
 which differs in each run.
@@ -10,8 +10,10 @@ import os
 import struct
 from typing import Any
 
+from .file_kinds import pointer_fault
+
 _HEAD = 12  # bytes: "RIFF", the number of bytes after these 8, the type
-_R = ord("R")  # only the first byte of other files is read
+_FIRST = b"Rv"  # of RIFF and of git-lfs pointers; only the first byte of other files is read
 _SUFFIXES = (b".avi", b".wav")
 # Bytes that files of a type may lack. Some programs include the first 8 bytes, or the padding of an
 # odd size, in the size; some estimate the length of a recording before they write it.
@@ -23,17 +25,18 @@ _UNKNOWN = 0x7FFFF000
 def cut_off(data: Any) -> str:
     """Returns a description of how an AVI or WAV is cut off; "" if it is complete.
 
-    Returns "" also for files of other types, and for files whose header declares no size.
+    Returns the fix for a git-lfs pointer, and "" for files of other types, and for files whose
+    header declares no size.
 
     Args:
         data: The bytes of any file, in any type with the buffer protocol.
     """
     try:
-        if len(data) < _HEAD or data[0] != _R:
+        if len(data) < _HEAD or data[0] not in _FIRST:
             return ""
     except TypeError:  # not bytes, which the consumer reports
         return ""
-    return _lacking(bytes(data[:_HEAD]), len(data))
+    return pointer_fault(data) or _lacking(bytes(data[:_HEAD]), len(data))
 
 
 def file_cut_off(path: bytes) -> str:

@@ -15,6 +15,7 @@ from ..messages.printable import printable
 from ..remote.storage import Storage
 from ..workers import call_each
 from .byte_files import WAITING_THREADS, is_remote
+from .file_kinds import pointer_fault
 from .shared_index import folder_of
 
 _log = logging.getLogger("dalijax")
@@ -152,8 +153,9 @@ def _in_folder(folder: str, storage: Storage) -> tuple[str, dict[str, Spec]] | N
         try:
             return path, parsed(content)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
+            reason = pointer_fault(content) or error
             raise ValueError(
-                f"{printable(path)} is not a description of features by TFDS: {error}. Repair "
+                f"{printable(path)} is not a description of features by TFDS: {reason}. Repair "
                 "it, or move it to another folder to infer shapes and dtypes from the records"
             ) from error
     return None

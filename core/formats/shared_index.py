@@ -25,6 +25,7 @@ from ..workers import call_each
 from .atomic_file import atomic_file
 from .byte_files import WAITING_THREADS, Stamp, is_remote, within
 from .file_columns import FileColumns, Layout, joined, of_files, packed, unpacked
+from .file_kinds import pointer_fault
 from .index import DamagedIndexError, Index, from_bytes, to_bytes
 from .stamps import check_unchanged, settled_stamps
 
@@ -193,6 +194,8 @@ def _parsed(path: str, kind: str, content: bytes, names: Collection[str] | None)
     Raises:
         ValueError, TypeError, LookupError, OverflowError, MemoryError: If the content is damaged.
     """
+    if fault := pointer_fault(content):
+        raise DamagedIndexError(fault)
     index = from_bytes(content, printable(path))
     about = index.about
     if about.get("kind") != f"{_VERSION} {kind}":

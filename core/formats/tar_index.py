@@ -16,6 +16,7 @@ from ..remote.storage import Storage
 from .buffered_reader import SMALL_WINDOW, BufferedReader
 from .byte_files import ByteFile
 from .each_file import each_file
+from .file_kinds import pointer_fault
 from .index import Index
 from .index_checks import column_digest
 from .paths import object_names
@@ -316,10 +317,13 @@ def bad_number(name: str, extensions: Collection[str], file: ByteFile, start: in
     found = sample_at(take, start).members
     keys = map(str.encode, extensions)
     member = next(found[key] for key in keys if key in found and not found[key].link)
+    label = f"{name!r} of {file.shown}: {printable(member.name)}"
+    text = take(member.offset, member.size)
+    if fault := pointer_fault(text):
+        return ValueError(f"{label} can't be read: {fault}")
     return ValueError(
-        f"{name!r} of {file.shown}: {printable(member.name)} must be an integer of 64 bits, not "
-        f"{take(member.offset, min(member.size, _MOST_SHOWN))!r}. Store names of classes in .txt "
-        "members, which are read as text"
+        f"{label} must be an integer of 64 bits, not {text[:_MOST_SHOWN]!r}. Store names of "
+        "classes in .txt members, which are read as text"
     )
 
 

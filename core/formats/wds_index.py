@@ -20,6 +20,7 @@ from ..order.shuffle import Indices
 from ..remote.storage import Storage
 from .byte_files import ByteFiles, Stamp, is_remote
 from .file_columns import FileColumns, joined
+from .file_kinds import pointer_fault
 from .spread import spread
 from .tar_columns import columns_of_samples
 from .tar_headers import BLOCK, Member, members
@@ -94,6 +95,8 @@ def members_of(content: bytes, index_path: str, end: int) -> list[Member]:
     Raises:
         ValueError: If the index is damaged, or belongs to a smaller tar.
     """
+    if fault := pointer_fault(content):
+        raise ValueError(f"{printable(index_path)} is not an index of wds2idx: {fault}")
     lines = content.decode(errors="surrogateescape").splitlines()
     version, _, count = lines[0].partition(" ") if lines else ("", "", "")
     if version != _VERSION or count != str(len(lines) - 1):

@@ -15,6 +15,7 @@ from nvidia.dali import Pipeline, fn
 from nvidia.dali.tensors import TensorListCPU
 
 from ..errors import BatchError
+from ..formats.file_kinds import pointer_fault
 from ..formats.media import UNSUPPORTED, MediaInput, media_fault
 from ..messages.printable import printable
 from ..pipeline.calls import calls
@@ -95,8 +96,21 @@ def name_files(
         )
     else:
         return error
+    return with_description(error, description, files)
+
+
+def with_description(error: BatchError, description: str, files: Sequence[str] = ()) -> BatchError:
+    """Returns the error of a failed batch with a description, unless the description is empty.
+
+    Args:
+        error: The error.
+        description: A text to append to its message.
+        files: The files that can't be decoded.
+    """
+    if not description:
+        return error
     named = type(error)(f"{error}\n{description}")
-    named.files, named.__cause__ = files, error.__cause__
+    named.files, named.__cause__ = tuple(files), error.__cause__
     named.unexplained = error.unexplained
     return named
 
@@ -113,9 +127,7 @@ def name_codec(error: BatchError) -> BatchError:
     fault = media_fault(os.fsencode(found[2]), use)
     if not fault.startswith(UNSUPPORTED):
         return error
-    named = type(error)(f"{error}\n{printable(found[2])}: {fault}")
-    named.files, named.__cause__ = (found[2],), error.__cause__
-    return named
+    return with_description(error, f"{printable(found[2])}: {fault}", [found[2]])
 
 
 def read_alone(define: Define, reader: str | None, checkpoint: bytes, to_drop: int) -> list[Sample]:
@@ -188,9 +200,10 @@ def _undecodable(samples: Sequence[Sample], text: str) -> dict[int, str]:
         rows = failing_rows(
             len(files), lambda rows: _decodes([files[i] for i in rows]), _MOST_FILES
         )
-        return dict.fromkeys(rows, "")
+        return {row: pointer_fault(files[row]) for row in rows}
     if _DECODES_SOUNDS.search(text):
-        faults = enumerate(media_fault(data, MediaInput("sound")) for data in files)
+        use = MediaInput("sound")
+        faults = enumerate(pointer_fault(data) or media_fault(data, use) for data in files)
         return dict(itertools.islice((item for item in faults if item[1]), _MOST_FILES))
     return {}
 

@@ -30,6 +30,7 @@ from ..pipeline.reader import (
     check_orders,
     check_shards,
     epochs_of,
+    graph_operators,
     warn_of_turned_videos,
 )
 from ..pipeline.runner import (
@@ -48,7 +49,7 @@ from ..state.position import Checkpoints, Position
 from ..state.random_state import for_operators
 from ..state.reader_state import ReaderState
 from ..stats import InputStats
-from .bad_files import name_codec, name_files
+from .bad_files import name_codec, name_files, with_description
 
 _Error = TypeVar("_Error", bound=RuntimeError)
 # Taking a checkpoint of DALI costs 7 to 38 us. It is taken when a state is requested
@@ -684,13 +685,20 @@ class ReaderEngine(EpochEngine[Position]):
 
     def _with_files(self, error: BatchError, checkpoints: Checkpoints | None) -> BatchError:
         """Returns the error of a failed batch with names of files, for the first few failures."""
+        is_named = self._failures_to_name > 0
+        self._failures_to_name -= is_named
         if checkpoints is None or checkpoints.data is None:
-            return name_codec(error)
-        if not self._failures_to_name:
-            return error
-        self._failures_to_name -= 1
-        reader = self._config.reader_name
-        return name_files(error, self._factory, reader, checkpoints.data, checkpoints.to_drop)
+            error = name_codec(error)
+        elif is_named:
+            place = checkpoints.data, checkpoints.to_drop
+            error = name_files(error, self._factory, self._config.reader_name, *place)
+        return with_description(error, self._pointer()) if is_named and not error.files else error
+
+    def _pointer(self) -> str:
+        """Returns the fix if a file of the pipelines' readers is a git-lfs pointer, or ""."""
+        if self._runner is None:
+            return ""
+        return advice.pointer_cure(graph_operators(self._runner.pipelines[0], self._factory, 0))
 
     def _run_at(self, position: Position) -> Outcome[Position] | None:
         """Runs the batch at a position once, and returns the outcome; see `Engine`.
@@ -746,19 +754,26 @@ class ReaderEngine(EpochEngine[Position]):
         if failure.environment and self._rebuild_at(position):
             raise EnvironmentFailure(failure.message) from failed
         if failure.stops_reader:
+            pointer = self._pointer()  # before the pipelines are freed
             # DALI's readers can't continue after an error: new pipelines are built at the position.
             stands = self._rebuild_at(position)
             if is_unmappable(failed) and stands and self._factory.unmap():
                 return True  # now an empty file fails alone, without the batches before it
-            raise self._unread(failed, position) from failed
+            raise self._unread(failed, position, pointer) from failed
         if self.prepare().stopped:  # after this batch, or a prefetched later batch, failed
             self._rebuild_at(position)
             raise self._described(failed, position, _STOPPED, RuntimeError) from failed
         return False
 
-    def _unread(self, failed: RuntimeError, position: Position) -> RuntimeError:
-        """Returns the error of a batch whose reader failed."""
-        problem = "can't be read"
+    def _unread(self, failed: RuntimeError, position: Position, pointer: str = "") -> RuntimeError:
+        """Returns the error of a batch whose reader failed.
+
+        Args:
+            failed: DALI's error.
+            position: The position of the batch.
+            pointer: The result of `_pointer`.
+        """
+        problem = "can't be read" + (f". {pointer}" if pointer else "")
         if is_unmappable(failed):
             problem += ". Pass dont_use_mmap=True to its reader, so that an empty file fails alone"
         problem += "; the following call tries it again"

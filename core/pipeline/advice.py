@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -15,8 +15,12 @@ from nvidia.dali import Pipeline, backend, types
 from nvidia.dali.data_node import DataNode
 
 from ..dtypes import DALI_TYPES
+from ..formats.file_kinds import file_fault
+from ..formats.spread import spread
 from ..messages import replacements
-from ..state.operators import operators_of
+from ..messages.printable import printable
+from ..state import reader_files
+from ..state.operators import Operator, operators_of
 
 _ARRAYS = ("jax", "jaxlib", "numpy")
 _NO_ARGUMENT = re.compile(r'Argument "(\w+)" is not defined for operator "(\w+)"')
@@ -25,6 +29,7 @@ _NO_BFLOAT16 = (
     "in the training step or by batch_map"
 )
 _NO_DTYPE = "dtype={!r} is not a type of DALI: pass a type of nvidia.dali.types, e.g. types.FLOAT"
+_MOST_FILES = 64  # files of a reader that are looked at
 _PREFIXES = ("torch", "tf", "np", "numpy", "jnp", "jax")
 # DALI's messages about values that it can't convert to its types.
 _BAD_DTYPE = re.compile(
@@ -238,8 +243,24 @@ def is_raised_by_dali(error: BaseException) -> bool:
     return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).startswith("nvidia.dali")
 
 
+def pointer_cure(operators: Iterable[Operator]) -> str:
+    """Returns the fix if a file of a graph's readers is a git-lfs pointer; otherwise "".
+
+    Looks at 64 evenly spread files of each reader.
+    """
+    for kind, _, arguments in operators:
+        reader = reader_files.reader_of(kind)
+        files = reader_files.listed_files(reader, arguments) if reader else []
+        for number in spread(len(files), _MOST_FILES).tolist():
+            if fault := file_fault(files[number]):
+                return f"{printable(files[number])} can't be read: {fault}"
+    return ""
+
+
 def readers_cure(error: Exception, pipeline: Pipeline) -> str:
-    """Returns the fix for a reader that finds no files; "" for other errors."""
+    """Returns the fix for a reader that finds no files, or git-lfs pointers; "" otherwise."""
+    if "readers." in str(error) and (cure := pointer_cure(operators_of(pipeline))):
+        return f"{cure}."
     if "No files found" not in str(error):
         return ""
     roots = {str(arguments.get("file_root", "")) for _, _, arguments in operators_of(pipeline)}

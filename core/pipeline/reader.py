@@ -188,7 +188,7 @@ def _reads_own_files(
     """Returns whether a reader without shards reads different files in each pipeline."""
     if set(read) != {(0, 1)}:
         return False
-    graphs = [_operators(pipeline, factory, k) for k, pipeline in enumerate(built)]
+    graphs = [graph_operators(pipeline, factory, k) for k, pipeline in enumerate(built)]
     other_shard = factory.define_other_shard() if len(built) == 1 else None
     if other_shard is not None:
         graphs.append(operators_of(other_shard))
@@ -196,7 +196,8 @@ def _reads_own_files(
     return len(files) > 1 and len(set(files)) == len(files)
 
 
-def _operators(pipeline: Pipeline, factory: PipelineFactory, index: int) -> list[Operator]:
+def graph_operators(pipeline: Pipeline, factory: PipelineFactory, index: int) -> list[Operator]:
+    """Returns the operators of a pipeline, given its factory and its index."""
     if factory.serialized:  # a deserialized pipeline does not know its operators
         return list(serialized_operators(factory.serialized[index]))
     return operators_of(pipeline)
@@ -224,7 +225,7 @@ def check_epochs(
     Raises:
         ValueError: If a mask is requested, but no epoch is defined.
     """
-    kinds = {kind for kind, _, _ in _operators(built[0], factory, 0)}
+    kinds = {kind for kind, _, _ in graph_operators(built[0], factory, 0)}
     # If an external_source ends an epoch, all samples of its batches belong to the epoch.
     if not kinds or "external_source" in kinds:
         return
@@ -263,7 +264,9 @@ def check_orders(built: Sequence[Pipeline], factory: PipelineFactory) -> None:
         metas = pipeline.reader_meta()
         if len(metas) < 2:
             return
-        operators = {operator[1]: operator for operator in _operators(pipeline, factory, index)}
+        operators = {
+            operator[1]: operator for operator in graph_operators(pipeline, factory, index)
+        }
         readers = [operators.get(name, ("", name, {})) for name in metas]
         orders = [_order(metas[name], kind, arguments) for kind, name, arguments in readers]
         differing = [

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..formats.byte_files import WAITING_THREADS, ByteFiles, is_remote
 from ..formats.field import Field
+from ..formats.file_kinds import pointer_fault
 from ..formats.index import Index
 from ..formats.tfrecord_index import MISSING
 from ..messages.printable import printable
@@ -29,12 +30,19 @@ Decode = Callable[[NDArray[np.uint8]], Any]
 
 def as_text(data: NDArray[np.uint8]) -> str:
     """Returns a text, given its bytes in UTF-8."""
-    return data.tobytes().decode()
+    return _checked(data).decode()
 
 
 def as_json(data: NDArray[np.uint8]) -> Any:
     """Returns the Python value of JSON, given its bytes."""
-    return json.loads(data.tobytes())
+    return json.loads(_checked(data))
+
+
+def _checked(data: NDArray[np.uint8]) -> bytes:
+    """Returns bytes; raises ValueError if they are a git-lfs pointer."""
+    if fault := pointer_fault(data):
+        raise ValueError(fault)
+    return data.tobytes()
 
 
 def _has_content(

@@ -79,21 +79,47 @@ def described(reader: str, arguments: Mapping[str, Any]) -> dict[str, str]:
         is empty if the argument is not compared, and contains "not read" if no file of it can be
         read (paths of another machine, URIs).
     """
+    return {
+        name: _files(paths, matches) if paths else ""
+        for name, paths, matches in _path_arguments(reader, arguments)
+    }
+
+
+def listed_files(reader: str, arguments: Mapping[str, Any]) -> list[str]:
+    """Returns the files that a reader's path arguments name, and the files in directories.
+
+    Args:
+        reader: The reader's name, from `reader_of`.
+        arguments: The reader's arguments.
+    """
+    files = []
+    for _, paths, matches in _path_arguments(reader, arguments):
+        files += [file for path in paths for file in _listed(path, matches)]
+    return files
+
+
+def _path_arguments(
+    reader: str, arguments: Mapping[str, Any]
+) -> Iterator[tuple[str, list[str], Callable[[str], Any] | None]]:
+    """Yields the path arguments of a reader.
+
+    Yields:
+        The name of an argument; its paths, which are empty if they are not compared; and a function
+        that returns whether the reader reads a file in a directory, given the name of the file.
+    """
     listed = any(arguments.get(name) for name in _LISTING)
     root = str(arguments.get("file_root") or "")
-    texts: dict[str, str] = {}
     for name, value in arguments.items():
         paths = [str(path) for path in (value if isinstance(value, (list, tuple)) else [value])]
         is_path = name in PATHS or (reader not in READERS and _names_a_path(value))
         if name not in IGNORED and not is_path:
             continue
         if name in IGNORED or not any(paths) or (name == "file_root" and listed):
-            texts[name] = ""
+            yield name, [], None
         else:
             prefix = root if name == "files" else ""
             matches = _filter(reader, arguments) if name == "file_root" else None
-            texts[name] = _files([os.path.join(prefix, path) for path in paths], matches)
-    return texts
+            yield name, [os.path.join(prefix, path) for path in paths], matches
 
 
 def video_files(arguments: Mapping[str, Any]) -> list[str]:

@@ -313,6 +313,7 @@ def replaced(name, values):
 
 
 DATA = "data/chunk-000/file-000.parquet"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
 VIDEO = f"videos/{WRIST}/chunk-000/file-001.mp4"
 CLIP = f"videos/{TOP}/chunk-000/file-000.mp4"
 # A change of the data set, and words of the error.
@@ -387,6 +388,13 @@ DAMAGES = {
         lambda r: change_info(r, lambda info: info.update(data_path="{episode_index}")),
         "data_path=.* is not a path",
     ),
+    **{
+        f"pointer {path}": (
+            lambda r, path=path: (r / path).write_bytes(POINTER),
+            f"{path} can't be read: it is a git-lfs pointer; run git lfs pull",
+        )
+        for path in (VIDEO, DATA, "meta/tasks.parquet", "meta/info.json")
+    },
     "info": (lambda r: cut(r / "meta/info.json"), "is not the description of a LeRobot data set"),
     "rate": (
         lambda r: change_info(r, lambda info: info.update(fps=0)),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...environment.extras import extra
+from ...formats.file_kinds import file_fault
 from ...messages.printable import printable
 from .depth import DepthCodes
 
@@ -137,6 +138,9 @@ def open_dataset(root: str, exclude: Sequence[str] = ()) -> LeRobotDataset:
             f"the metadata of {printable(root)} is incomplete: {error!r} in {printable(path)} or "
             "the files of meta/"
         ) from error
+    paths = [path for e in episodes for path in (e.data, *(path for path, _ in e.videos.values()))]
+    for path in dict.fromkeys(paths):
+        _check_content(path)
     numbers = [episode.number for episode in episodes]
     total = info.get("total_episodes", len(numbers))
     if numbers != list(range(len(numbers))) or total != len(numbers) or not numbers:
@@ -316,6 +320,7 @@ def read_table(
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+    _check_content(path)
     try:
         with pq.ParquetFile(path) as file:
             names = [name for name in file.schema_arrow.names if is_wanted(name)]
@@ -332,5 +337,12 @@ def _lines(path: str) -> list[dict[str, Any]]:
 
 
 def _text(path: str) -> str:
+    _check_content(path)
     with open(path, encoding="utf-8") as file:
         return file.read()
+
+
+def _check_content(path: str) -> None:
+    """Raises ValueError if a file is a git-lfs pointer."""
+    if fault := file_fault(path):
+        raise ValueError(f"{printable(path)} can't be read: {fault}")
