@@ -1,4 +1,4 @@
-"""Checks of arguments: unknown names, flags, numbers, graph functions and their arguments.
+"""Checks of arguments: unknown names, flags, numbers, and the arguments of graph functions.
 
 Public functions and adapters of every layer use them, so this module imports only messages. Errors
 name the argument and its fix, before DALI sees a value.
@@ -10,11 +10,9 @@ import functools
 import inspect
 import operator
 import os
-import random
 import sys
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import FunctionType, MappingProxyType, MethodType
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,10 +21,6 @@ from nvidia.dali import Pipeline
 from .messages import replacements
 
 F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
-
-_LONGEST_WAIT = 0.1  # seconds
-_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 # Arguments of pipeline_def: those of Pipeline, and two of its own.
 _DEF_ARGS = frozenset(inspect.signature(Pipeline.__init__).parameters) - {"self"} | {
@@ -326,123 +320,3 @@ def _number(name: str, value: Any) -> Any:
         return {key: _number(name, depth) for key, depth in value.items()}
     number = whole_number(name, value, expected, least, 1 << (63 if name == "seed" else 31))
     return value if isinstance(value, int) else number  # a ShardSeed must keep its shard
-
-
-def defined_without_random(
-    define: Callable[[], T],
-    functions: Sequence[Any],
-    name: str,
-    phase: str,
-    cure: str,
-    again: Callable[[], object] | None = None,
-) -> T:
-    """Returns the result of ``define``; rejects functions that draw random numbers.
-
-    A graph function and a function of ``batch_map`` are called once, and every batch repeats the
-    operations that they define. Numbers that they draw would be equal in every batch.
-
-    If the state of a generator has changed, the functions are called a second time: a function that
-    seeds the generator itself, e.g. to shuffle its files, then leaves the same state and is
-    accepted. Generators that change without the functions are used by other threads, and ignored.
-
-    Args:
-        define: Defines a graph or a computation, by calling the functions.
-        functions: The functions. The generators that they refer to are checked, too.
-        name: Name of the functions, for errors.
-        phase: What ``define`` does, for errors: "the graph is defined".
-        cure: The fix, for errors.
-        again: Calls the functions a second time; None: ``define``.
-
-    Raises:
-        RuntimeError: If a function draws random numbers.
-    """
-    generators: dict[str, Any] = {}
-    for function in functions:
-        generators |= _generators(function)
-    before, start = random_states(generators), time.perf_counter()
-    result = define()
-    after, took = random_states(generators), time.perf_counter() - start
-    if after != before:
-        time.sleep(min(took, _LONGEST_WAIT))
-        idle = random_states(generators)
-        (again or define)()
-        drawn = changed_states(before, after) & changed_states(idle, random_states(generators))
-        drawn -= changed_states(after, idle)
-        if drawn:
-            raise RuntimeError(
-                f"{name} draws from {', '.join(sorted(drawn))} while {phase}, which happens once: "
-                f"every batch would get the same numbers. {cure}"
-            )
-    return result
-
-
-def _generators(function: Any) -> dict[str, Any]:
-    """Returns, by name, the random generators to which a function refers.
-
-    The generators are global and nonlocal variables, defaults of arguments, arguments of a partial
-    function, and attributes of a callable object or of a method's object. Functions of the same
-    module that the function uses are searched, too.
-    """
-    module = _module(function)
-    generators: dict[str, Any] = {}
-    seen: set[int] = set()
-    todo = [function]
-    while todo:
-        value = inspect.unwrap(todo.pop())
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        named: dict[str, Any] = {}
-        if isinstance(value, functools.partial):
-            named = {"the partial function": value.func, **value.keywords}
-            named |= {f"argument {k}": argument for k, argument in enumerate(value.args)}
-        elif isinstance(value, MethodType):
-            named = {value.__name__: value.__func__, **getattr(value.__self__, "__dict__", {})}
-        elif isinstance(value, FunctionType):
-            variables = inspect.getclosurevars(value)
-            named = {**variables.globals, **variables.nonlocals, **(value.__kwdefaults__ or {})}
-            names = value.__code__.co_varnames[: value.__code__.co_argcount]
-            named |= zip(reversed(names), reversed(value.__defaults__ or ()))
-        elif not isinstance(value, type):  # a callable object
-            named = {"__call__": getattr(value, "__call__", None)}  # noqa: B004
-        for name, part in named.items():
-            if isinstance(part, _GENERATORS):
-                generators.setdefault(name, part)
-            is_own = isinstance(part, FunctionType) and part.__module__ == module
-            if is_own or isinstance(part, (functools.partial, MethodType)):
-                todo.append(part)
-    return generators
-
-
-def _module(function: Any) -> str | None:
-    """Returns the name of the module of a function, or of the function of a partial function."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    module: str | None = getattr(inspect.unwrap(function), "__module__", None)
-    return module
-
-
-def random_states(generators: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    """Returns, by name, the states of NumPy's and Python's global and of given generators."""
-    states: dict[str, Any] = {"numpy.random": _comparable(np.random.get_state(legacy=False))}
-    states["random"] = random.getstate()
-    for name, generator in generators.items():
-        if isinstance(generator, np.random.Generator):
-            states[name] = _comparable(generator.bit_generator.state)
-        elif isinstance(generator, np.random.RandomState):
-            states[name] = _comparable(generator.get_state(legacy=False))
-        else:
-            states[name] = generator.getstate()
-    return states
-
-
-def _comparable(state: Any) -> Any:
-    """Returns a state of a NumPy generator as values that ``==`` can compare."""
-    if isinstance(state, Mapping):
-        return {key: _comparable(value) for key, value in state.items()}
-    return state.tobytes() if isinstance(state, np.ndarray) else state
-
-
-def changed_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
-    """Returns the names of the generators whose states differ."""
-    return {name for name, state in before.items() if state != after[name]}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -19,7 +20,6 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
-from .arguments import defined_without_random
 from .dtypes import is_number, narrowed
 from .errors import BatchMapError
 from .stats import span
@@ -27,6 +27,7 @@ from .stats import span
 MapFunction = Callable[[dict[str, jax.Array], jax.Array], dict[str, jax.Array]]
 _WORD = 0xFFFFFFFF
 _KEY_WORDS = jax.ShapeDtypeStruct((4,), np.uint32)
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions, in the text of a computation
 _STAYS = "The batch is still the next one"
 
 
@@ -67,7 +68,7 @@ class BatchMap:
         self.names = tuple(map(_name_of, self.functions))
         self._label = ", ".join(self.names)
         self._apply = _applied(self.functions, self.names)
-        self._drawing = ""  # the error of functions that draw from other generators
+        self._repeatable: set[Any] = set()  # the kinds of batches that were checked
         # By the names, shapes, dtypes and shardings of the arrays: the compiled function, and the
         # names of its results in their original order, because jax.jit sorts the names.
         self._compiled: dict[Any, tuple[Callable[..., dict[str, jax.Array]], list[str]]] = {}
@@ -105,8 +106,8 @@ class BatchMap:
 
         Raises:
             BatchMapError: If a function raises.
-            RuntimeError: If a function draws from a generator of NumPy or Python, or the arrays
-                belong to several processes and this is not the main thread.
+            RuntimeError: If a function differs between two calls, e.g. because of numpy.random, or
+                the arrays belong to several processes and this is not the main thread.
             TypeError, ValueError: If a function does not return a dict of arrays that includes the
                 mask unchanged.
         """
@@ -195,7 +196,8 @@ class BatchMap:
             The shape, dtype and sharding of each result, by name.
         """
         rows = next(iter(arrays.values())).shape[0] if arrays else 0
-        results = self._traced(arrays)
+        self._check_repeatable(arrays)
+        results = jax.eval_shape(self._apply, dict(arrays), _KEY_WORDS)
         if mask is not None and mask not in unmapped:
             self._check_mask(results.get(mask), mask, arrays[mask].shape)
         if repeated := sorted(results.keys() & unmapped.keys()):
@@ -211,29 +213,30 @@ class BatchMap:
             specs[name] = jax.ShapeDtypeStruct(shape, results[name].dtype, sharding=sharding)
         return specs
 
-    def _traced(self, arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the specs of the results; rejects functions that draw from other generators."""
-        if self._drawing:
-            raise RuntimeError(self._drawing)
+    def _check_repeatable(self, arrays: Mapping[str, Any]) -> None:
+        """Raises RuntimeError if two traces of the functions give different computations.
 
-        def again() -> None:  # calls functions that JAX has traced, too
-            with jax.disable_jit():
-                jax.eval_shape(functools.partial(self._apply), dict(arrays), _KEY_WORDS)
+        JAX traces the functions once. Numbers that they draw from other generators than JAX's, or
+        other values that differ between calls, would be equal in every batch.
+        """
 
-        try:
-            return defined_without_random(
-                lambda: jax.eval_shape(self._apply, dict(arrays), _KEY_WORDS),
-                self.functions,
-                f"batch_map: {self._label}",
-                "it is compiled",
-                "Use jax.random with the key, the second argument",
-                again,
+        kind = tuple((name, array.shape, array.dtype) for name, array in arrays.items())
+        if kind in self._repeatable:
+            return
+
+        def trace() -> Any:
+            apply = functools.partial(self._apply)  # a new object, for which JAX has no trace
+            with jax.disable_jit():  # calls functions that JAX has traced, too
+                return jax.make_jaxpr(apply)(dict(arrays), _KEY_WORDS)
+
+        if not _are_equal(trace(), trace()):
+            raise RuntimeError(
+                f"batch_map: {self._label} differs between two calls: it probably draws random "
+                "numbers from numpy.random or another generator, or depends on the time. It is "
+                "compiled once, so that every batch would get the same numbers. Use jax.random "
+                "with the key, the second argument"
             )
-        except BatchMapError:
-            raise
-        except RuntimeError as error:  # JAX would not call the functions again
-            self._drawing = str(error)
-            raise
+        self._repeatable.add(kind)
 
     def _check_mask(
         self, result: jax.ShapeDtypeStruct | None, mask: str, shape: tuple[int, ...]
@@ -340,6 +343,19 @@ def _checked(result: Any, name: str) -> dict[str, jax.Array]:
         if isinstance(value, np.ndarray):
             batch[key] = narrowed(value, f"{key} of batch_map {name}()")
     return batch
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    """Returns whether two computations, as closed jaxprs, are equal, including their constants."""
+    texts = [_ADDRESS.sub("", str(computation.jaxpr)) for computation in (first, second)]
+    pairs = zip(first.consts, second.consts)  # equally many, if the texts are equal
+    return texts[0] == texts[1] and all(a is b or _bytes_of(a) == _bytes_of(b) for a, b in pairs)
+
+
+def _bytes_of(constant: Any) -> bytes:
+    if jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key):
+        constant = jax.random.key_data(constant)
+    return np.asarray(constant).tobytes()
 
 
 def _is_on_host(name: str, placement: ResultPlacement | None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..arguments import changed_states, random_states
+from ..pipeline.dali_pipeline import changed_states, random_states
 from ..pipeline.function_notes import FunctionNote, add
 from .checks import name_of
 from .purity import changes, reachable_values

@@ -1,14 +1,20 @@
-"""Builds DALI pipelines, adding fixes to errors, and inspects their operators."""
+"""Builds DALI pipelines, adding fixes to errors, and inspects their operators and generators."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
+import random
 import re
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from types import FunctionType, MappingProxyType, MethodType
 from typing import Any, TypeVar
 
+import numpy as np
 from nvidia.dali import Pipeline, backend
 
 from ..environment import cuda_queues
@@ -24,6 +30,8 @@ _OF_ANOTHER = re.compile(
     "superfluous operator states|Failed to deserialize|Philox state"
 )
 _UNMAPPABLE = re.compile("File mapping failed: (.*)")
+_LONGEST_WAIT = 0.1  # seconds
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 T = TypeVar("T")
 
@@ -67,6 +75,111 @@ def free(pipeline: Pipeline) -> None:
     # The outputs are part of the pipeline's reference cycles.
     for outputs in vars(pipeline).pop(function_notes.LIVE_OUTPUTS, ()):
         outputs.clear()
+
+
+def defined_without_random(define: Callable[[], T], function: Any, name: str) -> T:
+    """Returns the graph that ``define`` creates; rejects functions that draw random numbers.
+
+    If the state of a generator has changed, the graph is defined a second time: a function that
+    seeds the generator itself, e.g. to shuffle its files, then leaves the same state and is
+    accepted. Generators that change without the function are used by other threads, and ignored.
+
+    Args:
+        define: Defines the graph, by calling the function.
+        function: The function. The generators that it refers to are checked, too.
+        name: Name of the function for errors.
+
+    Raises:
+        RuntimeError: If the function draws random numbers.
+    """
+    generators = _generators(function)
+    before, start = random_states(generators), time.perf_counter()
+    result = define()
+    after, took = random_states(generators), time.perf_counter() - start
+    if after != before:
+        time.sleep(min(took, _LONGEST_WAIT))
+        idle = random_states(generators)
+        define()
+        drawn = changed_states(before, after) & changed_states(idle, random_states(generators))
+        drawn -= changed_states(after, idle)
+        if drawn:
+            raise RuntimeError(
+                f"{name} draws from {', '.join(sorted(drawn))} while the graph is defined, which "
+                "happens once: every batch would get the same numbers. Use draw.uniform() etc. "
+                "over a source (docs/randomness.md), or nvidia.dali.fn.random. Shuffle lists, e.g. "
+                "of files, before calling the function"
+            )
+    return result
+
+
+def _generators(function: Any) -> dict[str, Any]:
+    """Returns, by name, the random generators to which a function refers.
+
+    The generators are global and nonlocal variables, defaults of arguments, arguments of a partial
+    function, and attributes of a method's object. Functions of the same module that the function
+    uses are searched, too.
+    """
+    module = _module(function)
+    generators: dict[str, Any] = {}
+    seen: set[int] = set()
+    todo = [function]
+    while todo:
+        value = inspect.unwrap(todo.pop())
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        named: dict[str, Any] = {}
+        if isinstance(value, functools.partial):
+            named = {"the partial function": value.func, **value.keywords}
+            named |= {f"argument {k}": argument for k, argument in enumerate(value.args)}
+        elif isinstance(value, MethodType):
+            named = {value.__name__: value.__func__, **getattr(value.__self__, "__dict__", {})}
+        elif isinstance(value, FunctionType):
+            variables = inspect.getclosurevars(value)
+            named = {**variables.globals, **variables.nonlocals, **(value.__kwdefaults__ or {})}
+            names = value.__code__.co_varnames[: value.__code__.co_argcount]
+            named |= zip(reversed(names), reversed(value.__defaults__ or ()))
+        for name, part in named.items():
+            if isinstance(part, _GENERATORS):
+                generators.setdefault(name, part)
+            is_own = isinstance(part, FunctionType) and part.__module__ == module
+            if is_own or isinstance(part, (functools.partial, MethodType)):
+                todo.append(part)
+    return generators
+
+
+def _module(function: Any) -> str | None:
+    """Returns the name of the module of a function, or of the function of a partial function."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    module: str | None = getattr(inspect.unwrap(function), "__module__", None)
+    return module
+
+
+def random_states(generators: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """Returns, by name, the states of NumPy's and Python's global and of given generators."""
+    states: dict[str, Any] = {"numpy.random": _comparable(np.random.get_state(legacy=False))}
+    states["random"] = random.getstate()
+    for name, generator in generators.items():
+        if isinstance(generator, np.random.Generator):
+            states[name] = _comparable(generator.bit_generator.state)
+        elif isinstance(generator, np.random.RandomState):
+            states[name] = _comparable(generator.get_state(legacy=False))
+        else:
+            states[name] = generator.getstate()
+    return states
+
+
+def _comparable(state: Any) -> Any:
+    """Returns a state of a NumPy generator as values that ``==`` can compare."""
+    if isinstance(state, Mapping):
+        return {key: _comparable(value) for key, value in state.items()}
+    return state.tobytes() if isinstance(state, np.ndarray) else state
+
+
+def changed_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    """Returns the names of the generators whose states differ."""
+    return {name for name, state in before.items() if state != after[name]}
 
 
 def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:

@@ -16,13 +16,7 @@ from typing import Any, SupportsIndex
 from nvidia.dali import Pipeline, backend, pipeline_def
 from nvidia.dali.data_node import DataNode
 
-from ..arguments import (
-    checked_arguments,
-    defined_without_random,
-    function_parameters,
-    is_pipeline_def,
-    name_of,
-)
+from ..arguments import checked_arguments, function_parameters, is_pipeline_def, name_of
 from ..errors import StateError
 from ..placement import DataShard
 from ..random.seeds import DEFAULT_SEED, ShardSeed, shard_seed
@@ -32,6 +26,7 @@ from .dali_pipeline import (
     FreedAnywhere,
     at_checkpoint,
     build_pipeline,
+    defined_without_random,
     is_unmappable,
     unmap_readers,
 )
@@ -384,12 +379,7 @@ class GraphPipelineFactory(PipelineFactory):
             call["seed"] = int(seed)
 
         pipeline = defined_without_random(
-            lambda: self._defined(state, call),
-            [self._function],
-            name_of(self._fn),
-            "the graph is defined",
-            "Use draw.uniform() etc. over a source (docs/randomness.md), or nvidia.dali.fn.random. "
-            "Shuffle lists, e.g. of files, before calling the function",
+            lambda: self._defined(state, call), self._function, name_of(self._fn)
         )
         note_outputs(pipeline, name_of(self._fn))
         if self._on_host and pipeline.exec_dynamic:

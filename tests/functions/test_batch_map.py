@@ -308,7 +308,8 @@ def test_it_is_compiled_once_for_each_shape_and_runs_once_for_each_delivered_bat
             next(iterator)
         jax.effects_barrier()
     assert runs == [0, 8, 8] * 3
-    assert traces == [(4, 1), (3, 1)]
+    # Twice to compare the traces, and once to compile.
+    assert traces == [(4, 1)] * 3 + [(3, 1)] * 3
 
 
 def test_nothing_moves_with_peek_and_element_spec():
@@ -417,25 +418,80 @@ def from_python(batch, key):
     return {"x": batch["x"] + random.random()}
 
 
+def from_tree(batch, key):
+    return jax.tree.map(lambda x: x + RNG.normal(), batch)
+
+
+def from_new_generator(batch, key):
+    return {"x": batch["x"] + np.random.default_rng().random()}
+
+
+def from_container(batch, key, generators={"one": [RNG]}):
+    return {"x": batch["x"] + generators["one"][0].random()}
+
+
+def from_system(batch, key):
+    return {"x": batch["x"] + random.SystemRandom().random()}
+
+
+JITTED = jax.jit(from_global)
+
+
 @pytest.mark.parametrize(
-    "function,name",
+    "function",
     [
-        (from_global, "numpy.random"),
-        (from_generator, "RNG"),
-        (from_python, "random"),
-        (jax.jit(from_global), "numpy.random"),
-        (lambda batch, key: jax.jit(lambda x: from_global(x, key))(batch), "numpy.random"),
-        (functools.partial(from_generator), "RNG"),
-        ([noisy, from_global], "numpy.random"),
-        (Drawing(), "rng"),
-        (Drawing().method, "rng"),
+        *(from_global, from_generator, from_python, from_tree, from_new_generator),
+        *(from_container, from_system, JITTED, functools.partial(from_generator)),
+        *(lambda batch, key: JITTED(batch, key), [noisy, from_global]),
+        *(Drawing(), Drawing().method),
     ],
 )
-def test_generators_outside_of_jax_are_refused(function, name):
+def test_generators_outside_of_jax_are_refused(function):
+    JITTED({"x": jnp.zeros((4, 1))}, jax.random.key(0))  # JAX has traced it already
     with of_source(function)(**CALL) as iterator:
         for call in (lambda it: it.element_spec, next):
-            with pytest.raises(RuntimeError, match=f"(?s)batch_map: .* draws from {name} .*key"):
+            with pytest.raises(RuntimeError, match=r"batch_map: .* differs between two calls.*key"):
                 call(iterator)
+
+
+TABLE = np.arange(4, dtype=np.float32)[:, None]
+KEY = jax.random.key(3)
+
+
+def seeded(batch, key):
+    np.random.seed(3)
+    return {"x": batch["x"] + np.random.rand(4, 1)}
+
+
+def controlled(batch, key):
+    x = jax.lax.fori_loop(0, 3, lambda k, x: x + k, batch["x"])
+    x = jax.lax.while_loop(lambda x: x.sum() < 5, lambda x: x + 1, x)
+    x = jax.lax.scan(lambda c, row: (c + row, c), jnp.zeros(1), x)[1]
+    return {"x": jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x) + jax.random.gamma(key, 2.0)}
+
+
+def with_constants(batch, key):
+    noise = jax.random.normal(KEY, (4, 1)) + jax.random.normal(jax.random.key(4), (4, 1))
+    return {"x": batch["x"] + TABLE + jnp.asarray([0.5]) + noise}
+
+
+@pytest.mark.parametrize("function", (noisy, seeded, controlled, with_constants, jax.jit(noisy)))
+def test_functions_that_do_not_draw_are_accepted(function):
+    """Even if another thread draws."""
+    ended = threading.Event()
+
+    def draw():
+        while not ended.wait(0.0005):
+            np.random.rand(), random.random(), RNG.random()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        with of_source(function)(**CALL) as iterator:
+            assert next(iterator)["x"].shape == (4, 1)
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_a_function_that_seeds_its_numbers_is_accepted():
