@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
@@ -353,7 +354,7 @@ def _are_equal(first: Any, second: Any) -> bool:
 
 
 def _bytes_of(constant: Any) -> bytes:
-    if jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
         constant = jax.random.key_data(constant)
     return np.asarray(constant).tobytes()
 

@@ -25,10 +25,10 @@ from ..pipeline.processes import is_one_of_several
 from ..pipeline.runner import Runner
 from ..random.seeds import ShardSeed
 from ..sources import state as states
-from ..sources.identity import stated_identity
+from ..sources.identity import compared_identity, stated_identity
 from ..sources.source import Source, read_ahead_of
 from ..state.agreement import Values
-from ..state.envelope import damaged, digest
+from ..state.envelope import damaged
 from ..stats import InputStats
 from .fed_engine import FedEngine
 from .graph import FedGraph
@@ -168,15 +168,11 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     def _shared_values(self) -> Values:
         """Returns the values that must be equal in all processes; see `Engine`."""
         self.prepare()
-        try:
-            # Of the whole text: identities of different data may begin with the same characters.
-            identity = digest(stated_identity(self._source).encode(), length=16)
-        except StateError:  # a record can't be read; its batch raises the error
-            identity = "unreadable"
         position = self.position
         return {
             **self._outline(),
-            "records (names, sizes, bytes)": identity,
+            "records (names, sizes, bytes)": compared_identity(self._source),
+            "bypassing the graph": ", ".join(sorted(self._passed_names)),
             "operators": list(self._operators()),
             "position": f"epoch {position.epoch}, sample {position.sample}",
         }

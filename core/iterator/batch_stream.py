@@ -151,6 +151,7 @@ class BatchStream:
                     f"skip({count}): only {remaining} batches are left in the {self._num_epochs} "
                     "epochs of the stream. Omit num_epochs for an endless stream"
                 )
+            self._iterator._engine.moved()  # even for 0, because other processes may skip some
         return count
 
     def seek_step(self, step: int) -> None:
@@ -186,6 +187,7 @@ class BatchStream:
                 raise self._end_error(step, total)
             if not self._iterator._seeks:
                 self._run_to(step)
+                self._iterator._engine.moved()
             elif step == total:  # the end of the last epoch, instead of the start of another epoch
                 self._iterator.seek_step(step - 1, self._first_epoch)
                 self._iterator.skip(1)
@@ -320,16 +322,14 @@ class BatchStream:
         if not self._has_next_epoch():
             return False
         try:
-            next(self._iterator)  # peek() does not move past batches skipped before the end
-        except StopIteration:
-            pass
+            self._iterator._pass_end()
         except EpochError as error:
             failed = error
         # A short epoch may fail as a whole while the next one, in another order, does not.
         many = self._iterator.num_errors - errors >= MOST_SKIPPED
         if failed is not None and self._num_epochs is None and many:
             raise failed
-        self._iterator.reset()
+        self._iterator._enter_next_epoch()
         return True
 
     def __bool__(self) -> bool:
@@ -383,6 +383,7 @@ class BatchStream:
             fresh._engine.adopt_seed(before._engine)
             if self._first_epoch:
                 fresh._begin_with(self._first_epoch)
+            fresh._engine.continue_from(before._engine)
             self._iterator, self._before_peek = fresh, None
             before.close()
 

@@ -427,6 +427,24 @@ class DALIGenericIterator:
                 self._engine.go_back(mark)
                 raise
 
+    def _pass_end(self) -> None:
+        """Moves past the end of an epoch, and past batches that are skipped before the end.
+
+        Raises:
+            EpochError: If all batches of the epoch were skipped.
+        """
+        with self._opened(), self._engine.interruptible():
+            outcome = self._engine.peek()
+            self._engine.advance()
+            if outcome.error is not None:
+                outcome.unwrap()
+
+    def _enter_next_epoch(self) -> None:
+        """Starts the next epoch. It is not a move, since all processes of a stream do so."""
+        with self._opened(), self._engine.interruptible():
+            self._engine.stays = False
+            self._next_epoch()
+
     def _next_epoch(self) -> None:
         self._engine.next_epoch()
         self._engine.stopped = False

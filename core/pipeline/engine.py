@@ -134,7 +134,7 @@ class Engine(abc.ABC, Generic[P]):
 
     # Attributes that a call may change together with the position. They are replaced, never
     # mutated, so that marks stay valid.
-    _marked: ClassVar[tuple[str, ...]] = ("position", "_must_agree")
+    _marked: ClassVar[tuple[str, ...]] = ("position", "_must_agree", "_num_compared")
     # The number of skipped batches in a row after which the engine raises an error.
     _most_skipped: float = float("inf")
 
@@ -158,6 +158,7 @@ class Engine(abc.ABC, Generic[P]):
         self._lock = threading.RLock()
         self._agreement: Agreement | None = None
         self._must_agree = False
+        self._num_compared = 0  # batches delivered since the processes were compared
         self._end_cure = ""  # if the number of batches is unknown: the fix if processes differ
         self._end: tuple[int, int] | None = None  # epoch and step of an end that was agreed on
         self._calls = calls  # a reference, because at exit module globals may be gone
@@ -281,8 +282,8 @@ class Engine(abc.ABC, Generic[P]):
             check_not_traced()
         if self._must_agree:
             self._agree_or_tell()
-        elif self._agreement is not None:
-            self._agreement.check_moves()
+        if self._agreement is not None and not self._must_agree and not self.peek().ended:
+            self._agreement.check_moves(self._num_compared)
         with _UNCOUNTED if stats is None else stats._waiting():
             annotation: Any = UNTRACED
             if TraceAnnotation.is_enabled():
@@ -294,8 +295,8 @@ class Engine(abc.ABC, Generic[P]):
             if stats is not None and not outcome.ended:
                 self.count(stats, outcome)
             self.advance()
-            if self._agreement is not None:
-                self._agreement.count_batch()
+            if not outcome.ended:
+                self._num_compared += 1
             if outcome.ended and at_end is not None:
                 at_end()
             return outcome
@@ -320,7 +321,14 @@ class Engine(abc.ABC, Generic[P]):
         """Requests a new comparison of the processes' positions before the next batch."""
         self._must_agree = self._agreement is not None
         if self._agreement is not None:
-            self._agreement.tell_move(f"epoch {self.epoch}, step {self.step}")
+            self._agreement.tell_move(self._num_compared, f"epoch {self.epoch}, step {self.step}")
+
+    def continue_from(self, other: Engine[P]) -> None:
+        """Makes this new engine's position a move of another engine of the same function."""
+        if self._agreement is not None and other._agreement is not None:
+            self._agreement.continue_round(other._agreement)
+            self._num_compared = other._num_compared
+            self.moved()
 
     def _agree_or_tell(self) -> None:
         """Compares the processes; notifies the others if this process can't take part."""
@@ -337,7 +345,8 @@ class Engine(abc.ABC, Generic[P]):
         """Compares this process's iterator with the iterators of the other processes."""
         if self._agreement is not None:
             self._agreement.settle(self._shared_values())
-        self._must_agree = False
+            self._agreement.begin_round()
+        self._must_agree, self._num_compared = False, 0
 
     def _agree_on_end(self, agreement: Agreement) -> None:
         """Checks that all processes end after the same batch, if the end is unknown in advance.
@@ -389,6 +398,8 @@ class Engine(abc.ABC, Generic[P]):
             return
         if self._can_return_to(before):
             self._return_to(before)
+        if self._agreement is not None and not self._must_agree:
+            self._agreement.retract_move()
         self._interrupted = None  # last, so that an interrupted roll-back is repeated
 
     def _can_return_to(self, mark: Mark) -> bool:

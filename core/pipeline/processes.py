@@ -47,6 +47,8 @@ from ..state.agreement import (
     departure_text,
     difference_text,
     move_text,
+    repeated_host,
+    repeated_host_text,
 )
 from ..state.envelope import digest
 
@@ -145,7 +147,8 @@ def agreement_of(config: IteratorConfig, name: str, outline: Values) -> Agreemen
         "epochs": "no end" if config.epochs is None else config.epochs,
         "auto_reset": str(config.auto_reset),
     }
-    return Agreement(name, processes, seconds, {**outline, **epochs, **_placement(config)})
+    host = -1 if config.over_processes else config.hosts[0]
+    return Agreement(name, processes, seconds, {**outline, **epochs, **_placement(config)}, host)
 
 
 class Agreement:
@@ -156,20 +159,32 @@ class Agreement:
         processes: Indices of the processes to compare, including this process.
         seconds: Seconds to wait for the other processes.
         outline: Values to compare that are known without reading and without pipelines.
+        host: The index of the host whose rows the process delivers, which no other process may
+            deliver; -1 if a sharding determines the rows.
 
     Attributes:
         outline: The argument ``outline``.
     """
 
-    def __init__(self, name: str, processes: Sequence[int], seconds: float, outline: Values):
+    def __init__(
+        self,
+        name: str,
+        processes: Sequence[int],
+        seconds: float,
+        outline: Values,
+        host: int = -1,
+    ):
         self._name = name
+        self._host = host
         self._processes = processes
         self._seconds = seconds
         self.outline = outline
         self._has_offered = False
         self._failure_keys: list[str] = []  # keys of errors sent to other processes
-        self._round = ""  # the last round in which the processes agreed; "" before the first
-        self._batches = 0  # number of batches since the round
+        self._settled = ""  # the number of the last comparison
+        self._round = (
+            ""  # the comparison since which the engine counts batches; "" before the first
+        )
         self._move_key = ""  # key of this process's move since the round, if any
         group = "-".join(map(str, processes))
         self._prefix = f"dalijax/{digest(group.encode())}"
@@ -203,7 +218,7 @@ class Agreement:
             client.key_value_delete(failure)
         self._failure_keys.clear()
         values = {**self.outline, **values}
-        offer = Offer(jax.process_index(), next(_numbers), values, batches)
+        offer = Offer(jax.process_index(), next(_numbers), values, batches, self._host)
         key = f"{offer.process}/{offer.number}"
         self._has_offered = True
         client.key_value_set(f"{self._prefix}/offers/{key}", offer.to_json())
@@ -214,8 +229,7 @@ class Agreement:
             else:
                 verdict = self._wait(client, offer, goal, cure)
             settled = bool(verdict["batches"])
-            if settled and not verdict["error"]:
-                self._begin_round(client, verdict["round"])
+            self._settled = str(verdict.get("round", ""))
         finally:
             if not settled:  # e.g. after Ctrl-C: other processes must not find the offer
                 client.key_value_delete(f"{self._prefix}/offers/{key}")
@@ -227,43 +241,54 @@ class Agreement:
             for process, batch_values in batches_by_process
         }
 
-    def _begin_round(self, client: Any, number: int) -> None:
-        if self._move_key:
-            client.key_value_delete(self._move_key)
-        self._round, self._batches, self._move_key = str(number), 0, ""
+    def begin_round(self) -> None:
+        """Begins a round after the last `settle`, in which the positions were equal."""
+        self.retract_move()
+        self._round = self._settled
 
-    def tell_move(self, position: str) -> None:
-        """Notifies the other processes that this process has moved since the last round.
+    def tell_move(self, batches: int, position: str) -> None:
+        """Notifies the other processes that this process has moved.
 
         Args:
+            batches: The number of batches of this process since the last round.
             position: The new position, for errors.
         """
-        if self._round and not self._move_key:
-            key = f"{self._prefix}/moves/{self._round}/{jax.process_index()}"
-            _client().key_value_set(key, json.dumps([self._batches, position]))
-            self._move_key = key
+        if self._round:
+            self._move_key = f"{self._prefix}/moves/{self._round}/{jax.process_index()}"
+            text = json.dumps([batches, position])
+            _client().key_value_set(self._move_key, text, allow_overwrite=True)
 
-    def count_batch(self) -> None:
-        """Counts a batch, or the end of an epoch, since the last round."""
-        self._batches += 1
+    def retract_move(self) -> None:
+        """Withdraws the notification of `tell_move`, if there is one."""
+        if self._move_key:
+            _client().key_value_delete(self._move_key)
+            self._move_key = ""
 
-    def check_moves(self) -> None:
+    def continue_round(self, other: Agreement) -> None:
+        """Continues the round of another iterator with the same outline."""
+        self._round, self._move_key = other._round, other._move_key
+
+    def check_moves(self, batches: int) -> None:
         """Checks that no other process moved after a batch after which this process did not move.
 
-        Assumes that this process has not moved since the last round.
+        Assumes that this process has not moved since the last round. Does nothing in a thread that
+        prefetches: it may request a batch before the main thread moves.
+
+        Args:
+            batches: The number of batches of this process since the last round.
 
         Raises:
             ProcessError: If a process did. The other processes are notified.
         """
-        if self._move_key:  # the move was interrupted and rolled back
-            _client().key_value_delete(self._move_key)
-            self._move_key = ""
+        self.retract_move()  # of a move that was interrupted or refused
+        if threading.current_thread() is not threading.main_thread():
+            return
         for key, text in _client().key_value_dir_get(f"{self._prefix}/moves/{self._round}/"):
-            batches, position = json.loads(text)
-            if batches <= self._batches:
+            num_before, position = json.loads(text)
+            if num_before <= batches:
                 process = int(key.split("/")[-1])
                 error = ProcessError(
-                    move_text(self._name, process, jax.process_index(), batches, position)
+                    move_text(self._name, process, jax.process_index(), num_before, position)
                 )
                 self.tell(error)
                 raise error
@@ -357,6 +382,8 @@ class Agreement:
             )
         if matching.different:
             texts.append(difference_text(self._name, matching.offers, cure))
+        elif repeated := repeated_host(matching.offers):
+            texts.append(repeated_host_text(self._name, repeated))
         return ". ".join(texts)
 
     def _conclude(self, client: Any, matching: Round, error: str) -> dict[str, Any]:

@@ -21,7 +21,11 @@ _MOST_BYTES = 1 << 16  # of each file, which enter the digest
 
 
 def identity_of(
-    source: Source, *parts: Any, without: Collection[str] = (), reads: bool = True
+    source: Source,
+    *parts: Any,
+    without: Collection[str] = (),
+    reads: bool = True,
+    skips: bool = False,
 ) -> str:
     """Returns a digest of a source's number of records, kinds of fields, and 64 records.
 
@@ -31,12 +35,13 @@ def identity_of(
             arrays or JSON values.
         without: The fields that are excluded from the digest, such as names with a path.
         reads: Whether to read the 64 records; False if ``parts`` include a digest of them.
+        skips: Whether to leave out records that can't be read.
 
     Returns:
         32 hexadecimal digits.
 
     Raises:
-        StateError: If one of the 64 records can't be read.
+        StateError: If one of the 64 records can't be read, unless ``skips`` is True.
     """
     names = sorted(source.fields.keys() - set(without))
     kinds = [(name, str(source.fields[name].dtype), source.fields[name].ndim) for name in names]
@@ -46,9 +51,26 @@ def identity_of(
     if 0 < range_bytes(source, indices, names) <= read_ahead_of(source):
         leases = announce(source, indices, names, indices, collections.deque())
     for index in indices.tolist():
-        values += _values(source, index, names)
+        try:
+            values += _values(source, index, names)
+        except StateError:
+            if not skips:
+                raise
+            values.append("unreadable")
     del leases  # until here, they kept the bytes of remote records, which were requested together
     return digest(*map(_piece, values), length=32)
+
+
+def compared_identity(source: Source) -> str:
+    """Returns a digest that is equal for equal records, to compare the sources of processes.
+
+    It exists for every source: if a record can't be read, or the source has no identity, it is a
+    digest of the records that can be read.
+    """
+    try:
+        return digest(stated_identity(source).encode(), length=16)
+    except StateError:
+        return identity_of(source, "some records can't be read", skips=True)[:16]
 
 
 def stated_identity(source: Source) -> str:
@@ -100,13 +122,23 @@ def _head(path: bytes) -> bytes:
 
 def _piece(value: Any) -> bytes:
     """Returns bytes that represent a value in the digest."""
-    if isinstance(value, (np.ndarray, np.generic)):
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
         return f"{value.dtype.str}{value.shape}".encode() + value.tobytes()
     if isinstance(value, bytes):
         return value
-    return json.dumps(value, sort_keys=True, default=_type_name).encode()
+    return json.dumps(value, sort_keys=True, default=_jsonable).encode()
 
 
-def _type_name(value: Any) -> str:
-    """Returns the name of a value's type, since its repr might contain an address."""
+def _jsonable(value: Any) -> Any:
+    """Returns a JSON value for a value that JSON lacks.
+
+    Of other types than NumPy's, bytes and sets, it is the name, since a repr may contain an
+    address.
+    """
+    if isinstance(value, (np.ndarray, np.generic)):
+        return [value.dtype.str, value.shape, value.tolist()]
+    if isinstance(value, (bytes, bytearray)):
+        return bytes(value).hex()
+    if isinstance(value, (set, frozenset)):
+        return sorted(json.dumps(item, sort_keys=True, default=_jsonable) for item in value)
     return type(value).__name__

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -52,22 +53,24 @@ class Offer:
         number: Index of the offer among the offers of the process, in the order of creation.
         values: The values that must be equal in all processes.
         batches: How many batches the process has; None if this is not compared.
+        host: The index of the host whose rows the process delivers; -1 if there are no hosts.
     """
 
     process: int
     number: int
     values: Values
     batches: Batches | None = None
+    host: int = -1
 
     def to_json(self) -> str:
-        """Returns ``values`` and ``batches`` as JSON text."""
-        return json.dumps([self.values, self.batches])
+        """Returns ``values``, ``batches`` and ``host`` as JSON text."""
+        return json.dumps([self.values, self.batches, self.host])
 
     @classmethod
     def from_json(cls, process: int, number: int, text: str) -> Offer:
-        """Returns the offer whose values and batches `to_json` has returned as ``text``."""
-        values, batches = json.loads(text)
-        return cls(process, number, values, batches and Batches(*batches))
+        """Returns the offer whose content `to_json` has returned as ``text``."""
+        values, batches, host = json.loads(text)
+        return cls(process, number, values, batches and Batches(*batches), host)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -227,6 +230,28 @@ def departure_text(name: str, goal: str, errors: Mapping[int, str]) -> str:
     return (
         f"{_processes(sorted(errors))} did not reach {goal} of {name}, which every process of "
         "the sharding must reach:\n  " + "\n  ".join(lines)
+    )
+
+
+def repeated_host(offers: Mapping[int, Offer]) -> dict[int, int]:
+    """Returns the hosts whose rows several processes deliver, by process."""
+    hosts = {process: offer.host for process, offer in offers.items() if offer.host >= 0}
+    counts = Counter(hosts.values())
+    return {process: host for process, host in hosts.items() if counts[host] > 1}
+
+
+def repeated_host_text(name: str, hosts: Mapping[int, int]) -> str:
+    """Returns the error message about processes that deliver the same rows.
+
+    Args:
+        name: Name of the iterator.
+        hosts: The index of the part of each process, by process; see `repeated_host`.
+    """
+    parts = ", ".join(f"process {process} part {host}" for process, host in hosts.items())
+    return (
+        f"the iterators of {name} deliver the same rows in several processes ({parts}), so that "
+        "other rows would be lost. Pass a different index in each process, e.g. "
+        "jax.process_index(). check_processes=False disables this check"
     )
 
 

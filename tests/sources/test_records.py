@@ -188,6 +188,22 @@ def test_the_identity_of_records_depends_on_their_bytes():
     assert Records([{"x": object()}]).identity() == Records([{"x": object()}]).identity()
 
 
+@pytest.mark.parametrize(
+    "one,other",
+    [
+        ({"id": np.int64(1)}, {"id": np.int64(2)}),
+        ({"id": [np.arange(3)]}, {"id": [np.arange(1, 4)]}),
+        ({"id": b"a"}, {"id": b"b"}),
+        ({"id": {"a", "b"}}, {"id": {"a", "c"}}),
+        (np.array(["a", None], object), np.array(["b", None], object)),
+    ],
+)
+def test_the_identity_depends_on_the_values_of_objects(one, other):
+    copied = pickle.loads(pickle.dumps(one))
+    first, equal, second = (Records([{"x": value}]).identity() for value in (one, copied, other))
+    assert first == equal != second
+
+
 ARRAYS = {
     "x": np.arange(24, dtype=np.float16).reshape(6, 2, 2),
     "label": np.arange(6) * 5,

@@ -1,5 +1,6 @@
 """Worker process of test_agreement.py: opens iterators that agree or differ between processes."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -158,6 +159,25 @@ def source_batch_map():
     return delivered(over_source(batch_map=[double] if LAST else []))
 
 
+class Unidentified(sources.Source):
+    """A source without an identity, of which some records can't be read."""
+
+    def __init__(self, version):
+        self.fields = {"x": sources.Field(np.int32)}
+        self._version = version
+
+    def __len__(self):
+        return 21
+
+    def read(self, indices, names):
+        if 3 in indices:
+            raise OSError("record 3 can't be read")
+        return {"x": [np.int32(index + self._version) for index in indices]}
+
+    def identity(self):
+        raise NotImplementedError
+
+
 class Versioned(sources.Source):
     """A source with an identity of its own."""
 
@@ -188,6 +208,8 @@ def differing_sources():
         "Selection of Selection": sources.Selection(part, np.arange(LAST, 20 + LAST)),
         "Mixture of Named": sources.Mixture([(sources.Named(part, "name"), 1)]),
         "a source of the user": Versioned(LAST),
+        "no identity": Unidentified(LAST),
+        "Selection without identity": sources.Selection(Unidentified(0), chosen[:-2]),
         "identity=": sources.Arrays(
             {"x": np.arange(21, dtype=np.int32)}, identity=f"numbers from 0 to 20, v{1 + LAST}"
         ),
@@ -324,6 +346,61 @@ def moved_alone():
         iterator.set_state(state)
         results[way] = [errors, delivered(iterator, 1)]
     return results
+
+
+def stream_moved_alone():
+    """Moves a stream in the last process alone: to its start, and into the next epoch."""
+    results = {}
+    for way in ("reset", "skip", "skip nothing"):
+        function = data_iterator(numbers, ["x"], mask="mask", sharding=SHARDING, check_processes=60)
+        source = sources.Arrays({"x": np.arange(21, dtype=np.int32)})
+        stream = function.stream(None, source=source, batch_size=BATCH)
+        delivered(stream, 2)
+        if LAST:
+            count = {"skip": [9], "skip nothing": [0]}.get(way)
+            stream.reset() if count is None else stream.skip(*count)
+        jax.experimental.multihost_utils.sync_global_devices(way)
+        error = delivered(stream, 1)
+        jax.experimental.multihost_utils.sync_global_devices("again")
+        stream.reset()
+        results[way] = [error, delivered(stream, 1)]
+    return results
+
+
+def peeked_alone():
+    """Peeks in the last process, at the end of the first epoch of a stream."""
+    function = data_iterator(numbers, ["x"], mask="mask", sharding=SHARDING, check_processes=60)
+    source = sources.Arrays({"x": np.arange(21, dtype=np.int32)})
+    stream = function.stream(None, source=source, batch_size=BATCH)
+    epoch = -(-21 // BATCH)
+    first = delivered(stream, epoch)
+    if LAST:
+        stream.peek()
+    jax.experimental.multihost_utils.sync_global_devices("peeked")
+    return [first, delivered(stream, epoch)]
+
+
+def refused_move():
+    """Skips too many batches in all processes, which does not move them."""
+    iterator = over_source()
+    first = delivered(iterator, 2)
+    for count in (100, 50):
+        with contextlib.suppress(ValueError):
+            iterator.skip(count)
+    return [*first, *delivered(iterator)]
+
+
+def same_part():
+    """Each process takes part 0 of the batches."""
+    from dalijax.adapters.tfdata import DALIDataset  # imports TensorFlow, which takes seconds
+
+    function = data_iterator(numbers, ["x"], last_batch_padded=True)
+    source = sources.Arrays({"x": np.arange(20)})
+    dataset = DALIDataset(function, source=source, batch_size=2)
+    try:
+        return len(list(dataset.shard(PROCESSES, 0)))
+    except RuntimeError as error:
+        return str(error)
 
 
 def moved_after_the_end():

@@ -48,7 +48,8 @@ OTHERS = [
     *("agree", "reader_of_equal_folders", "restored_apart", "sought_apart"),
     *("made_in_another_order", "in_threads", "alone", "unchecked", "never_comes"),
     *("mesh_of_the_context", "skipping", "skipped_apart", "moved_alone", "interrupted"),
-    *("numpy_of_clu", "differing_sources", "moved_after_the_end"),
+    *("numpy_of_clu", "differing_sources", "moved_after_the_end", "stream_moved_alone"),
+    *("peeked_alone", "refused_move", "same_part"),
 ]
 THREE = [
     *("agree", "source_lacks_a_record", "reader_seed", "made_in_another_order", "in_threads"),
@@ -187,6 +188,26 @@ def test_a_process_that_moves_alone_stops_all(request, processes):
             assert "raised ProcessError: process" in error
         first = [own[name == "read"][:1] for own in reports["agree"]]
         assert [own[way][1] for own in reports["moved_alone"]] == first
+
+
+def test_a_stream_that_moves_alone_stops_all(seen):
+    first, second = seen["stream_moved_alone"]
+    for way, position in (("reset", "epoch 0, step 0"), ("skip", "epoch 1"), ("skip nothing", "")):
+        assert f"process 1 moved the iterator numbers to {position}" in first[way][0], way
+        assert "did not reach the next batch of numbers" in second[way][0]
+        assert [own[way][1] for own in (first, second)] == [own[0][:1] for own in seen["agree"]]
+
+
+def test_moves_of_single_processes_that_change_nothing_are_allowed(seen):
+    """A peek into the next epoch, and moves that are refused."""
+    for own, agreed in zip(seen["peeked_alone"], seen["agree"]):
+        assert own[0] == agreed[0] and isinstance(own[1], list) and len(own[1]) == len(own[0])
+    assert seen["refused_move"] == [own[0] for own in seen["agree"]]
+
+
+def test_processes_with_the_same_part_are_refused(seen):
+    for text in seen["same_part"]:
+        assert "the same rows in several processes (process 0 part 0, process 1 part 0)" in text
 
 
 def test_processes_that_move_after_an_epoch_do_not_differ(seen):
