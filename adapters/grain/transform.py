@@ -143,7 +143,8 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             mask of its row to False; raises if neither the batch nor the eight following records
             have a record that can be decoded.
         element_spec: An example record of arrays, or of objects with ``shape`` and ``dtype``, for
-            streams whose first record does not show the dtypes.
+            streams whose first record does not show the dtypes. A ``dalijax.sources.Field`` also
+            declares a layout.
         read_options: grain.ReadOptions for a MapDataset, whose buffer size counts batches. By
             default, two threads read four batches ahead.
         allow_changes: Names of differences that a restore ignores, such as

@@ -218,7 +218,8 @@ class FedEngine(Engine[P]):
         if self._graph is not None:
             self._graph.learn(operators)
         self._check_first()
-        self._operators = description(runner.pipelines[0], operators, self._batch_map_names)
+        inputs = {} if self._graph is None else self._graph.inputs
+        self._operators = description(runner.pipelines[0], operators, self._batch_map_names, inputs)
         self._learned = True
         return runner
 

@@ -157,6 +157,21 @@ def _cut_off(settings: ReadSettings, chunk: Chunk) -> dict[int, Exception]:
     return errors
 
 
+def _misfits(settings: ReadSettings, chunk: Chunk) -> dict[int, Exception]:
+    """Returns an error for each record with an array that its field's layout does not fit."""
+    errors: dict[int, Exception] = {}
+    for name in settings.graph_fields:
+        field, values = settings.source.fields[name], chunk.columns[name]
+        if not field.has_default_layout:
+            continue
+        if isinstance(values, np.ndarray) and not field.misfit(values.shape[1:]):
+            continue
+        for place, value in enumerate(values):
+            if place not in chunk.errors and (fault := field.misfit(np.shape(value))):
+                errors[place] = ValueError(f"{name} {fault}")
+    return errors
+
+
 def _not_decodable(settings: ReadSettings, records: Indices, chunk: Chunk) -> dict[int, Exception]:
     """Returns an error for each record that DALI can't decode, by index in the chunk."""
     errors: dict[int, Exception] = {}
@@ -187,11 +202,11 @@ def _not_decodable(settings: ReadSettings, records: Indices, chunk: Chunk) -> di
 def _sizes_of(
     settings: ReadSettings, records: Indices, name: str, values: Values
 ) -> NDArray[np.int32]:
-    """Returns heights and widths of images, given as bytes or as paths, int32 [records, 2]."""
-    if (
-        settings.file_inputs.get(name, ImageInput()).is_path
-        and not settings.source.fields[name].is_path
-    ):
+    """Returns heights and widths of images: bytes, paths or arrays, int32 [records, 2]."""
+    field = settings.source.fields[name]
+    if field.image_layout:
+        return field.image_sizes(values)
+    if settings.file_inputs.get(name, ImageInput()).is_path and not field.is_path:
         return image_sizes(values, are_paths=True)
     return settings.source.sizes(records, name, values)
 
@@ -244,6 +259,7 @@ def _read_checked(settings: ReadSettings, records: Indices) -> Chunk:
     """Returns a chunk of records, with errors for unreadable, damaged and known bad records."""
     chunk = _read(settings.source, records, settings.names)
     chunk.errors.update(_cut_off(settings, chunk))
+    chunk.errors.update(_misfits(settings, chunk))
     chunk.errors.update(_not_decodable(settings, records, chunk))
     if settings.bad_samples.knows_records():
         columns = {name: chunk.columns[name] for name in settings.graph_fields}
@@ -459,11 +475,13 @@ class ReadRows:
             values = self.column(name)
             if not isinstance(values, np.ndarray):
                 values = _tensors(values)
+        layout = self._settings.source.fields[name].dali_layout
         if isinstance(values, np.ndarray):
             array = np.asarray(values, order="C")
-            return [TensorListCPU(array[rows]) for rows in self._parts]
+            return [TensorListCPU(array[rows], layout) for rows in self._parts]
         make: Any = TensorListCPU  # the stub lacks `contiguous`
-        return [make(values[rows], contiguous=False) for rows in self._parts]  # without a copy
+        # Without a copy.
+        return [make(values[rows], layout, contiguous=False) for rows in self._parts]
 
     def _joined(self, values: Sequence[Values]) -> Values:
         """Returns the values that the tasks have read, joined in the order of the rows."""

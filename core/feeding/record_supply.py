@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from nvidia.dali.tensors import TensorCPU
 
 from ..formats.field import Field
 from ..formats.image_size import Size, look_at_input
@@ -89,10 +90,18 @@ class RecordRows:
         return {row - first: error for row, error in errors.items() if first <= row < last}
 
     def inputs(self, name: str) -> Any:
-        """Returns the values of an input of the graph, one per row.
+        """Returns the values of an input of the graph, one per row, with the input's layout.
 
-        The result is an array [rows, ...] or a list of arrays, which ``fn.external_source`` takes.
+        The result is an array [rows, ...], or a list of arrays or of tensors, which
+        ``fn.external_source`` takes.
         """
+        values, field = self._arrays(name), self._supply.fields[name]
+        if not field.dali_layout:
+            return values
+        return [TensorCPU(array, field.dali_layout) for array in values]
+
+    def _arrays(self, name: str) -> Any:
+        """Returns the values of an input of the graph, one per row, without a layout."""
         columns = self._prepared.columns
         if name not in columns:  # the operators of the graph could not be read
             columns[name] = self._supply.column(name, self._prepared.records)[0]
@@ -125,6 +134,9 @@ class RecordRows:
 
     def _sizes(self, name: str) -> NDArray[np.int32]:
         """Returns heights and widths of an input's images, int32 [rows, 2]; see `DrawRows`."""
+        field = self._supply.fields[name]
+        if field.image_layout:
+            return field.image_sizes(self._arrays(name))
         sizes = self._prepared.sizes
         if name not in sizes:
             sizes[name] = self._supply.column(name, self._prepared.records)[1]
@@ -149,6 +161,7 @@ class RecordSupply:
         next_run: The run that DALI asks for next.
         seed: The seed of ``draw``; `StreamEngine` changes it.
         graph: The graph; None until a record was read.
+        fields: The kinds of the graph's inputs, by name; empty until a record was read.
         ended: Whether the reader had no further batch, since the last `seek`.
     """
 
@@ -164,6 +177,7 @@ class RecordSupply:
         self.next_run = 0
         self.seed = seed
         self.graph: FedGraph | None = None
+        self.fields: Mapping[str, Field] = {}
         self._schema: Schema | None = None
         self._column_numbers: dict[str, int] = {}
         self._reader = reader
@@ -262,7 +276,7 @@ class RecordSupply:
                     "the numbers by RandomInputs"
                 )
             self._column_numbers = {name: k for k, name in enumerate(self._schema.names)}
-            self.graph = graph
+            self.graph, self.fields = graph, graph.inputs
         return self.graph
 
     def _further(self) -> Iterator[Any]:
@@ -280,7 +294,7 @@ class RecordSupply:
         """Raises ValueError if the graph uses an input for which DALI has no type."""
         if self.graph is not None and self._schema is not None:
             for name, column in zip(self._schema.names, self._schema.columns):
-                if column.dtype is None and name in self.graph.used:
+                if column.field.dtype is None and name in self.graph.used:
                     raise ValueError(column.fault)
 
     def read_batches(self, position: RecordPosition, count: int) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..formats.field import Field
+from ..formats.field import Field, array_field, has_channels, may_be_images
 from ..formats.riff import cut_off
 from ..sources.values import (
     UnfitValueError,
@@ -36,17 +36,19 @@ class Column:
 
     Attributes:
         path: The keys of the array in a (nested) record.
-        dtype: The dtype; text and bytes are uint8. None if DALI has no type for the value in the
-            first record; that is an error only if the graph uses the input.
-        ndim: The number of dimensions.
+        field: The kind of the arrays; text and bytes are uint8. The dtype is None if DALI has no
+            type for the value in the first record; that is an error only if the graph uses the
+            input.
+        are_images: Whether all arrays, or none, must be images, because the layout follows from
+            the first record. None if the layout does not depend on the records.
         sizes: The sizes of the dimensions after the first, for lists without elements; () for
             zeros.
         fault: The reason why the dtype is None.
     """
 
     path: tuple[str, ...]
-    dtype: np.dtype[Any] | None
-    ndim: int
+    field: Field
+    are_images: bool | None = None
     sizes: tuple[int, ...] = ()
     fault: str = ""
 
@@ -117,7 +119,7 @@ class Schema:
         """
         arrays = []
         column, values = self.columns[index], records
-        dtype, ndim, path = column.dtype, column.ndim, column.path
+        dtype, ndim, path = column.field.dtype, column.field.ndim, column.path
         may_be_file = ndim == 1 and dtype == np.uint8
         for key in path:
             values = values_of(values, key, "/".join(path), first)
@@ -147,11 +149,31 @@ class Schema:
                     if dtype is not None
                     else column.fault
                 )
+            if column.are_images is not None and column.are_images != has_channels(array.shape):
+                raise ValueError(_other_channels(column, array, place))
             if may_be_file and (fault := cut_off(array)):
                 label = "/".join(path) or "the record"
                 raise ValueError(f"{label} in record {place} of the batch: {fault}")
             arrays.append(array)
         return arrays if ndim or not arrays else np.stack(arrays)
+
+
+def _other_channels(column: Column, array: np.ndarray, place: int) -> str:
+    """Returns the error text of a record whose array has another layout than the first record's.
+
+    Args:
+        column: The input.
+        array: The record's array.
+        place: The index of the record in the batch.
+    """
+    field, name = column.field, "/".join(column.path)
+    first = "is" if column.are_images else "is not"
+    kind = f"sources.Field(np.uint8, {field.ndim}, layout={field.dali_layout!r})"
+    return (
+        f"{name or 'the record'} has the shape {array.shape} in record {place} of the batch, but "
+        f"in the first record, or in element_spec, it {first} an image of 1 to 4 channels, on "
+        f"which its layout depends. Pass an element_spec in which it is {kind}"
+    )
 
 
 def values_of(records: Sequence[Any], key: str, label: str = "", first: int = 0) -> list[Any]:
@@ -282,17 +304,18 @@ def _column(
     Raises:
         TypeError: If the graph takes the value, but the first records show no DALI type for it.
     """
+    if described and isinstance(value, Field):
+        return Column(path, value, True if value.has_default_layout else None)
     if described and hasattr(value, "shape") and hasattr(value, "dtype"):
-        sizes = tuple(size or 0 for size in value.shape[1:])
-        return Column(path, np.dtype(value.dtype), len(value.shape), sizes)
+        return _like(path, np.dtype(value.dtype), tuple(value.shape))
     label = "/".join(path) or "the record"
     try:
         if not is_empty(value):
             array = leaf(value)
-            return Column(path, array.dtype, array.ndim, array.shape[1:])
+            return _like(path, array.dtype, array.shape)
         field, sizes = infer_kind(None, (), _values_at(path, further))
         if field.dtype is not None:
-            return Column(path, field.dtype, field.ndim, sizes)
+            return _like(path, field.dtype, (0, *sizes) if field.ndim else ())
         fault = (
             f"{label} is an empty list in the first records, which has neither a dtype nor a "
             "number of dimensions. Convert lists to arrays by a map(), e.g. to np.zeros((0, 4), "
@@ -302,7 +325,14 @@ def _column(
         fault = f"{label} of the first record can't be converted: {error}"
     if not may_lack:
         raise TypeError(fault)
-    return Column(path, None, 0, (), fault)
+    return Column(path, Field(None), fault=fault)
+
+
+def _like(path: tuple[str, ...], dtype: np.dtype[Any], shape: tuple[Any, ...]) -> Column:
+    """Returns the column of an input whose arrays are like an array of some dtype and shape."""
+    are_images = has_channels(shape) if may_be_images(dtype, len(shape)) else None
+    sizes = tuple(size or 0 for size in shape[1:])
+    return Column(path, array_field(dtype, shape), are_images, sizes)
 
 
 def _values_at(path: tuple[str, ...], records: Iterable[Any]) -> Iterator[Any]:

@@ -37,6 +37,25 @@ _BAD_DTYPE = re.compile(
     r"Cannot convert|not a valid DALIDataType"
 )
 
+# Patterns of DALI's errors about the shape or the layout of an input, each with its fix.
+_INPUT_CURES = {
+    "dimensions 1 does not match any of the allowed layouts": (
+        "The input has one dimension, like the bytes of a file: decode it first, as in images = "
+        "fn.decoders.image(data)"
+    ),
+    "dimensions 2 does not match any of the allowed layouts": (
+        "Images need a dimension for the channels: images = fn.expand_dims(images, axes=2)"
+    ),
+    "Found distinct layouts": (
+        "Pass one of the results through fn.reinterpret(images, layout='HWC'), or layout='' for no "
+        "layout. uint8 fields of images have the layout HWC"
+    ),
+    "Axis '.' is not present in the input layout": (
+        "The layout of the input lacks this axis: pass numbers of dimensions, e.g. axes=[0, 1], or "
+        "set the layout by fn.reinterpret(images, layout='HWC')"
+    ),
+}
+
 
 def definition_cure(error: Exception, arguments: Sequence[Any] = ()) -> str:
     """Returns the fix for an error that a graph function raised; "" if no fix is known.
@@ -200,11 +219,8 @@ def outputs_cure(error: Exception, name: str) -> str:
             f"{name} returns no outputs: return an output for each name in output_map, e.g. "
             "return images, labels"
         )
-    if "does not match any of the allowed layouts" in str(error) and "dimensions 1 " in str(error):
-        return (
-            f"{name}: {error}\nThe input has one dimension, like the bytes of a file: decode it "
-            "first, as in images = fn.decoders.image(data)"
-        )
+    if cure := run_cure(str(error)):
+        return f"{name}: {error}\n{cure}"
     if "Illegal output type" in str(error) or "contains a nested" in str(error):
         return (
             f"{name}: {error} A graph function returns outputs of DALI's operators in the order of "
@@ -213,6 +229,15 @@ def outputs_cure(error: Exception, name: str) -> str:
             "dalijax.fn.jax_function or dalijax.fn.dl_tensor_python_function.)"
         )
     return ""
+
+
+def run_cure(text: str) -> str:
+    """Returns the fix for an operator that got arrays of a wrong shape or layout; "" otherwise.
+
+    Args:
+        text: DALI's error of the operator.
+    """
+    return next((cure for error, cure in _INPUT_CURES.items() if re.search(error, text)), "")
 
 
 def workers_cure(error: Exception) -> str:

@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping
 from types import FunctionType, MappingProxyType, MethodType
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 from nvidia.dali import Pipeline, backend
 
 from ..environment import cuda_queues
 from ..errors import StateError
 from ..messages.user_warnings import warn_user
-from ..state.operators import kind_of, operator_inputs
+from ..state.operators import kind_of
 from ..state.random_state import to_other_device
 from . import advice, function_notes
 
@@ -193,6 +194,8 @@ def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
         cuda_queues.warn_if_too_late()
     if _forks_workers(pipeline):
         warn_user(advice.FORKED)
+    with contextlib.suppress(AttributeError):  # invalid outputs, which building reports
+        name_erased_axes(pipeline)
     try:
         pipeline.build()
     except (NotImplementedError, TypeError, ValueError) as error:
@@ -274,7 +277,7 @@ def operators(pipeline: Pipeline) -> list[Any]:
         if ready:
             ordered[id(operator)] = operator
             continue
-        inputs = [getattr(node, "source", None) for node in operator_inputs(operator)]
+        inputs = [getattr(node, "source", None) for node in jax.tree.leaves(operator.inputs)]
         todo += [
             (operator, True),
             *((operator_input, False) for operator_input in reversed(inputs)),
@@ -304,6 +307,20 @@ def unmap_readers(pipeline: Pipeline) -> None:
         if schema and backend.GetSchema(schema).HasArgument("dont_use_mmap"):
             with contextlib.suppress(RuntimeError):  # the graph function has set it already
                 instance.spec.AddArg("dont_use_mmap", True)
+
+
+def name_erased_axes(pipeline: Pipeline) -> None:
+    """Passes the default axes, "HW", to each ``fn.erase`` of an unbuilt pipeline that has no axes.
+
+    The results are the same, but images without a layout raise an error. With its own default, DALI
+    divides by zero and ends the process.
+    """
+    for instance in operators(pipeline):
+        operator = getattr(instance, "_op", None)
+        if getattr(operator, "schema_name", "") == "Erase" and not (
+            {"axes", "axis_names"} & {*getattr(operator, "_init_args", ())}
+        ):
+            instance.spec.AddArg("axis_names", "HW")
 
 
 def can_checkpoint(pipeline: Pipeline) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from ..errors import BatchError, EpochError, GraphError, RecordError
 from ..messages.printable import printable
 from ..state.position import FailedBatch
+from .advice import run_cure
 from .failure import Failure, failure_of
 
 # The graph is at fault if operators fail for this many batches before any batch succeeds.
@@ -59,6 +60,8 @@ def describe(failure: Failure, names: Sequence[str], every: bool, verb: str = "d
         records_text = f" for {shown}"
     else:
         records_text = ""
+    if cure := run_cure(failure.message):
+        message += f"\n{cure}"
     return f"{failure.subject} failed{records_text}: {message}"
 
 

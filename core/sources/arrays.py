@@ -9,12 +9,13 @@ import numpy as np
 
 from ..arguments import knows_its_names
 from ..dtypes import KINDS, as_scalars, cast_to, narrow_dtype, out_of_range
-from ..formats.field import Field
+from ..formats.field import Field, array_field
 from ..messages.replacements import suggest_table
 from ..order.shuffle import Indices
 from .base import BaseSource
+from .field_names import check_options
 from .source import Values
-from .values import UnfitValueError, check_unmasked
+from .values import UnfitValueError, check_unmasked, fitted
 
 
 class Arrays(BaseSource):
@@ -24,6 +25,7 @@ class Arrays(BaseSource):
 
     Args:
         arrays: Arrays [records, ...] by field name.
+        kinds: Kinds of fields that differ from their arrays, e.g. in `Field.layout`.
         identity: A string that replaces the digest of 64 rows in states.
 
     Attributes:
@@ -31,13 +33,20 @@ class Arrays(BaseSource):
 
     Raises:
         ValueError: If there is no array, or the arrays are empty or have different lengths.
-        TypeError: If ``arrays`` is not a dict, or DALI does not support the dtype of an array.
+        TypeError: If ``arrays`` is not a dict, DALI does not support the dtype of an array, or a
+            kind does not fit its array.
     """
 
     _gives_new_arrays = True  # read() copies, so that ReuseCheck is not needed
 
     @knows_its_names
-    def __init__(self, arrays: Mapping[str, Any], *, identity: str | None = None):
+    def __init__(
+        self,
+        arrays: Mapping[str, Any],
+        *,
+        kinds: Mapping[str, Field] | None = None,
+        identity: str | None = None,
+    ):
         if not isinstance(arrays, Mapping):
             call = suggest_table(arrays)
             raise TypeError(
@@ -51,6 +60,8 @@ class Arrays(BaseSource):
             raise ValueError(
                 f"arrays must be non-empty and have equally many rows. Their shapes are {shapes}"
             )
+        if kinds:
+            check_options({"kinds": kinds}, self._arrays)
         fields: dict[str, Field] = {}
         for name, array in self._arrays.items():
             if array.dtype.kind not in "US" and array.dtype.char not in KINDS:
@@ -58,11 +69,11 @@ class Arrays(BaseSource):
                     f"{name!r} is an array of {array.dtype}: {cast_to(array.dtype)}, or wrap "
                     "records of objects in dalijax.sources.Records"
                 )
-            fields[name] = Field(array.dtype.newbyteorder("="), array.ndim - 1)
-            if array.dtype.kind in "US":
-                fields[name] = Field(None)
-            elif array.ndim == 1:
-                fields[name] = Field(narrow_dtype(array.dtype))
+            fields[name] = _field(array)
+            if kinds and name in kinds:
+                fields[name] = kinds[name]
+                _check_kind(name, array, kinds[name])
+            if array.ndim == 1:
                 _check_range(name, array, fields[name].dtype)
         super().__init__(fields, identity)
 
@@ -108,6 +119,27 @@ def _as_array(name: str, value: Any) -> np.ndarray:
             f"{name!r} is not an array, because its rows differ in shape. Pad them to one shape, "
             f"or pass them as records of dalijax.sources.Records. {error}"
         ) from error
+
+
+def _field(array: np.ndarray) -> Field:
+    """Returns the kind of the field that contains the rows of an array."""
+    if array.dtype.kind in "US":
+        return Field(None)
+    if array.ndim == 1:
+        return Field(narrow_dtype(array.dtype))
+    return array_field(array.dtype.newbyteorder("="), array.shape[1:])
+
+
+def _check_kind(name: str, array: np.ndarray, field: Field) -> None:
+    """Raises TypeError if the rows of an array can't be converted to the kind of a field."""
+    try:
+        if array.dtype.kind in "US" and field.dtype is not None:
+            raise TypeError("is text, which bypasses the graph")
+        if field.dtype is not None:
+            row = np.zeros(array.shape[1:], array.dtype.newbyteorder("="))
+            fitted(row, row, field, casts=row.ndim == 0)
+    except (TypeError, UnfitValueError) as error:
+        raise TypeError(f"{name!r} {error}. Convert the array, or pass another kind") from None
 
 
 def _check_range(name: str, array: np.ndarray, dtype: np.dtype[Any] | None) -> None:

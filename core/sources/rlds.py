@@ -25,7 +25,7 @@ from ..formats.episode_index import (
     text_of,
 )
 from ..formats.episode_places import episode_places
-from ..formats.field import Field
+from ..formats.field import Field, array_field
 from ..formats.index import Index
 from ..formats.paths import Path, Paths, path_list
 from ..formats.rlds_features import IMAGE, NUMBER, TEXT, described
@@ -471,7 +471,8 @@ def _field(part: _Part, index: Index) -> Field:
     if kind == IMAGE:
         return Field(np.dtype(np.uint8), 1)
     values = index.arrays[f"{part.feature}.value"]
-    return Field(values.dtype, values.ndim - 1 + part.is_window, bypass=True)
+    steps = (len(part.offsets),) if part.is_window else ()
+    return array_field(values.dtype, (*steps, *values.shape[1:]), bypass=True)
 
 
 def _report_png(index: Index, parts: Mapping[str, _Part]) -> None:

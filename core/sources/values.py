@@ -9,7 +9,7 @@ import numpy as np
 from numpy.ma import MaskedArray
 
 from ..dtypes import KINDS, as_scalars, cast_to, narrow_dtype
-from ..formats.field import Field
+from ..formats.field import Field, array_field
 
 _TEXT = (str, bytes, bytearray, memoryview)
 
@@ -117,10 +117,9 @@ def kind_of(value: Any) -> Field:
         array = leaf(value)
     except TypeError:
         return Field(None)
-    dtype = array.dtype
     if array.ndim == 0:
-        dtype = narrow_dtype(dtype)
-    return Field(dtype, array.ndim)
+        return Field(narrow_dtype(array.dtype))
+    return array_field(array.dtype, array.shape)
 
 
 def infer_kind(

@@ -159,7 +159,10 @@ def graph_lines(
             )
             texts = {k: _short(v) for k, v in compared.items()} | paths
             lines.sources.extend(f"{label}.{k}: {v}" for k, v in sorted(texts.items()) if v)
-            lines.operators.append(operator_line(kind, name, {}))
+            # The results of operators such as gaussian_blur depend on the layout of a field.
+            has_layout = name.startswith(FIELD) and "layout" in compared
+            layout = {"layout": compared["layout"]} if has_layout else {}
+            lines.operators.append(operator_line(kind, name, layout))
             if kind == "external_source":
                 lines.unchecked.append(f"the data of the source {name}")
         else:

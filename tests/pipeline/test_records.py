@@ -18,6 +18,7 @@ from conftest import write_jpegs
 from dalijax import data_iterator
 from dalijax.adapters.grain import DALITransform
 from dalijax.core.feeding.schema import Column, described, learn, stacked
+from dalijax.core.formats.field import Field
 from dalijax.core.sources.values import leaf
 from dalijax.sources import Records
 
@@ -98,7 +99,7 @@ def test_parameters_take_keys_and_other_keys_bypass_them(function, record, call,
     assert schema.argument_keys == taken and schema.passed == passed
     kinds = {"image": (I8, 1), "number": (I32, 0), "name": (I8, 1), "": (I8, 1)}
     for column in schema.columns:
-        assert (column.dtype, column.ndim) == kinds["/".join(column.path)]
+        assert (column.field.dtype, column.field.ndim) == kinds["/".join(column.path)]
     whole = taken is None and isinstance(record, dict)
     paths = [(k,) for k in (sorted(record) if whole else taken or ())]
     assert [column.path for column in schema.columns] == (paths or [()])
@@ -154,8 +155,8 @@ def test_a_given_spec_replaces_the_first_record():
     spec = {"a": ShapeDtypeStruct((None, 3), np.int16), "b": np.zeros(2), "c": b""}
     schema = learn({"ignored": 1}, lambda a, b: 0, {}, spec)
     assert schema.columns == (
-        Column(("a",), np.dtype(np.int16), 2, (3,)),
-        Column(("b",), np.dtype(np.float64), 1),
+        Column(("a",), Field(np.int16, 2), sizes=(3,)),
+        Column(("b",), Field(np.float64, 1)),
     )
     assert schema.passed == ("c",)
 
