@@ -12,6 +12,7 @@ from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names
 from ..random.draw import Draw, check_draw
+from .layouts import as_rgb
 from .windows import Range
 
 _DEGREES = 360.0
@@ -42,7 +43,8 @@ def color_jitter(
     (median); with hue changed by 0.1, by 9.
 
     Args:
-        images: RGB images [height, width, 3], values from 0 to 255.
+        images: RGB images [height, width, 3], or videos [frames, height, width, 3], with values
+            from 0 to 255. Images without three channels fail.
         draw: The argument ``draw`` of the graph function.
         brightness: Range of the factor (low, high), or a number b for (max(0, 1 - b), 1 + b).
         contrast: Range of the factor, as for brightness; 0 is gray.
@@ -77,7 +79,7 @@ def color_jitter(
         factors, forms, columns=4, settings=ranges, name=name, kind="augment.color_jitter"
     )
     arguments: dict[str, Any] = dict(zip(ranges, drawn))
-    return draw.sized(fn.color_twist(images, **arguments), images)
+    return draw.sized(fn.color_twist(as_rgb(images, draw), **arguments), images)
 
 
 def _range(

@@ -14,6 +14,7 @@ from nvidia.dali.pipeline import do_not_convert
 from ..arguments import knows_its_names
 from ..random.draw import Draw, check_draw, check_share, draw_of_pipeline
 from . import windows
+from .layouts import sizes_in_graph, with_layout
 from .windows import Pair, Range
 
 _PIXELS = ((2,), np.float32)
@@ -41,7 +42,8 @@ def random_resized_crop(
     interpolated with their neighbors outside the window, as in Pillow's ``resize(box=...)``.
 
     Args:
-        images: Images [height, width, channels], with sizes that ``draw`` can look up.
+        images: Images [height, width, channels], or videos [frames, height, width, channels], with
+            sizes that ``draw`` can look up.
         size: Height and width of the output, in pixels; an int sets both.
         draw: The argument ``draw`` of the graph function.
         scale: Range of the window's share of the image's area.
@@ -89,7 +91,8 @@ def random_crop(
     """Crops a window of fixed size at a random position: torchvision's ``RandomCrop``.
 
     Args:
-        images: Images [height, width, channels], with sizes that ``draw`` can look up.
+        images: Images [height, width, channels], or videos [frames, height, width, channels], with
+            sizes that ``draw`` can look up.
         size: Height and width of the output, in pixels; an int sets both.
         draw: The argument ``draw`` of the graph function.
         padding: Pixels added around the image: on all sides, (left and right, top and bottom), or
@@ -151,7 +154,8 @@ def center_crop(
     up.
 
     Args:
-        images: Images [height, width, channels]; with ``draw``, of sizes that it can look up.
+        images: Images [height, width, channels], or videos [frames, height, width, channels]; with
+            ``draw``, of sizes that it can look up.
         size: Height and width of the output, in pixels; an int sets both.
         draw: The argument ``draw`` of the graph function, or None.
         resize: Length to which the image's shorter side is resized before cropping, in pixels;
@@ -201,7 +205,7 @@ def _central(
             "fill the crop. Pass a larger resize, or draw=draw, which makes them bad records"
         )
     extent = types.Constant(np.array(size, np.int64))
-    sizes: Any = images.shape()[0:2]  # int64
+    sizes = sizes_in_graph(images)
     resized = sizes
     if shorter is not None:
         resized = sizes * shorter // dali_math.min(sizes[0], sizes[1])
@@ -254,7 +258,7 @@ def flip(
     ``random_resized_crop(flip=...)``, and ``fn.crop_mirror_normalize(mirror=draw.coin_flip())``.
 
     Args:
-        images: Images [height, width, channels].
+        images: Images [height, width, channels], or videos [frames, height, width, channels].
         draw: The argument ``draw`` of the graph function.
         probability: Probability of a flip.
         vertical: Whether to flip top and bottom instead of left and right.
@@ -300,7 +304,8 @@ def random_erasing(
     ``value="random"`` is not supported.
 
     Args:
-        images: Images [height, width, channels], with sizes that ``draw`` can look up.
+        images: Images [height, width, channels], or videos [frames, height, width, channels], with
+            sizes that ``draw`` can look up.
         draw: The argument ``draw`` of the graph function.
         probability: Probability that an image has an erased rectangle.
         scale: Range of the rectangle's share of the image's area.
@@ -327,5 +332,7 @@ def random_erasing(
         name=name,
         kind="augment.random_erasing",
     )
-    erased = fn.erase(images, anchor=start, shape=extent, axis_names="HW", fill_value=value)
+    erased = fn.erase(
+        with_layout(images, draw), anchor=start, shape=extent, axis_names="HW", fill_value=value
+    )
     return draw.sized(erased, images)

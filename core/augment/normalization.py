@@ -14,6 +14,7 @@ from ..arguments import knows_its_names
 from ..dtypes import BFLOAT16, as_dtype, dali_type
 from ..pipeline.output_notes import mark_bfloat16
 from ..random.draw import draw_of_pipeline
+from .layouts import with_layout
 
 _DTYPES = ("float32", "float16", "bfloat16")
 _LAYOUTS = ("HWC", "CHW", "FHWC", "FCHW")
@@ -76,14 +77,15 @@ def normalize(
         scale = 1.0
     if not (np.isfinite(scale) and scale > 0):
         raise ValueError(f"scale must be a positive number, not {scale!r}")
+    draw = draw_of_pipeline()
+    is_video = layout.startswith("F")  # for which DALI's default layout is DHWC
     result: Any = fn.crop_mirror_normalize(
-        images,
+        with_layout(images, draw) if is_video else images,
         dtype=types.FLOAT if dtype == BFLOAT16 else dali_type(dtype),
         output_layout=layout,
         mean=[value / scale for value in means],
         std=[value / scale for value in deviations],
     )
-    draw = draw_of_pipeline()
     if draw is not None:
         draw.sized(result, images)
     return mark_bfloat16(result) if dtype == BFLOAT16 else result

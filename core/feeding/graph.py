@@ -67,6 +67,11 @@ class FedGraph:
         self.lost_numbers: dict[str, str] = {}
         self.used: set[str] = set()
         self._warned: set[str] = set()
+        self._layouts = {
+            name: (field.dali_layout, field.image_layout)
+            for name, field in inputs.items()
+            if field.image_layout
+        }
         self._call = call
         self._no_copy = no_copy
         self.__name__ = getattr(function, "__name__", type(function).__name__)
@@ -133,7 +138,7 @@ class FedGraph:
         sized: dict[str, bool] = {}
         draw = None
         if self.draws:
-            draw = Draw(draw_rows, names, sized)
+            draw = Draw(draw_rows, names, sized, self._layouts)
         outputs = self._call(nodes, draw)
         for name, are_paths in sized.items():
             self.file_inputs.setdefault(name, ImageInput(is_path=are_paths))

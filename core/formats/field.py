@@ -31,8 +31,8 @@ class Field:
             shardings has None for it. Without ``bypass``, a field that the graph does not take is
             not read.
         layout: DALI's layout of the array, with a letter for each dimension; "" for no layout. By
-            default, uint8 arrays of three dimensions are images (HWC), and those of four are videos
-            (FHWC), with up to four channels. Other arrays have no layout.
+            default, uint8 arrays of three dimensions are images (HWC) and uint8 arrays of four
+            dimensions are videos (FHWC), with 1 to 4 channels. Other arrays have no layout.
 
     Raises:
         TypeError: If the dtype is unknown.

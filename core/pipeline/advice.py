@@ -54,6 +54,11 @@ _INPUT_CURES = {
         "The layout of the input lacks this axis: pass numbers of dimensions, e.g. axes=[0, 1], or "
         "set the layout by fn.reinterpret(images, layout='HWC')"
     ),
+    r"(?s)same size in bytes.*Requested shape:\s+(\d+ x )+3$": (
+        "If the operator belongs to dalijax.augment: color_jitter takes RGB images of 3 channels, "
+        "and rand_augment, trivial_augment and auto_augment take them as uint8. For gray images, "
+        "pass draw.sized(fn.cat(images, images, images, axis=2), images)"
+    ),
 }
 
 

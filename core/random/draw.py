@@ -12,6 +12,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -200,12 +201,15 @@ class DrawRows:
     def image_sizes(self, name: str) -> NDArray[np.int32]:
         """Returns heights and widths of the images of a field, int32 [rows, 2].
 
-        A record whose image header can't be read is refused, with the size 1 x 1.
+        A record whose image has no pixels, or whose header can't be read, is refused, with the
+        size 1 x 1.
         """
         sizes = np.asarray(self.sizes(name), np.int32)
         unknown = (sizes < 1).any(axis=1)
         for row in np.flatnonzero(unknown).tolist():
-            self.refuse(row, ValueError("the size of the image can't be read from its header"))
+            header = "the size of the image can't be read from its header"
+            text = header if (sizes[row] < 0).any() else "the image has no pixels"
+            self.refuse(row, ValueError(text))
         return np.where(unknown[:, np.newaxis], np.int32(1), sizes)
 
     def drawn(self, name: str, function: DrawFunction) -> Sequence[Any]:
@@ -268,8 +272,10 @@ class Draw:
     Args:
         rows: Returns the `DrawRows` of a run of the pipeline, given the number of the run.
         fields: The field of each input of the graph, by the name of the input's node.
-        sized: A dict to which the draw adds each field whose image sizes are needed. The value is
-            True if the field contains paths of image files.
+        sized: A dict to which the draw adds each field of encoded images whose sizes are needed.
+            The value is True if the field contains paths of image files.
+        layouts: For each field of arrays with a height and a width, by name: its layout, which may
+            be "", and the layout that its arrays have as images.
     """
 
     def __init__(
@@ -277,14 +283,16 @@ class Draw:
         rows: Callable[[int], DrawRows],
         fields: Mapping[str, str],
         sized: dict[str, bool] | None = None,
+        layouts: Mapping[str, tuple[str, str]] = MappingProxyType({}),
     ):
         self._rows = rows
         self._fields = fields
         self._sized = {} if sized is None else sized
+        self._layouts = layouts
         # By the draw's name: its kind ("draw.uniform"), its name in states, and its settings.
         self._draws: dict[str, tuple[str, str, Mapping[str, Any]]] = {}
         self._inputs: dict[str, str] = {}  # labels of the operators that feed random numbers
-        # By the name of a node of images: the field they were decoded from, or their common size.
+        # By the name of a node of images: the field that contains them, or their common size.
         self._sizes: dict[str, str | NDArray[np.int32]] = {}
         pipeline = Pipeline.current()
         if pipeline is not None:  # an attribute, since a table here would keep the pipeline alive
@@ -449,7 +457,8 @@ class Draw:
             dtype: Dtype of the result, in NumPy's, JAX's or DALI's form, or its name.
             columns: Number of uniform numbers for each sample; None: the number of elements of
                 ``shape``.
-            images: The output of ``fn.decoders.image`` for a field, or images passed to `sized`.
+            images: A field of arrays, the output of ``fn.decoders.image`` for a field, or images
+                passed to `sized`.
             settings: JSON values that the function depends on. A state with other settings is
                 rejected.
             name: Name of the draw; see `dalijax.Draw`.
@@ -586,8 +595,8 @@ class Draw:
     def sized(self, images: DataNode, like: DataNode | tuple[int, int]) -> DataNode:
         """Declares the sizes of images, for draws that depend on them.
 
-        The sizes of decoded fields and of results of ``dalijax.augment`` are known. After other
-        operators, declare them::
+        The sizes of decoded fields, of fields of arrays and of results of ``dalijax.augment`` are
+        known. After other operators, declare them::
 
             images = draw.sized(fn.resize(images, size=(224, 224)), (224, 224))
 
@@ -607,20 +616,26 @@ class Draw:
                 self._sizes.pop(images.name, None)
         return images
 
+    def _layouts_of(self, node: DataNode) -> tuple[str, str] | None:
+        """Returns the two layouts of a field of arrays; None for other nodes; see `Draw`."""
+        return self._layouts.get(self._fields.get(getattr(node, "name", ""), ""))
+
     def _sizes_of(self, images: DataNode) -> str | NDArray[np.int32]:
-        """Returns the field that images were decoded from, or their common size, int32 [2].
+        """Returns the field that contains images, encoded or as arrays, or their size, int32 [2].
 
         Raises:
             TypeError: If neither is known.
         """
         operator: Any = getattr(images, "source", None)
         # Private in DALI: the name of a node's operator, and the operator's arguments.
-        while (kind := _kind(operator)).endswith("_conditional__Split"):  # in a branch of an if
+        while (kind := operator_kind(operator)).endswith("_conditional__Split"):  # in a branch
             images = operator.inputs[0]
             operator = images.source
         declared = self._sizes.get(getattr(images, "name", ""))
         if declared is not None:
             return declared
+        if self._layouts_of(images) is not None:
+            return self._fields[images.name]
         if kind.endswith("decoders__Image"):
             encoded = operator.inputs[0]
             are_paths = encoded.name not in self._fields and _is_read(encoded)
@@ -632,18 +647,19 @@ class Draw:
                 self._sized[field] = are_paths
                 return field
         raise TypeError(
-            "image sizes are known for the output of fn.decoders.image over a record's field with "
-            f"adjust_orientation=True, and not after {kind}. Call the function directly after the "
-            "decoder, or declare the sizes by draw.sized(images, (height, width))"
+            "image sizes are known for fields of arrays, and for the output of fn.decoders.image "
+            f"over a field with adjust_orientation=True, and not after {kind}. Call the function "
+            "directly after the decoder, or declare the sizes by draw.sized(images, (height, "
+            "width))"
         )
 
 
 def _is_read(node: DataNode) -> bool:
     """Returns whether a node is the output of ``fn.io.file.read``."""
-    return _kind(node.source) == "io__file__Read"
+    return operator_kind(node.source) == "io__file__Read"
 
 
-def _kind(operator: Any) -> str:
+def operator_kind(operator: Any) -> str:
     """Returns DALI's name of an operator: "decoders__Image"; "another value" for other values."""
     return str(getattr(getattr(operator, "_op", None), "schema_name", "another value"))
 

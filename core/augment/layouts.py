@@ -1,0 +1,104 @@
+"""Layouts and channels of images, for operators of DALI that depend on them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from nvidia.dali import fn, types
+from nvidia.dali import math as dali_math
+from nvidia.dali.data_node import DataNode
+
+from ..random.draw import Draw, operator_kind
+from ..state.operators import operator_inputs
+
+# Private in DALI: the split and merge operators that `if` uses with enable_conditionals=True.
+conditional: Any = fn._conditional  # type: ignore[attr-defined]
+# DALI's names of operators whose output has a layout, which is HWC if the input is an image without
+# a layout.
+_SET = {
+    *("Brightness", "BrightnessContrast", "ColorTwist", "Contrast", "Crop", "CropMirrorNormalize"),
+    *("Equalize", "Flip", "RandomResizedCrop", "Resize", "Rotate", "Saturation", "WarpAffine"),
+}
+_DECODED = re.compile("(experimental__)?(decoders__Image|decoders__Video|readers__Video)")
+# DALI's names of operators whose output has the layout of any input, or of the first input.
+_KEEP_ANY = {"ArithmeticGenericOp", "_conditional__Merge"}
+_KEEP = {"Cast", "Erase", "GaussianBlur", "Pad", "Slice", "_conditional__Split"} | _KEEP_ANY
+# DALI's names of operators whose output has the channels and the dtype of the first input.
+_KEEP_RGB = {"ColorTwist", "Erase", "Flip", "Resize", "WarpAffine", "_conditional__Split"}
+
+
+def with_layout(images: DataNode, draw: Draw | None) -> DataNode:
+    """Returns images with a layout. Images without a layout get HWC, and videos FHWC.
+
+    DALI knows the layout when a batch runs. If it is unknown when the graph is defined, operators
+    are added that copy the images if they have no layout.
+
+    Args:
+        images: Images [height, width, channels] or videos [frames, height, width, channels].
+        draw: The `Draw` of the graph, which knows the layouts of its fields, or None.
+    """
+    result: DataNode = images
+    layouts = None if draw is None else draw._layouts_of(images)
+    if layouts is not None and not layouts[0]:
+        result = fn.reinterpret(images, layout=layouts[1])
+    elif not _has_layout(images, draw):
+        has_layout = fn.get_property(images, key="layout").shape()[0] > 0
+        with_own, without = conditional.split(images, predicate=has_layout)
+        copies = fn.flip(without, horizontal=0, vertical=0)  # sets a missing layout
+        result = conditional.merge(with_own, copies, predicate=has_layout)
+    return result
+
+
+def as_rgb(images: DataNode, draw: Draw, dtype: Any = None) -> DataNode:
+    """Returns images with a layout; samples that are not RGB images fail.
+
+    DALI's operators on colors would end the process for images with 1 or 2 channels.
+
+    Args:
+        images, draw: As for `with_layout`.
+        dtype: DALI's type of the images; None for any type.
+    """
+    images = with_layout(images, draw)
+    if _is_rgb(images):
+        return images
+    sizes: Any = images.shape()[:-1]  # int64
+    shape = fn.cat(sizes, types.Constant([3], dtype=types.INT64), axis=0)
+    # Fails if the shape does not fit the bytes of the sample.
+    rgb: DataNode = fn.reinterpret(images, shape=shape, dtype=dtype)
+    return rgb
+
+
+def sizes_in_graph(images: DataNode) -> Any:
+    """Returns the height and the width of each image or video as a DataNode, int64 [2]."""
+    shape: Any = images.shape()
+    if _is_rgb(images):
+        return shape[0:2]
+    first = dali_math.max(shape.shape()[0] - 3, 0)  # 1 for videos
+    return shape[first : first + 2]
+
+
+def _has_layout(node: DataNode, draw: Draw | None) -> bool:
+    """Returns whether the samples of a node have a layout; False if that is unknown."""
+    layouts = None if draw is None else draw._layouts_of(node)
+    if layouts is not None:
+        return bool(layouts[0])
+    kind = operator_kind(node.source)
+    if kind in _SET or _DECODED.match(kind):
+        return True
+    if kind not in _KEEP:
+        return False
+    inputs = operator_inputs(node.source)[: None if kind in _KEEP_ANY else 1]
+    return any(_has_layout(image, draw) for image in inputs)
+
+
+def _is_rgb(node: DataNode) -> bool:
+    """Returns whether the samples of a node are RGB images, uint8; False if that is unknown."""
+    operator = node.source
+    kind = operator_kind(operator)
+    if kind in _KEEP_RGB:
+        return _is_rgb(operator_inputs(operator)[0])
+    # Private in DALI: the operator's arguments.
+    arguments = getattr(getattr(operator, "_op", None), "_init_args", {})
+    colors = arguments.get("output_type", types.RGB) in (types.RGB, types.BGR, types.YCbCr)
+    return kind.startswith("decoders__Image") and colors and "dtype" not in arguments
