@@ -20,7 +20,7 @@ from ..order.shuffle import Indices
 from ..per_process import PerProcess
 from ..remote.cache_folder import object_name
 from ..remote.disk_cache import DiskCache
-from ..remote.fsspec_client import FsspecFile, is_http
+from ..remote.fsspec_client import FsspecFile
 from ..remote.fsspec_client import read as read_fsspec
 from ..remote.locations import Place, server_settings
 from ..remote.owned_files import OpenFile
@@ -28,7 +28,7 @@ from ..remote.range_cache import Lease, RangeCache
 from ..remote.request_threads import request_threads
 from ..remote.retries import RemoteError
 from ..remote.storage import Storage
-from ..remote.versions import Version, has_version, is_certain, plain
+from ..remote.versions import Version, has_version, plain
 from ..workers import Result, call_each
 from .buffers import new_buffer
 from .read_ranges import checksums, read_ranges
@@ -335,10 +335,8 @@ class ByteFiles:
             kind: server_settings(place, options, os.environ) for kind, place in kinds.items()
         }
         names = [
-            object_name(path, stamp, {**options, "server": servers[place.kind] if place else None})
-            if (place is not None or (is_remote(path) and is_http(path)))
-            and has_version(stamp)
-            and is_certain(stamp)
+            object_name(path, stamp, {**options, "server": servers[place.kind]})
+            if place is not None and has_version(stamp)
             else None
             for path, stamp, place in zip(self.paths, self._stamps, self._places, strict=True)
         ]
@@ -346,7 +344,7 @@ class ByteFiles:
         if unnamed.any():
             warn_once(
                 f"{unnamed.sum():,} files that have neither an ETag nor an older date, or that "
-                "fsspec reads from other servers than HTTP servers, are not cached, such as "
+                "fsspec reads, are not cached, such as "
                 f"{printable(self.paths[int(np.argmax(unnamed))])}"
             )
         return PerProcess(functools.partial(DiskCache, self._storage.cache, names))

@@ -9,10 +9,9 @@ from typing import Any
 
 from ..messages.printable import printable
 from ..workers import call_each
-from .http_ranges import http_options, of_version
-from .locations import fsspec_options, stall_seconds
+from .locations import fsspec_options
 from .retries import RemoteError, changed, each, patience, repeated, wrong_length
-from .versions import date_pair, unsettled_pair
+from .versions import unsettled_pair
 
 _CHECK_SECONDS = 60.0  # between requests of the version of a file
 _CHECKS = 16  # concurrent requests of versions
@@ -44,19 +43,10 @@ def filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
     except ImportError as error:
         raise ImportError(
-            f"fsspec is required to read {printable(url)}: pip install fsspec, or for http, s3, gs "
-            'and az pip install "dalijax[remote]"'
+            f"fsspec is required to read {printable(url)}: pip install fsspec"
         ) from error
-    arguments = fsspec_options(url, options)
-    if url.startswith(("http://", "https://")):
-        arguments = {**http_options(stall_seconds(options)), **arguments}
-    system, path = url_to_fs(url, **arguments)
+    system, path = url_to_fs(url, **fsspec_options(url, options))
     return system, str(path)
-
-
-def is_http(url: str) -> bool:
-    """Returns whether fsspec reads a URL from an HTTP server; responses may have a version."""
-    return url.startswith(("http://", "https://")) and "::" not in url
 
 
 class FsspecFile:
@@ -87,14 +77,9 @@ class FsspecFile:
         self.size = int(size)
         self._checked = time.monotonic()
 
-    @property
-    def is_http(self) -> bool:
-        """Returns whether each response has the version of the file; see `http_ranges`."""
-        return is_http(self.url)
-
     def is_due(self) -> bool:
-        """Returns whether `check` is due: once a minute, and never for HTTP servers."""
-        return not self.is_http and time.monotonic() - self._checked >= _CHECK_SECONDS
+        """Returns whether `check` is due, once a minute."""
+        return time.monotonic() - self._checked >= _CHECK_SECONDS
 
     def check(self) -> Exception | None:
         """Requests the version of the file, and compares it with the opened version.
@@ -124,9 +109,6 @@ class FsspecFile:
         is_nested = "::" in self.url or self.url.startswith(_ARCHIVES)
         if is_nested and versions and are_times:
             return [self.size, unsettled_pair(repr(sorted(versions.items())))]
-        date = versions.get("Last-Modified")
-        if date is not None and len(versions) == 1:
-            return [self.size, date_pair(date, time.time())]
         return [self.size, *map(list, sorted(versions.items()))]
 
 
@@ -147,9 +129,8 @@ def read(
 ) -> list[memoryview]:
     """Reads ranges, and returns the bytes of each range. Failed reads are repeated.
 
-    Each file system is called once for all its files. Only fsspec's HTTP file system is called for
-    each file, because a call's responses can be compared with the version of a single file. The
-    versions of other files are requested after the reads, once a minute.
+    Each file system is called once for all its files. The versions of the files are requested after
+    the reads, once a minute.
 
     Args:
         files: The file of each range.
@@ -169,18 +150,15 @@ def read(
             file = files[row]
             # fsspec has an instance of a file system for each thread.
             arguments = repr((file.system.storage_args, file.system.storage_options))
-            key = type(file.system), arguments, file.path if file.is_http else ""
-            groups.setdefault(key, []).append(row)
+            groups.setdefault((type(file.system), arguments), []).append(row)
         pieces: dict[int, memoryview | Exception] = {}
         for group in groups.values():
-            file = files[group[0]]
-            with of_version(file.info):
-                contents = read_together(
-                    file.system,
-                    [files[row].path for row in group],
-                    [starts[row] for row in group],
-                    [ends[row] for row in group],
-                )
+            contents = read_together(
+                files[group[0]].system,
+                [files[row].path for row in group],
+                [starts[row] for row in group],
+                [ends[row] for row in group],
+            )
             for row, content in zip(group, contents, strict=True):
                 pieces[row] = _checked(content, starts[row], ends[row])
         due = [file for file in {files[row] for row in rows} if file.is_due()]

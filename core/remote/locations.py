@@ -1,7 +1,8 @@
-"""Translates URLs and storage options for obstore and for fsspec."""
+"""Selects the client of each URL, and translates URLs and storage options for it."""
 
 from __future__ import annotations
 
+import base64
 import collections
 import configparser
 import contextlib
@@ -11,6 +12,8 @@ import shlex
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+from ..messages.printable import printable
 
 # Prefixes of URLs that obstore reads, by the kind of the store.
 _KINDS = {
@@ -24,7 +27,8 @@ _KINDS = {
     "abfs": "az",
     "abfss": "az",
 }
-_ODD_PART = re.compile(r"(?:^|/)\.{0,2}(?:/|$)")  # a part "", "." or ".."
+# A part "", "." or "..", or a control character: obstore rejects such a key, or changes it.
+_ODD_KEY = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|[\x00-\x1f\x7f]")
 _BOTH = ("retry_timeout", "timeout")  # options of every store
 # obstore's name of each option. `anon` and `profile` are translated separately.
 _NAMES: Mapping[str, Mapping[str, str]] = {
@@ -89,8 +93,8 @@ class Place(NamedTuple):  # created faster than a dataclass; a data set has thou
 
     Attributes:
         kind: The kind of the store: "http", "s3", "gs" or "az".
-        root: The URL of the host, or the name of the bucket or container.
-        key: The path below the root.
+        root: The URL of the host, with the query; or the name of the bucket or container.
+        key: The path below the root; "" if the root is the whole URL of a file.
         account: Azure's account, if the URL contains it.
     """
 
@@ -105,9 +109,12 @@ class Place(NamedTuple):  # created faster than a dataclass; a data set has thou
 
 
 def folder_place_of(url: str) -> Place | None:
-    """Returns the place of the folder or bucket of a URL; None if only fsspec can list the URL.
+    """Returns the place of the folder or bucket of a URL; None if fsspec lists the URL.
 
     The key of a bucket is "".
+
+    Raises:
+        ValueError: If obstore can't list the folder.
     """
     url = url.rstrip("/")
     place = place_of(url if url.count("/") > 2 else f"{url}/x")
@@ -117,47 +124,64 @@ def folder_place_of(url: str) -> Place | None:
 
 
 def place_of(url: str) -> Place | None:
-    """Returns the place of a URL; None if only fsspec can read the URL.
+    """Returns the place of a URL that obstore reads; None if fsspec reads the URL.
 
-    obstore normalizes paths. So fsspec reads the URLs that obstore would change, and URLs with a
-    query.
+    fsspec reads chained URLs, and schemes that obstore lacks.
+
+    Raises:
+        ValueError: If obstore can't read the URL.
     """
-    scheme, separator, path = url.partition("://")
-    kind = _kind_of(url)
+    kind, (_, separator, path) = kind_of(url), url.partition("://")
     if not separator or kind is None:
         return None
-    account = ""
     if kind == "http":
-        parts = urllib.parse.urlsplit(url)
-        if parts.query or parts.fragment or "@" in parts.netloc or not parts.netloc:
-            return None
-        root, key = f"{scheme}://{parts.netloc}/", urllib.parse.unquote(parts.path[1:])
-        safe = "/~!$&'()*+,;=:@"
-        if urllib.parse.quote(key, safe) != urllib.parse.quote(parts.path[1:], safe + "%"):
-            return None  # e.g. an escaped slash
-    else:
-        root, _, key = path.partition("/")
-        if "?versionId=" in key or not root:
-            return None
-        if kind == "az" and "@" in root:
-            root, _, host = root.partition("@")
-            account = host.partition(".")[0]
-    if not key or _ODD_PART.search(key) or not key.isprintable():
-        return None
+        return _http_place(url)
+    root, _, key = path.partition("/")
+    if not root or not key:
+        raise ValueError(f"{printable(url)} names no object. Pass a URL such as s3://bucket/key")
+    if _ODD_KEY.search(key) or "?versionId=" in key:
+        raise ValueError(
+            f"{printable(url)}: obstore reads neither keys with empty parts, parts '.' or '..' or "
+            "control characters, nor versions of objects. Rename the object, or pass a presigned "
+            "https:// URL"
+        )
+    account = ""
+    if kind == "az" and "@" in root:
+        root, _, host = root.partition("@")
+        account = host.partition(".")[0]
     return Place(kind, root, key, account)
 
 
-def _kind_of(url: str) -> str | None:
+def _http_place(url: str) -> Place:
+    """Returns the place of a file on an HTTP server.
+
+    A path that obstore would change belongs to the root, which then has no other files.
+
+    Raises:
+        ValueError: If the URL has no host.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if not parts.hostname:
+        raise ValueError(f"{printable(url)} has no host")
+    root, key = f"{parts.scheme}://{parts.netloc}/", urllib.parse.unquote(parts.path[1:])
+    safe = "/~!$&'()*+,;=:@"
+    sent = urllib.parse.quote(key, safe), urllib.parse.quote(parts.path[1:], safe + "%")
+    if sent[0].lower() != sent[1].lower() or _ODD_KEY.search(key):  # e.g. an escaped slash
+        root, key = root + parts.path[1:], ""
+    return Place("http", f"{root}?{parts.query}" if parts.query else root, key)
+
+
+def kind_of(url: str) -> str | None:
     """Returns the kind of the store of a URL; None if obstore does not support the URL's scheme.
 
     Returns None also for chained URLs.
     """
-    return _KINDS.get(url.partition("://")[0]) if "::" not in url else None
+    return _KINDS.get(url.partition("://")[0].lower()) if "::" not in url else None
 
 
 def credentials_cure(url: str) -> str:
     """Returns a sentence for errors of denied access: how to set the credentials of a URL."""
-    kind = _kind_of(url) or ""
+    kind = kind_of(url) or ""
     if kind == "http":
         return "Check the credentials: storage_options={'headers': {'Authorization': ...}}"
     place = _CREDENTIALS.get(kind, "environment variables")
@@ -211,9 +235,12 @@ def store_arguments(
     }
     arguments: dict[str, Any] = {"client_options": client}
     if place.kind == "http":
-        if headers := options.get("headers"):
-            client["default_headers"] = dict(headers)
-        return "HTTPStore", {"url": place.root, **arguments}
+        if not place.key or "?" in place.root:  # there may be such a store for each file
+            client |= {"pool_max_idle_per_host": "4", "pool_idle_timeout": "10s"}
+        arguments["url"], headers = http_request(place.root, options)
+        if headers:
+            client["default_headers"] = headers
+        return "HTTPStore", arguments
     names = _NAMES[place.kind]
     config = {
         names[name]: value
@@ -234,6 +261,22 @@ def store_arguments(
     _check_server(place.kind, config, environment)
     store, root = _STORES[place.kind]
     return store, {root: place.root, "config": config, **arguments}
+
+
+def http_request(url: str, options: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """Returns the URL without user and password, and the headers of requests.
+
+    Args:
+        url: The URL, or its root.
+        options: The user's storage options.
+    """
+    headers = dict(options.get("headers") or {})
+    parts = urllib.parse.urlsplit(url)
+    user, is_given, host = parts.netloc.rpartition("@")
+    if is_given:
+        token = base64.b64encode(urllib.parse.unquote_to_bytes(user)).decode()
+        headers = {"Authorization": f"Basic {token}", **headers}
+    return parts._replace(netloc=host).geturl(), headers
 
 
 def _check_server(kind: str, config: Mapping[str, str], environment: Mapping[str, str]) -> None:
@@ -345,14 +388,15 @@ def needs_boto3(profile: str, environment: Mapping[str, str]) -> bool:
 
 
 def fsspec_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of fsspec's file system for a URL."""
-    kind = _kind_of(url)
+    """Returns the arguments of fsspec's file system for a URL.
+
+    Raises:
+        ImportError: If fsspec's HTTP file system lists the URL, and aiohttp is not installed.
+    """
     arguments = {name: value for name, value in options.items() if name not in _BOTH}
-    if kind == "s3" and "region" in arguments:
-        arguments["client_kwargs"] = {"region_name": arguments.pop("region")}
-    if kind == "s3":
-        limits = {"connect_timeout": 10, "read_timeout": stall_seconds(options)}
-        arguments["config_kwargs"] = {**limits, **arguments.get("config_kwargs", {})}
-    if kind == "gs" and arguments.pop("anon", False):
-        arguments["token"] = "anon"
-    return arguments
+    if kind_of(url) != "http":
+        return arguments
+    from aiohttp import ClientTimeout
+
+    limits = ClientTimeout(total=None, sock_connect=10, sock_read=stall_seconds(options))
+    return {**arguments, "client_kwargs": {"timeout": limits}}

@@ -6,10 +6,8 @@ lifetime: requests of a forked child would wait forever. A second copy has its o
 
 from __future__ import annotations
 
-import functools
 import importlib.machinery
 import importlib.util
-import logging
 import os
 import threading
 from typing import Any
@@ -17,22 +15,8 @@ from typing import Any
 from ..environment.extras import extra
 from ..per_process import PerProcess
 
-_log = logging.getLogger("dalijax")
-
 _loaded: Any = None  # the module that this process, or its parent, has loaded
 _lock = PerProcess(threading.Lock)
-
-
-@functools.lru_cache(maxsize=1)  # called for each of thousands of URLs, and warns once
-def has_obstore() -> bool:
-    """Returns whether obstore is installed; if it is not, logs a warning."""
-    if importlib.util.find_spec("obstore") is not None:
-        return True
-    _log.warning(
-        "URLs are read by fsspec, whose requests are slow. "
-        'For http, s3, gs and az: pip install "dalijax[remote]"'
-    )
-    return False
 
 
 def obstore() -> Any:
@@ -53,7 +37,7 @@ def _load() -> Any:
 
 
 def _imported() -> Any:
-    with extra("remote", "a client of object stores"):
+    with extra("remote", "obstore, which reads http, s3, gs and az URLs,"):
         import obstore._obstore
     return obstore._obstore
 

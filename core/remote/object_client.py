@@ -26,6 +26,8 @@ _NO_RETRIES = {"max_retries": 0, "retry_timeout": datetime.timedelta(seconds=1)}
 _BUFFERED = 1 << 19
 
 AT_ONCE = 10  # requests that obstore sends at once for a call
+# A store takes 0.1 MB, and URLs with different queries, such as presigned URLs, have a store each.
+_MOST_STORES = 1024
 _lock = PerProcess(threading.Lock)
 
 
@@ -296,6 +298,8 @@ class ObjectClient:
             with _lock.get():  # each store has its own connections
                 store = stores.get(key)
                 if store is None:
+                    while len(stores) >= _MOST_STORES:
+                        stores.pop(next(iter(stores)))  # the store that was created first
                     store = stores[key] = self._new_store(module, place)
         return module, store
 

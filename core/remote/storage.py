@@ -12,7 +12,7 @@ from .folders import Folders, FsspecFolders, ObjectFolders
 from .fsspec_client import filesystem, read_files
 from .listing import listings_of
 from .locations import Place, check_options, folder_place_of, place_of
-from .native import has_obstore
+from .native import obstore
 from .object_client import ObjectClient
 from .request_threads import request_threads
 from .versions import Version
@@ -23,8 +23,8 @@ _log = logging.getLogger("dalijax")
 class Storage:
     """Reads and writes remote files, and lists their folders.
 
-    obstore reads http, s3, gs and az URLs. fsspec reads the URLs that obstore does not support, and
-    all URLs if obstore is not installed.
+    obstore reads http, s3, gs and az URLs. fsspec reads chained URLs and other protocols, and lists
+    folders of HTTP servers.
 
     Args:
         options: The user's storage options, which both obstore and fsspec get.
@@ -53,28 +53,36 @@ class Storage:
         The result is None if fsspec reads the URL.
 
         Raises:
-            ValueError: If stores of this kind do not accept one of the storage options.
+            ValueError: If obstore can't read the URL, or stores of this kind do not accept one of
+                the storage options.
+            ImportError: If obstore reads the URL, and is not installed.
         """
         place = place_of(url)
-        if place is None or not has_obstore():
-            return None
-        if place.kind not in self._checked:  # once, as there may be thousands of URLs of a kind
-            check_options(place.kind, self.options)
-            self._checked.add(place.kind)
+        if place is not None:
+            self._check(place.kind)
         return place
+
+    def _check(self, kind: str) -> None:
+        """Checks the storage options of a kind of stores, and that obstore is installed."""
+        if kind not in self._checked:  # once, as there may be thousands of URLs of a kind
+            check_options(kind, self.options)
+            obstore()
+            self._checked.add(kind)
 
     def folders(self, url: str) -> tuple[Folders, str]:
         """Returns an object that lists folders of a URL's bucket or host, and the path in it.
 
         Raises:
-            ValueError: If stores of this kind do not accept one of the storage options.
-            ImportError: If fsspec reads the URL, and a package that it needs is not installed.
+            ValueError: If obstore can't list the URL, or stores of this kind do not accept one of
+                the storage options.
+            ImportError: If a package that lists the URL is not installed.
         """
         place = folder_place_of(url)
-        if place is None or not has_obstore():
+        if place is None:
+            self.place(url)  # the files of an HTTP server are read by obstore
             folders = FsspecFolders(url, self.options)
             return folders, folders.path(url)
-        check_options(place.kind, self.options)
+        self._check(place.kind)
         return ObjectFolders(self.client, url, place, self._found), place.key
 
     def contents(self, urls: Sequence[str], opens: bool = False) -> list[Any]:

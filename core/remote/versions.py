@@ -6,7 +6,6 @@ The stamp of a file is its version as lists: [size, [name, value], ...].
 from __future__ import annotations
 
 import datetime
-import email.utils
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -19,14 +18,11 @@ def is_settled(date: str, now: float) -> bool:
     """Returns whether a date is so old that a later change of the file has another date.
 
     Args:
-        date: A date in ISO format, or in the format of HTTP headers.
+        date: A date in ISO format.
         now: The time in seconds since 1970.
     """
     try:
-        if date[:1].isdigit():
-            moment = datetime.datetime.fromisoformat(date)
-        else:
-            moment = email.utils.parsedate_to_datetime(date)
+        moment = datetime.datetime.fromisoformat(date)
     except ValueError:
         return False
     return abs(now - moment.timestamp()) >= _RECENT
@@ -45,15 +41,6 @@ def unsettled_pair(date: str) -> list[str]:
 def has_version(stamp: list[Any]) -> bool:
     """Returns whether every later change of the file changes its stamp."""
     return len(stamp) > 1 and plain(stamp) == stamp
-
-
-def is_certain(stamp: list[Any]) -> bool:
-    """Returns whether a stamp identifies the bytes of a file: by an ETag, or an HTTP date alone.
-
-    Other values that fsspec reports, such as an mtime, may stay equal when the bytes change.
-    """
-    names = [pair[0] for pair in stamp[1:]]
-    return "ETag" in names or names == ["Last-Modified"]
 
 
 def plain(stamp: list[Any]) -> list[Any]:

@@ -128,7 +128,7 @@ class Files(BaseSource):
         self.classes: tuple[str, ...] = () if classes is None else class_names(classes)
         self._labels: NDArray[np.int32] | NDArray[np.float32] | None = None
         self._storage: Storage | None = None  # of a list with URLs
-        self._folders: Folders | None = None  # of a remote directory
+        self._folders: Folders | None = None  # of a remote directory, except on HTTP servers
         if paths is not None:
             if isinstance(paths, (str, bytes, os.PathLike)) and os.path.isdir(paths):
                 raise TypeError(f"paths={paths!r} is a directory. Pass it as Files({paths!r})")
@@ -154,7 +154,8 @@ class Files(BaseSource):
             root = path_text(folder)
             if is_remote(root):
                 self._folders, path = storage.folders(root)
-                is_folder, is_file = self._folders.isdir(path), self._folders.isfile(path)
+                is_folder = self._folders.isdir(path)  # on HTTP servers, folders are files, too
+                is_file = not is_folder and self._folders.isfile(path)
             else:
                 root = path = os.path.abspath(home_expanded(root))
                 is_folder, is_file = os.path.isdir(path), os.path.isfile(path)
@@ -173,6 +174,8 @@ class Files(BaseSource):
             # The path of a whole bucket is "".
             self._root = os.path.join(os.fsencode(path), b"") if path else b""
             self._list(_suffixes(extensions))
+            if self._folders is not None and is_remote(path):  # paths of HTTP servers are URLs
+                self._folders, self._storage = None, storage
         self._is_remote = self._storage is not None or self._folders is not None
         self._objects = self._with_versions(storage) if self._is_remote else None
         if self._is_remote and self._objects is None and cache is not None:

@@ -10,12 +10,13 @@ from nvidia.dali import fn, types
 from conformance import Expected, check
 from dalijax import data_iterator
 from dalijax.adapters.grain import DALIIterDataset
-from dalijax.core.remote import storage
 from dalijax.sources import RLDS, Tar
 from full import in_full
 from oracle import Case
 from range_server import serving, share_of_requests
 from tars import write_tar
+
+pytest.importorskip("obstore")
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +84,6 @@ def server(tmp_path, monkeypatch):
     ],
 )
 def test_conformance(read_ahead, with_grain, kind, server):
-    pytest.importorskip("obstore")
     make = functools.partial(iterator_of, server.urls, read_ahead, with_grain, kind)
     batches = expected().as_stream(2048) if with_grain else expected()
     check(make, batches, process=read_ahead == "128MB")
@@ -91,20 +91,12 @@ def test_conformance(read_ahead, with_grain, kind, server):
 
 @pytest.mark.parametrize("cache_bytes", (50_000, None))
 def test_conformance_with_a_cache(cache_bytes, server, tmp_path):
-    pytest.importorskip("obstore")
     arguments = {"cache": tmp_path / "ranges", "cache_bytes": cache_bytes}
     make = functools.partial(iterator_of, server.urls, "1kB", False, **arguments)
     check(make, expected(), process=cache_bytes is None)
 
 
 def test_conformance_with_faults(server):
-    pytest.importorskip("obstore")
     make = functools.partial(iterator_of, server.urls, "1kB", False)
     server.fault = share_of_requests(0.02, ("503", "reset", "short"))
     check(make, expected())
-
-
-def test_conformance_without_obstore(server, monkeypatch):
-    pytest.importorskip("aiohttp")
-    monkeypatch.setattr(storage, "has_obstore", lambda: False)
-    check(functools.partial(iterator_of, server.urls, "128MB", False), expected())

@@ -315,7 +315,6 @@ def test_an_index_that_can_not_be_read_is_reported_once(kind, server, monkeypatc
 
 
 def test_urls_with_queries_have_no_shared_index(server):
-    pytest.importorskip("aiohttp")
     write_indexes(urls(), server.options)
     forget(server)
     check(Tar([f"{url}?x" for url in http_urls(server)], FIELDS), server)
@@ -323,7 +322,6 @@ def test_urls_with_queries_have_no_shared_index(server):
 
 
 def test_signatures_of_urls_are_neither_stored_nor_identities(server, cache):
-    pytest.importorskip("aiohttp")
     identities = set()
     for secret in ("hidden1", "hidden2"):
         paths = [f"{url}?X-Amz-Signature={secret}" for url in http_urls(server)]

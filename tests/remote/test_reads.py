@@ -20,7 +20,6 @@ from nvidia.dali import fn, types
 from dalijax import data_iterator
 from dalijax.core.feeding.announcer import Announcer
 from dalijax.core.formats.example_message import example_message, record_parts
-from dalijax.core.remote import storage
 from dalijax.core.workers import Workers
 from dalijax.sources import Files, Mixture, Named, Tar, TFRecord
 from range_server import serving, share_of_requests
@@ -52,15 +51,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture(params=("obstore", "fsspec"))
-def client(request, monkeypatch):
-    """Reads by obstore or by fsspec."""
-    if request.param == "fsspec":
-        pytest.importorskip("aiohttp")
-        monkeypatch.setattr(storage, "has_obstore", lambda: False)
-    return request.param
 
 
 @pytest.fixture
@@ -138,7 +128,7 @@ def test_a_stored_index_needs_one_request_for_each_tar(server):
     assert sorted(server.ranges) == [(f"{k}.tar", 0, 1) for k in range(TARS)]
 
 
-def test_batches_are_those_of_local_files(server, client):
+def test_batches_are_those_of_local_files(server):
     local = Tar([str(server.folder / f"{k}.tar") for k in range(TARS)], FIELDS)
     expected = labels_of(local, 30)
     assert labels_of(opened(server), 30) == expected
@@ -170,7 +160,7 @@ def test_numbers_at_any_address(server, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ("503", "reset", "short", "hang"))
-def test_whole_files(kind, server, client, folder):
+def test_whole_files(kind, server, folder):
     urls = [f"{server.url}/{k}.tar" for k in range(TARS)]
     source = Files(paths=urls, storage_options=QUICK)
     server.fault = lambda path, start, end, count: kind if count < 2 else ""
@@ -194,7 +184,7 @@ def test_mixtures_and_names_read_ahead(server):
 @pytest.mark.parametrize(
     "kind", ("429", "500", "503", "reset", "hang", "stall", "short", "less", "other", "cut")
 )
-def test_faults_that_pass_lose_no_record(kind, server, client):
+def test_faults_that_pass_lose_no_record(kind, server):
     source = opened(server)
     server.fault = share_of_requests(0.4, (kind,), most=1)
     records = list(range(0, 120, 2))
@@ -202,7 +192,7 @@ def test_faults_that_pass_lose_no_record(kind, server, client):
     assert server.num_faults > 5
 
 
-def test_a_server_that_does_not_answer_has_the_file(server, client):
+def test_a_server_that_does_not_answer_has_the_file(server):
     server.latency = 10.0
     threading.Timer(0.8, setattr, (server, "latency", 0.0)).start()
     check(opened(server), [1, 30])
@@ -210,7 +200,7 @@ def test_a_server_that_does_not_answer_has_the_file(server, client):
 
 @pytest.mark.parametrize("on_error", ("raise", "skip", "mask"))
 @pytest.mark.parametrize("kind", ("403", "404", "412"))
-def test_final_errors_are_not_errors_of_records(kind, on_error, server, client):
+def test_final_errors_are_not_errors_of_records(kind, on_error, server):
     source = opened(server, read_ahead=0)  # so that few batches are read early
     make = data_iterator(identity, ["data", "label"], source=source, on_error=on_error, mask="mask")
     labels = []
@@ -241,7 +231,7 @@ def test_an_outage_sends_few_requests(server):
 
 
 @pytest.mark.slow
-def test_many_random_faults(server, client):
+def test_many_random_faults(server):
     source = opened(server, read_ahead=600_000)
     kinds = ("429", "500", "503", "reset", "short", "less", "other", "cut")
     server.fault = share_of_requests(0.3, kinds, most=3)
@@ -260,22 +250,21 @@ def test_many_random_faults(server, client):
         ("norange", OSError, "the server ignores ranges.*download the files"),
     ],
 )
-def test_final_errors_are_raised_after_one_request(kind, error, text, server, client):
+def test_final_errors_are_raised_after_one_request(kind, error, text, server):
     source = opened(server)
     server.ranges.clear()
     server.fault = share_of_requests(1.0, (kind,))
     with pytest.raises(error, match=f"^{server.url}/0.tar.*{text}"):
         source.read(np.array([3]), ["data"])
     assert len(server.ranges) == 1
-    if client == "obstore":  # fsspec opens files by HEAD, which has no faults here
-        with pytest.raises(error, match=f"^{server.url}/.*{text}"):
-            opened(server)
+    with pytest.raises(error, match=f"^{server.url}/.*{text}"):
+        opened(server)
     server.fault = None
     check(source, [3, 4])
 
 
 @pytest.mark.parametrize("kind", ("503", "hang", "less", "other"))
-def test_retries_end(kind, server, client):
+def test_retries_end(kind, server):
     source = opened(server, storage_options={"timeout": 0.1, "retry_timeout": 0.5})
     server.fault = share_of_requests(1.0, (kind,))
     text = "no answer for" if kind in ("503", "hang") else "the server is faulty"
@@ -286,7 +275,7 @@ def test_retries_end(kind, server, client):
 
 
 @pytest.mark.parametrize("tag", (None, ""))
-def test_a_changed_object_is_refused(tag, server, client, tmp_path):
+def test_a_changed_object_is_refused(tag, server, tmp_path):
     write(tmp_path)
     server.folder = tmp_path
     source = opened(server)
@@ -298,7 +287,7 @@ def test_a_changed_object_is_refused(tag, server, client, tmp_path):
     assert values[0].tobytes() == content(1003)
 
 
-def test_a_date_that_a_change_may_keep_is_compared(server, client, tmp_path):
+def test_a_date_that_a_change_may_keep_is_compared(server, tmp_path):
     server.folder, server.tag = tmp_path, ""
     server.date = email.utils.formatdate(usegmt=True)
     write_tar(tmp_path / "0.tar", [("0.bin", b"a" * 5000)])
@@ -527,7 +516,7 @@ def test_the_first_batch_waits_only_for_its_own_records(server):
         assert future.result(timeout=20).tolist() == expected
 
 
-def test_a_forked_child_reads(server, client):
+def test_a_forked_child_reads(server):
     source = opened(server)
     check(source, [1, 30])
 

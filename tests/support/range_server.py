@@ -68,6 +68,7 @@ class RangeServer:
         date: The Last-Modified of all files, if there is one.
         latency: As above.
         ranges: The requested ranges: path, start and end.
+        requests: The target and the headers of each request, in lower case.
         lists: Prefixes of requests for pages of lists.
         can_list: Whether lists are allowed.
         list_fault: Returns whether a request for a page fails, given its number.
@@ -81,7 +82,7 @@ class RangeServer:
         self.fault = None
         self.tag = self.date = None
         self.untagged = set()
-        self.ranges, self.lists = [], []
+        self.ranges, self.lists, self.requests = [], [], []
         self.can_list, self.list_fault = True, lambda number: False
         self.page_size = 1000
         self.heads = 0
@@ -173,6 +174,7 @@ class RangeServer:
         """Responds to a request; returns whether the connection stays open."""
         method, target, _ = head.partition("\r\n")[0].split(" ")
         headers = dict(re.findall(r"\r\n([^:\r]+): *([^\r]*)", head.lower()))
+        self.requests.append((target.lower(), headers))
         path = urllib.parse.unquote(target.partition("?")[0]).lstrip("/")
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("range", ""))
         query = dict(urllib.parse.parse_qsl(target.partition("?")[2]))
