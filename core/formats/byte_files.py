@@ -312,7 +312,6 @@ class ByteFiles:
                 for stamp, place in zip(self._stamps, self._places, strict=True)
             ],
             self._storage.client,
-            checks_all=self._storage.cache is not None,
         )
         self._cache = self._new_cache() if stamps and self._are_remote.any() else None
         # No lock: in a race, a file is opened twice. A forked child shares the local files, because

@@ -30,6 +30,7 @@ _KINDS = {
 # A part "", "." or "..", or a control character: obstore rejects such a key, or changes it.
 _ODD_KEY = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|[\x00-\x1f\x7f]")
 _BOTH = ("retry_timeout", "timeout")  # options of every store
+_IDENTITY = {"Accept-Encoding": "identity"}  # a compressed response has other bytes than the range
 # obstore's name of each option. `anon` and `profile` are translated separately.
 _NAMES: Mapping[str, Mapping[str, str]] = {
     "http": {"headers": ""},
@@ -229,6 +230,7 @@ def store_arguments(
     client: dict[str, Any] = {
         "allow_http": True,
         "connect_timeout": "10s",
+        "default_headers": _IDENTITY,
         "pool_max_idle_per_host": "1024",
         "timeout": "1h",  # of a whole response; a stalled response ends after `read_timeout`
         "read_timeout": f"{stall_seconds(options):g}s",
@@ -237,9 +239,7 @@ def store_arguments(
     if place.kind == "http":
         if not place.key or "?" in place.root:  # there may be such a store for each file
             client |= {"pool_max_idle_per_host": "4", "pool_idle_timeout": "10s"}
-        arguments["url"], headers = http_request(place.root, options)
-        if headers:
-            client["default_headers"] = headers
+        arguments["url"], client["default_headers"] = http_request(place.root, options)
         return "HTTPStore", arguments
     names = _NAMES[place.kind]
     config = {
@@ -270,7 +270,8 @@ def http_request(url: str, options: Mapping[str, Any]) -> tuple[str, dict[str, s
         url: The URL, or its root.
         options: The user's storage options.
     """
-    headers = dict(options.get("headers") or {})
+    given = options.get("headers") or {}
+    headers = {name: given[name] for name in given if name.lower() != "accept-encoding"} | _IDENTITY
     parts = urllib.parse.urlsplit(url)
     user, is_given, host = parts.netloc.rpartition("@")
     if is_given:

@@ -14,7 +14,16 @@ from ..per_process import PerProcess
 from .listing import PAGE, SORTED, Listing, versions_of_page
 from .locations import Place, needs_boto3, store_arguments
 from .native import obstore
-from .retries import changed, each, misconfigured, patience, refusal, repeated, wrong_length
+from .retries import (
+    WrongAnswerError,
+    changed,
+    each,
+    misconfigured,
+    patience,
+    refusal,
+    repeated,
+    wrong_length,
+)
 from .versions import Version
 
 T = TypeVar("T")
@@ -25,6 +34,8 @@ _NO_RETRIES = {"max_retries": 0, "retry_timeout": datetime.timedelta(seconds=1)}
 # Responses of fewer bytes may be parts of the HTTP client's buffers, which have up to 0.4 MB.
 _BUFFERED = 1 << 19
 
+# Encodings that leave the bytes as they are. S3's clients may store "aws-chunked" with an object.
+_NOT_ENCODED = ("", "identity", "aws-chunked")
 AT_ONCE = 10  # requests that obstore sends at once for a call
 # A store takes 0.1 MB, and URLs with different queries, such as presigned URLs, have a store each.
 _MOST_STORES = 1024
@@ -62,7 +73,7 @@ class ObjectClient:
         def get(module: Any, store: Any) -> Version:
             try:
                 result = module.get(store, place.key, options={"range": (0, 1)})
-                result.bytes()  # otherwise the connection would be closed
+                _content(result)  # otherwise the connection would be closed
             except Exception as error:
                 if "status code: 416" not in str(error):
                     raise
@@ -84,7 +95,7 @@ class ObjectClient:
         """
 
         def get(module: Any, store: Any) -> memoryview:
-            return memoryview(module.get(store, place.key).bytes())
+            return _content(module.get(store, place.key))
 
         return self._repeated(place, url, get, opens)
 
@@ -266,24 +277,31 @@ class ObjectClient:
         See `read` for the arguments. The last range is requested after the others were received,
         and its response must be of the requested version. If the server never returns an older
         version after a newer version, all ranges are then of this version, and no further request
-        is needed. Object stores have this property; the edge servers of a site may not.
+        is needed. Object stores have this property; the edge servers of a site may not, and its
+        proxies may compress some responses. So each response of an HTTP server is checked.
         """
         module, store = self._store(place)
         views: list[memoryview] = []
-        if len(starts) > 1:
-            contents = module.get_ranges(
-                store, place.key, starts=starts[:-1], ends=ends[:-1], coalesce=0
+        num_unchecked = 0 if place.kind == "http" else len(starts) - 1
+        if num_unchecked:
+            contents = module.get_ranges(  # does not return the headers
+                store,
+                place.key,
+                starts=starts[:num_unchecked],
+                ends=ends[:num_unchecked],
+                coalesce=0,
             )
             views += map(_own_memory, contents)
             del contents  # before waiting for the last range
         has_one()
-        options: dict[str, Any] = {"range": (starts[-1], ends[-1])}
-        if version.match is not None:
-            options["if_match"] = version.match
-        result = module.get(store, place.key, options=options)
-        if difference := version.difference(Version.of(result.meta)):
-            raise changed(printable(url), difference)
-        views.append(_own_memory(result.bytes()))
+        for start, end in zip(starts[num_unchecked:], ends[num_unchecked:], strict=True):
+            options: dict[str, Any] = {"range": (start, end)}
+            if version.match is not None:
+                options["if_match"] = version.match
+            result = module.get(store, place.key, options=options)
+            if difference := version.difference(Version.of(result.meta)):
+                raise changed(printable(url), difference)
+            views.append(_own_memory(_content(result)))
         for view, start, end in zip(views, starts, ends, strict=True):
             if len(view) != end - start:
                 raise wrong_length(start, end, len(view))
@@ -352,6 +370,19 @@ class ObjectClient:
                 "boto3: pip install boto3"
             ) from error
         return Boto3CredentialProvider(boto3.session.Session(profile_name=profile))
+
+
+def _content(result: Any) -> memoryview:
+    """Returns the content of a response of obstore.
+
+    Raises:
+        WrongAnswerError: If the server, or a proxy, has encoded the bytes.
+    """
+    encoding = result.attributes.get("Content-Encoding", "identity")
+    content = memoryview(result.bytes())
+    if encoding not in _NOT_ENCODED:
+        raise WrongAnswerError(f"the server sent the bytes in Content-Encoding {encoding!r:.60}")
+    return content
 
 
 def _own_memory(content: Any) -> memoryview:

@@ -30,9 +30,8 @@ from .versions import Version
 _OBJECTS = Limits(most_requests=2 * AT_ONCE)
 # fsspec sends the requests of all files of a call concurrently.
 _FSSPEC = Limits(most_requests=256, several_files=True)
-# `ObjectClient.read` compares only the version of the last response of a call.
-_CHECKED = Limits(most_requests=1)
-_LIMITS = (_OBJECTS, _CHECKED, _FSSPEC)
+_HTTP = Limits(most_requests=1)  # `ObjectClient` sends the requests of a call in turn
+_LIMITS = (_OBJECTS, _HTTP, _FSSPEC)
 OpenFiles = Callable[[Sequence[int]], list[FsspecFile]]
 
 
@@ -201,9 +200,6 @@ class RangeCache:
         places: The place of each file; None for a file that fsspec reads.
         versions: The version that each file must have.
         client: Reads the files that have a place.
-        checks_all: Whether the version of each response of an HTTP server is compared, not only
-            that of the last response of a call. The edge servers of a site may have different
-            versions of a file.
     """
 
     def __init__(
@@ -212,13 +208,11 @@ class RangeCache:
         places: Sequence[Place | None],
         versions: Sequence[Version],
         client: ObjectClient,
-        checks_all: bool = False,
     ):
         self._urls, self._places, self._versions = urls, places, versions
         self._client = client
-        checked = int(checks_all)
         self._limits = np.array(  # index of each file's limits in `_LIMITS`
-            [2 if place is None else checked * (place.kind == "http") for place in places], int
+            [2 if place is None else int(place.kind == "http") for place in places], int
         )
         sizes = np.array([version.size for version in versions], np.int64)
         self._addresses = np.cumsum(sizes) - sizes  # of the first byte of each file

@@ -1,6 +1,7 @@
 """URLs, headers and answers of HTTP servers, which obstore reads and fsspec lists."""
 
 import base64
+import itertools
 import os
 import pickle
 import sys
@@ -10,9 +11,9 @@ import numpy as np
 import pytest
 
 from dalijax.core.per_process import PerProcess
-from dalijax.core.remote import native
+from dalijax.core.remote import native, retries
 from dalijax.sources import Files, Tar
-from range_server import serving
+from range_server import serving, share_of_requests
 from tars import numbered_bytes, write_numbered
 
 pytest.importorskip("obstore")
@@ -71,6 +72,53 @@ def test_user_and_password_of_a_url(server):
     check(Tar([f"{url}/{k}.tar" for k in range(2)], FIELDS))
     token = base64.b64encode(b"me:se@cret").decode().lower()
     assert {headers["authorization"] for _, headers in server.requests} == {f"basic {token}"}
+
+
+# Encodings
+
+
+def bucket_options(server):
+    """Returns the options with which the server's folder "bucket" is a bucket of S3."""
+    (server.folder / "bucket").mkdir()
+    os.link(server.folder / "0.tar", server.folder / "bucket" / "0.tar")
+    return {"key": "a", "secret": "b", "region": "us-east-1", "endpoint_url": server.url}
+
+
+def test_requests_ask_for_plain_bytes(server):
+    options = {"headers": {"accept-encoding": "gzip", "X-Name": "me"}}
+    check(Tar(f"{server.url}/0.tar", FIELDS, storage_options=options), range(SAMPLES))
+    sent = {(headers["accept-encoding"], headers["x-name"]) for _, headers in server.requests}
+    assert sent == {("identity", "me")}
+    server.requests.clear()
+    check(Tar("s3://bucket/*.tar", FIELDS, storage_options=bucket_options(server)), range(SAMPLES))
+    assert {headers["accept-encoding"] for _, headers in server.requests} == {"identity"}
+
+
+@pytest.mark.parametrize("encoding", ("identity", "", "aws-chunked"))
+def test_bytes_that_are_not_encoded_are_read(encoding, server):
+    server.encoding = encoding
+    check(Tar(f"{server.url}/0.tar", FIELDS), range(SAMPLES))
+
+
+@pytest.mark.parametrize("encoding", ("gzip", "BR", "gzip, identity"))
+@pytest.mark.parametrize("way", ("tar", "file", "bucket"))
+def test_encoded_bytes_are_refused(way, encoding, server, monkeypatch):
+    monkeypatch.setattr(retries, "_delays", lambda: itertools.repeat(0.0))
+    server.encoding = encoding
+    url = f"{server.url}/0.tar" if way != "bucket" else "s3://bucket/0.tar"
+    options = bucket_options(server) if way == "bucket" else None
+    with pytest.raises(OSError, match=f"{url}.* Content-Encoding '{encoding}'.*download"):
+        if way == "file":
+            Files(paths=[url]).read(np.arange(1), ["data"])
+        else:
+            Tar(url, FIELDS, storage_options=options)
+
+
+def test_ranges_that_a_proxy_compresses_are_requested_again(server):
+    source = Tar([f"{server.url}/{k}.tar" for k in range(2)], FIELDS)
+    server.fault = share_of_requests(0.4, ("gzip",), most=2)
+    check(source, range(0, 2 * SAMPLES, 2))
+    assert server.num_faults > 2
 
 
 # Without obstore

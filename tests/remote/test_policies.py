@@ -38,6 +38,7 @@ from dalijax.core.remote.versions import Version, has_version, is_settled, plain
 from dalijax.core.workers import Result
 
 URL = "s3://bucket/a.tar"
+IDENTITY = {"Accept-Encoding": "identity"}
 
 
 def error_of(name, text="", base=Exception):
@@ -255,7 +256,9 @@ def test_options_of_http_and_unknown_options():
     place = Place("http", "http://h/", "k")
     name, arguments = store_arguments(place, {"headers": {"A": "b"}, "timeout": 3}, {})
     assert name == "HTTPStore" and arguments["url"] == "http://h/"
-    assert arguments["client_options"]["default_headers"] == {"A": "b"}
+    assert arguments["client_options"]["default_headers"] == {"A": "b", **IDENTITY}
+    headers = {"headers": {"accept-encoding": "gzip"}}
+    assert store_arguments(place, headers, {})[1]["client_options"]["default_headers"] == IDENTITY
     assert arguments["client_options"]["read_timeout"] == "3s"
     with pytest.raises(ValueError, match="storage_options has 'keys', which s3:// does not take"):
         store_arguments(S3, {"keys": 1}, {})

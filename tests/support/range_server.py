@@ -15,6 +15,7 @@ import asyncio
 import bisect
 import collections
 import contextlib
+import gzip
 import hashlib
 import html
 import mmap
@@ -37,6 +38,8 @@ KINDS = (
     "norange",  # the whole file
     "other",  # the range after the requested one
     "cut",  # one byte less, with the headers of the whole range
+    "long",  # further bytes, with the headers of the range
+    "gzip",  # the compressed range, although the request asks for "identity"
     "older",  # an older version of the file, unless the request has a condition
 )
 
@@ -66,6 +69,7 @@ class RangeServer:
         tag: Replaces the ETags of all files, if it is not None; "" for no ETags.
         untagged: Paths of files without ETags.
         date: The Last-Modified of all files, if there is one.
+        encoding: The Content-Encoding of all responses with files, if there is one.
         latency: As above.
         ranges: The requested ranges: path, start and end.
         requests: The target and the headers of each request, in lower case.
@@ -80,7 +84,7 @@ class RangeServer:
     def __init__(self, folder, latency=0.0):
         self.folder, self.latency = pathlib.Path(folder), latency
         self.fault = None
-        self.tag = self.date = None
+        self.tag = self.date = self.encoding = None
         self.untagged = set()
         self.ranges, self.lists, self.requests = [], [], []
         self.can_list, self.list_fault = True, lambda number: False
@@ -211,6 +215,7 @@ class RangeServer:
             return self._send(writer, 412, b"")
         lines = f"ETag: {tag}\r\n" if tag else ""
         lines += f"Last-Modified: {self.date}\r\n" if self.date else ""
+        lines += f"Content-Encoding: {self.encoding}\r\n" if self.encoding is not None else ""
         if not wanted or kind == "norange":
             status, body = 200, data
         else:
@@ -223,6 +228,10 @@ class RangeServer:
                 start, end = start + 1, end + 1
             lines += f"Content-Range: bytes {start}-{end - 1}/{len(data)}\r\n"
             body = data[start : end - (kind == "cut")]
+        if kind == "long":
+            body = bytes(body) + b"x" * 20
+        if kind == "gzip":
+            body, lines = gzip.compress(body), lines + "Content-Encoding: gzip\r\n"
         if kind in ("short", "stall"):
             self._send(writer, status, body[: len(body) // 2], lines, length=len(body))
             await writer.drain()
