@@ -38,9 +38,16 @@ def status_of(error: BaseException) -> int:
     for holder in (error, getattr(error, "response", None)):
         for name in ("status", "code", "status_code"):
             status = getattr(holder, name, None)
-            if isinstance(status, int) and 100 <= status < 600:
-                return status
+            if isinstance(status, int):
+                if 100 <= status < 600:
+                    return status
+                break  # aiohttp warns if `code` is read, too
     return 0
+
+
+def kinds_of(error: BaseException) -> set[str]:
+    """Returns the names of an error's class and of its base classes."""
+    return {kind.__name__ for kind in type(error).__mro__}
 
 
 def chain_of(error: BaseException | None) -> Iterator[BaseException]:
@@ -57,6 +64,6 @@ def _is_environment(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno in _ERRNOS:
         return True
-    if not _CLIENT_ERRORS.isdisjoint(kind.__name__ for kind in type(error).__mro__):
+    if not _CLIENT_ERRORS.isdisjoint(kinds_of(error)):
         return True
     return passes(status_of(error))

@@ -38,6 +38,7 @@ def filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
     Raises:
         ImportError: If fsspec, or a package that it needs for the protocol, is not installed.
+        RemoteError: If the archive of a chained URL can't be opened.
     """
     try:
         from fsspec.core import url_to_fs
@@ -45,7 +46,12 @@ def filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         raise ImportError(
             f"fsspec is required to read {printable(url)}: pip install fsspec"
         ) from error
-    system, path = url_to_fs(url, **fsspec_options(url, options))
+    arguments = fsspec_options(url, options)
+    ((system, path),) = repeated(
+        lambda rows: each(lambda _: url_to_fs(url, **arguments), rows),
+        [url],
+        patience(options, opens=True),
+    )
     return system, str(path)
 
 

@@ -14,9 +14,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..environment.passing_errors import is_environment, passes, status_of
+from ..environment.passing_errors import (
+    chain_of,
+    is_environment,
+    kinds_of,
+    passes,
+    status_of,
+)
 from ..messages.printable import printable
-from .locations import credentials_cure
+from .locations import credentials_cure, kind_of
 
 T = TypeVar("T")
 
@@ -36,6 +42,26 @@ _RANGES = (
     "the server ignores ranges. Tars and TFRecords need a server that supports range requests "
     "(python -m http.server does not). Use another server, or download the files"
 )
+_FAULTY = "The file was changed, or the server is faulty. Reopen the source, or download the file"
+_NO_HTTP = "the response is not HTTP. Check the scheme and the port of the URL"
+# Errors of obstore after wrong answers, and their descriptions; obstore shows its inner errors.
+_WRONG_ANSWERS = (
+    (re.compile(r"(Requested \d+\.\.\d+, got.*)"), rf"\1. {_FAULTY}"),
+    (
+        re.compile(r"source: (?:MissingContentLength|\w+ContentRange)\b"),
+        "obstore requires a Content-Length, which chunked responses lack, and a Content-Range with "
+        "the size of the file. Use another server, or download the file",
+    ),
+    (re.compile(r"hyper::Error\(\s*Parse\(|error: InvalidMessage\("), _NO_HTTP),
+    (
+        re.compile(r"error: InvalidCertificate\(\s*(\w+)"),
+        r"the certificate of the server is not valid (\1). Check the URL, or SSL_CERT_FILE",
+    ),
+)
+_REDIRECTS = {
+    "TooManyRedirects": "the server redirects in a loop",
+    "BadScheme": "the server redirects to a URL that is not https, or not http",
+}
 _last_warning = -_REPEATED
 _random = random.Random()  # its own generator, because a user may have seeded `random`
 
@@ -117,7 +143,7 @@ def repeated(
             if (final := refusal(results[row], urls[row])) is not None:
                 raise final from None
         error, url = results[rows[0]], urls[rows[0]]
-        num_wrong += any(is_wrong_answer(results[row]) for row in rows)
+        num_wrong += any(wrong_answer(results[row]) for row in rows)
         waited, delay = time.monotonic() - began, next(delays)
         if waited + delay > seconds or num_wrong >= _FEW:
             raise exhausted(url, waited, error) from None
@@ -166,17 +192,20 @@ def refusal(error: Exception, url: str) -> Exception | None:
             process has another copy of the classes.
         url: The URL of the request.
     """
-    shown = printable(url)
-    kinds = {kind.__name__ for kind in type(error).__mro__}
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and isinstance(cause, Exception):
+        is_of_client = is_environment(cause) or status_of(cause) or "ClientError" in kinds_of(cause)
+        if is_of_client or isinstance(cause, RemoteError):
+            error = cause  # fsspec raises FileNotFoundError also for other errors of HTTP clients
+    shown, kinds = printable(url), kinds_of(error)
     text = str(error).partition("\n")[0]
     found = _STATUS.search(text)
     status = int(found[1]) if found else status_of(error)
-    if isinstance(error, RemoteError):
+    if isinstance(error, (RemoteError, ImportError)):
         return error
-    # fsspec also raises FileNotFoundError if a server does not answer.
-    if isinstance(error, FileNotFoundError) and error.__cause__ and is_environment(error.__cause__):
+    if wrong_answer(error):
         return None
-    if kinds & {"FileNotFoundError", "NotFoundError"} or status == 404:
+    if any(kind.endswith("NotFoundError") for kind in kinds) or status == 404:
         return MissingError(f"{shown} does not exist (404). Check the URL")
     if kinds & {"PermissionError", "PermissionDeniedError", "UnauthenticatedError"} or (
         status in (401, 403)
@@ -192,13 +221,15 @@ def refusal(error: Exception, url: str) -> Exception | None:
             "files instead of a pattern or a folder"
         )
     if "redirect without LOCATION" in text:
-        return RemoteError(
-            f"{shown}: the bucket is in another region. Pass storage_options={{'region': ...}}"
-        )
+        problem = "the server redirects without a Location. Check the URL"
+        if kind_of(url) == "s3":
+            problem = "the bucket is in another region. Pass storage_options={'region': ...}"
+        return RemoteError(f"{shown}: {problem}")
+    for sign, problem in _REDIRECTS.items():
+        if f"source: {sign}" in str(error) or sign in kinds:
+            return RemoteError(f"{shown}: {problem}. Check the URL")
     if status and not passes(status):
         return RemoteError(f"{shown}: the server answered with status {status}. {text:.300}")
-    if isinstance(error, ImportError):
-        return error
     if (
         type(error).__name__ in ("GenericError", "WrongAnswerError")  # of obstore and this module
         or is_environment(error)
@@ -222,14 +253,19 @@ def ignores_ranges(url: str) -> RemoteError:
     return RemoteError(f"{printable(url)}: {_RANGES}")
 
 
-def is_wrong_answer(error: Exception) -> bool:
-    """Returns whether an error means that a server sent other bytes than requested.
+def wrong_answer(error: Exception) -> str:
+    """Returns what is wrong with a server's answer, and a remedy; "" for other errors.
 
     Another attempt rarely changes the answer.
     """
-    return isinstance(error, WrongAnswerError) or bool(
-        re.search(r"Requested \d+\.\.\d+, got", str(error))
-    )
+    if isinstance(error, WrongAnswerError):
+        return f"{error!s:.300}. {_FAULTY}"
+    if any("BadHttpMessage" in kinds_of(cause) for cause in chain_of(error)):  # of aiohttp
+        return _NO_HTTP
+    for pattern, description in _WRONG_ANSWERS:
+        if found := pattern.search(str(error)):
+            return found.expand(description)
+    return ""
 
 
 def wrong_length(start: int, end: int, count: int) -> WrongAnswerError:
@@ -257,12 +293,9 @@ def exhausted(url: str, seconds: float, error: Exception) -> RemoteError:
         seconds: Time since the first attempt.
         error: The error of the last attempt.
     """
+    if description := wrong_answer(error):
+        return RemoteError(f"{printable(url)}: {description}")
     text = str(error).partition("\n")[0] or type(error).__name__
-    if is_wrong_answer(error):
-        return RemoteError(
-            f"{printable(url)}: {text:.300}. The file was changed, or the server is faulty. Reopen "
-            "the source, or download the file"
-        )
     return NoAnswerError(
         f"{printable(url)}: no answer for {seconds:.0f} s. The last error: {text:.300}"
     )

@@ -12,6 +12,7 @@ import pytest
 
 from dalijax.core.per_process import PerProcess
 from dalijax.core.remote import native, retries
+from dalijax.core.remote.retries import RemoteError
 from dalijax.sources import Files, Tar
 from range_server import serving, share_of_requests
 from tars import numbered_bytes, write_numbered
@@ -119,6 +120,65 @@ def test_ranges_that_a_proxy_compresses_are_requested_again(server):
     server.fault = share_of_requests(0.4, ("gzip",), most=2)
     check(source, range(0, 2 * SAMPLES, 2))
     assert server.num_faults > 2
+
+
+# Other answers
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "most"),
+    [
+        ("bare", "the server redirects without a Location. Check the URL", 1),
+        ("loop", "the server redirects in a loop. Check the URL", 11),
+        ("garbled", "the response is not HTTP. Check the scheme and the port", 5),
+        ("chunked", "obstore requires a Content-Length, which chunked responses lack", 5),
+        ("unsized", ".* and a Content-Range with the size of the file. Use another server", 5),
+    ],
+)
+def test_answers_that_obstore_does_not_take_are_named(kind, text, most, server, monkeypatch):
+    """They are not requested again for minutes: the test would not end."""
+    monkeypatch.setattr(retries, "_delays", lambda: itertools.repeat(0.0))
+    source = Tar(f"{server.url}/0.tar", FIELDS)
+    server.fault = lambda *_: kind
+    server.ranges.clear()
+    with pytest.raises(OSError, match=f"^{server.url}/0.tar: {text}"):
+        check(source, [3])
+    assert len(server.ranges) == most
+    with pytest.raises(OSError, match=f"^{server.url}/1.tar: {text}"):
+        Tar(f"{server.url}/1.tar", FIELDS)
+    server.fault = None
+    check(source, [3])
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("garbled", "the response is not HTTP. Check the scheme and the port"),
+        ("403", "access is denied .403"),
+        ("loop", "the server redirects in a loop"),
+        ("503", "no answer for"),
+    ],
+)
+@pytest.mark.parametrize("way", ("folder", "pattern", "chain"))
+def test_answers_that_fsspec_does_not_take_are_named(way, kind, text, server, monkeypatch):
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(retries, "_delays", lambda: itertools.repeat(0.05))
+    server.fault = lambda *_: kind
+    options = {"storage_options": {"retry_timeout": 0.1}}
+    with pytest.raises(RemoteError, match=f"{server.url}/a.*: {text}"):
+        if way == "folder":
+            Files(f"{server.url}/a", **options)
+        elif way == "pattern":
+            Files(paths=f"{server.url}/a/*.jpg", **options)
+        else:
+            Tar(f"zip://a.tar::{server.url}/a.zip", FIELDS, **options)
+
+
+def test_a_redirect_of_a_bucket_without_a_location_means_another_region(server):
+    options = bucket_options(server)
+    server.fault = lambda *_: "bare"
+    with pytest.raises(OSError, match="s3://bucket/0.tar: the bucket is in another region"):
+        Tar("s3://bucket/0.tar", FIELDS, storage_options=options)
 
 
 # Without obstore

@@ -58,6 +58,13 @@ def with_status(number):
     return error
 
 
+def caused(error):
+    """Returns the error that fsspec raises after any error of an HTTP client."""
+    missing = FileNotFoundError("a.zip")
+    missing.__cause__ = error
+    return missing
+
+
 def status(number):
     return f"Error performing GET {URL} in 2ms - Server returned non-2xx status code: {number} x: y"
 
@@ -78,6 +85,11 @@ def status(number):
         (with_status(403), PermissionError, "denied .403"),
         (with_status(404), FileNotFoundError, "does not exist"),
         (with_status(412), OSError, "was changed.*Reopen"),
+        (caused(with_status(403)), PermissionError, "denied .403"),
+        (caused(with_status(404)), FileNotFoundError, "does not exist"),
+        (caused(KeyError("a.jpg")), FileNotFoundError, "does not exist"),
+        (error_of("RepositoryNotFoundError"), FileNotFoundError, "does not exist"),
+        (error_of("GenericError", "source: BadScheme"), OSError, "not https, or not http. Check"),
         (obstore_error("InvalidPathError", "a//b"), OSError, "listed: a//b. Rename.*URLs"),
         (obstore_error("NotImplementedError", "none"), OSError, "can't be read.*none"),
         (ValueError("odd"), OSError, "can't be read: ValueError.'odd'"),
@@ -104,6 +116,8 @@ def test_final_errors_have_the_url_and_a_remedy(error, kind, text):
         TimeoutError(),
         *map(with_status, (408, 429, 500, 503)),
         OSError(errno.EBUSY, "SlowDown"),
+        caused(with_status(503)),
+        caused(ConnectionResetError()),
     ],
     ids=lambda error: f"{error} {type(error).__name__}"[-40:],
 )
@@ -117,6 +131,10 @@ def test_errors_after_the_last_attempt():
     assert str(error).startswith(f"{URL}: no answer for 300 s") and "503" in str(error)
     wrong = error_of("GenericError", "Requested 5..9, got 6..10")
     assert "faulty" in str(exhausted(URL, 1.0, wrong))
+    certificate = error_of("GenericError", "x\nerror: InvalidCertificate(\n  UnknownIssuer,")
+    assert "certificate of the server is not valid (UnknownIssuer)" in str(
+        exhausted(URL, 1.0, certificate)
+    )
 
 
 def test_only_failed_requests_are_repeated(monkeypatch):

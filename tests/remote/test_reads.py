@@ -196,7 +196,11 @@ def test_mixtures_and_names_read_ahead(server):
 
 
 @pytest.mark.parametrize(
-    "kind", ("429", "500", "503", "reset", "hang", "stall", "short", "less", "other", "cut", "long")
+    "kind",
+    (
+        *("429", "500", "503", "reset", "hang", "stall", "short", "less", "other", "cut", "long"),
+        *("chunked", "unsized", "garbled"),
+    ),
 )
 def test_faults_that_pass_lose_no_record(kind, server, scheme):
     source = opened(server)

@@ -40,6 +40,11 @@ KINDS = (
     "cut",  # one byte less, with the headers of the whole range
     "long",  # further bytes, with the headers of the range
     "gzip",  # the compressed range, although the request asks for "identity"
+    "chunked",  # without a Content-Length
+    "unsized",  # without the size of the file in the Content-Range
+    "garbled",  # a status line that is not HTTP
+    "bare",  # a redirect without a Location
+    "loop",  # a redirect to the same path
     "older",  # an older version of the file, unless the request has a condition
 )
 
@@ -205,6 +210,11 @@ class RangeServer:
             await asyncio.sleep(3600)
         if kind in STATUSES:
             return self._send(writer, int(kind), b"fault")
+        if kind in ("bare", "loop"):
+            return self._send(writer, 302, b"", f"Location: {target}\r\n" * (kind == "loop"))
+        if kind == "garbled":
+            writer.write(b"HTTP/1.1 what\r\n\r\n")
+            return False
         try:
             data, tag = self.content(path)
         except OSError:
@@ -226,7 +236,8 @@ class RangeServer:
                 end = start + (end - start) // 2
             if kind == "other":
                 start, end = start + 1, end + 1
-            lines += f"Content-Range: bytes {start}-{end - 1}/{len(data)}\r\n"
+            size = "*" if kind == "unsized" else len(data)
+            lines += f"Content-Range: bytes {start}-{end - 1}/{size}\r\n"
             body = data[start : end - (kind == "cut")]
         if kind == "long":
             body = bytes(body) + b"x" * 20
@@ -238,6 +249,11 @@ class RangeServer:
             if kind == "stall":
                 await asyncio.sleep(3600)
             return False
+        if kind == "chunked":
+            head = f"HTTP/1.1 {status} x\r\nTransfer-Encoding: chunked\r\n{lines}\r\n"
+            chunk = b"%x\r\n%b\r\n" % (len(body), body)
+            writer.write(head.encode() + chunk + b"0\r\n\r\n")
+            return True
         return self._send(writer, status, body, lines, method == "HEAD")
 
     def _send(self, writer, status, body, lines="", is_head=False, length=None):
