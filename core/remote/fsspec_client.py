@@ -9,7 +9,8 @@ from typing import Any
 
 from ..messages.printable import printable
 from ..workers import call_each
-from .locations import fsspec_options
+from .locations import fsspec_options, kind_of, stall_seconds
+from .redirects import redirect_trace, secret_headers
 from .retries import RemoteError, changed, each, patience, repeated, wrong_length
 from .versions import unsettled_pair
 
@@ -46,13 +47,48 @@ def filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         raise ImportError(
             f"fsspec is required to read {printable(url)}: pip install fsspec"
         ) from error
-    arguments = fsspec_options(url, options)
+    arguments = _arguments(url, options)
     ((system, path),) = repeated(
         lambda rows: each(lambda _: url_to_fs(url, **arguments), rows),
         [url],
         patience(options, opens=True),
     )
     return system, str(path)
+
+
+def _arguments(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of fsspec's file system for a URL.
+
+    Args:
+        url: The URL.
+        options: The user's storage options. Those of a chained HTTP server are in ``"https"``.
+    """
+    arguments = fsspec_options(options)
+    if kind_of(url) == "http":
+        from aiohttp import ClientTimeout
+
+        limits = ClientTimeout(total=None, sock_connect=10, sock_read=stall_seconds(options))
+        return _without_redirects({**arguments, "client_kwargs": {"timeout": limits}})
+    chained = {
+        name: _without_redirects(arguments[name])
+        for name in ("http", "https")
+        if isinstance(arguments.get(name), Mapping)
+    }
+    return {**arguments, **chained}
+
+
+def _without_redirects(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arguments of fsspec's HTTP file system that protect secret headers; see `redirects`.
+
+    Args:
+        arguments: The user's arguments.
+    """
+    names = secret_headers(arguments)
+    if not names:
+        return dict(arguments)
+    client = dict(arguments.get("client_kwargs") or {})
+    client["trace_configs"] = [*(client.get("trace_configs") or ()), redirect_trace(names)]
+    return {**arguments, "client_kwargs": client}
 
 
 class FsspecFile:

@@ -228,7 +228,8 @@ def store_arguments(
     """
     check_options(place.kind, options)
     client: dict[str, Any] = {
-        "allow_http": True,
+        # An https URL is not read over http after a redirect.
+        "allow_http": not place.root.startswith("https://"),
         "connect_timeout": "10s",
         "default_headers": _IDENTITY,
         "pool_max_idle_per_host": "1024",
@@ -388,16 +389,6 @@ def needs_boto3(profile: str, environment: Mapping[str, str]) -> bool:
     return any(name.startswith(("sso_", "role_arn", "credential_process")) for name in values)
 
 
-def fsspec_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of fsspec's file system for a URL.
-
-    Raises:
-        ImportError: If fsspec's HTTP file system lists the URL, and aiohttp is not installed.
-    """
-    arguments = {name: value for name, value in options.items() if name not in _BOTH}
-    if kind_of(url) != "http":
-        return arguments
-    from aiohttp import ClientTimeout
-
-    limits = ClientTimeout(total=None, sock_connect=10, sock_read=stall_seconds(options))
-    return {**arguments, "client_kwargs": {"timeout": limits}}
+def fsspec_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of one of fsspec's file systems."""
+    return {name: value for name, value in options.items() if name not in _BOTH}

@@ -14,6 +14,7 @@ from ..per_process import PerProcess
 from .listing import PAGE, SORTED, Listing, versions_of_page
 from .locations import Place, needs_boto3, store_arguments
 from .native import obstore
+from .redirects import check_redirects
 from .retries import (
     WrongAnswerError,
     changed,
@@ -71,6 +72,7 @@ class ObjectClient:
         """
 
         def get(module: Any, store: Any) -> Version:
+            self._check_redirects(place, url)
             try:
                 result = module.get(store, place.key, options={"range": (0, 1)})
                 _content(result)  # otherwise the connection would be closed
@@ -95,9 +97,15 @@ class ObjectClient:
         """
 
         def get(module: Any, store: Any) -> memoryview:
+            self._check_redirects(place, url)
             return _content(module.get(store, place.key))
 
         return self._repeated(place, url, get, opens)
+
+    def _check_redirects(self, place: Place, url: str) -> None:
+        """Checks that the user's headers are not sent to another server; see `check_redirects`."""
+        if place.kind == "http":
+            check_redirects(url, self._options)
 
     def entries(self, place: Place, url: str) -> tuple[list[str], dict[str, Version]]:
         """Returns the paths of a folder's subfolders, and the versions of its objects by key.

@@ -60,7 +60,7 @@ _WRONG_ANSWERS = (
 )
 _REDIRECTS = {
     "TooManyRedirects": "the server redirects in a loop",
-    "BadScheme": "the server redirects to a URL that is not https, or not http",
+    "BadScheme": "the server redirects from https to http, or to another scheme",
 }
 _last_warning = -_REPEATED
 _random = random.Random()  # its own generator, because a user may have seeded `random`

@@ -1,6 +1,8 @@
 """URLs, headers and answers of HTTP servers, which obstore reads and fsspec lists."""
 
 import base64
+import contextlib
+import functools
 import itertools
 import os
 import pickle
@@ -12,6 +14,8 @@ import pytest
 
 from dalijax.core.per_process import PerProcess
 from dalijax.core.remote import native, retries
+from dalijax.core.remote.locations import place_of, store_arguments
+from dalijax.core.remote.redirects import check_server
 from dalijax.core.remote.retries import RemoteError
 from dalijax.sources import Files, Tar
 from range_server import serving, share_of_requests
@@ -179,6 +183,135 @@ def test_a_redirect_of_a_bucket_without_a_location_means_another_region(server):
     server.fault = lambda *_: "bare"
     with pytest.raises(OSError, match="s3://bucket/0.tar: the bucket is in another region"):
         Tar("s3://bucket/0.tar", FIELDS, storage_options=options)
+
+
+# Redirects
+
+SECRET = {"X-Api-Key": "secret", "Authorization": "Bearer secret", "Cookie": "a=secret"}
+
+
+@pytest.fixture
+def other(server):
+    """Another server with the same files, to which requests of the first one are redirected."""
+    with serving(server.folder) as (url, other):
+        other.url = url
+        for name in ("0.tar", "a", "a/", "a.zip"):
+            server.redirects[name] = f"{url}/{name}"
+        yield other
+
+
+def read_file(url, **options):
+    return Files(paths=[url], **options).read(np.array([0]), ["data"])["data"][0].tobytes()
+
+
+def ways(server, headers):
+    """Returns functions that request files and folders with some headers."""
+    options = {"storage_options": {"headers": headers}}
+    chained = {"storage_options": {"https": {"headers": headers}, "http": {"headers": headers}}}
+    return {
+        "tar": lambda: Tar(f"{server.url}/0.tar", FIELDS, **options),
+        "file": lambda: read_file(f"{server.url}/0.tar", **options),
+        "folder": lambda: Files(f"{server.url}/a", **options),
+        "pattern": lambda: Files(paths=f"{server.url}/a/*.jpg", **options),
+        "chain": lambda: Tar(f"zip://a.tar::{server.url}/a.zip", FIELDS, **chained),
+    }
+
+
+WAYS = ("tar", "file", "folder", "pattern", "chain")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("target", ("port", "host", "second"))
+def test_headers_are_not_sent_to_another_server(target, way, server, other):
+    if way in WAYS[2:]:
+        pytest.importorskip("aiohttp")
+    for name, url in list(server.redirects.items()):
+        if target == "host":
+            server.redirects[name] = url.replace("127.0.0.1", "localhost")
+        if target == "second":  # after a redirect to the same server
+            server.redirects |= {name: f"/x/{name}", f"x/{name}": url}
+    host = "localhost" if target == "host" else "127.0.0.1"
+    port = other.url.rpartition(":")[2]
+    text = f"redirects to http://{host}:{port}, which would receive the headers X-Api-Key of"
+    with pytest.raises(RemoteError, match=text):
+        ways(server, SECRET)[way]()
+    assert not other.requests
+    assert server.requests[0][1]["x-api-key"] == "secret"  # else the server might refuse it
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_headers_that_clients_drop_may_be_redirected(way, server, other):
+    if way in WAYS[2:]:
+        pytest.importorskip("aiohttp")
+    headers = {"Authorization": "Bearer secret", "Cookie": "a=secret", "User-Agent": "me"}
+    with contextlib.suppress(OSError):  # there are no folder and no archive
+        ways(server, headers)[way]()
+    assert other.requests
+    for _, received in other.requests:
+        assert received["user-agent"] == "me"
+        assert "authorization" not in received and "cookie" not in received
+
+
+def test_redirects_of_a_server_to_itself_are_followed(server):
+    server.redirects = {"a.tar": "/b.tar", "b.tar": f"{server.url}/0.tar"}
+    options = {"headers": SECRET}
+    check(Tar(f"{server.url}/a.tar", FIELDS, storage_options=options), range(SAMPLES))
+
+
+def test_each_opened_file_is_requested_once_more(server):
+    urls = [f"{server.url}/{k}.tar" for k in range(2)]
+    for headers, count in (({}, 1), ({"User-Agent": "me"}, 1), (SECRET, 2)):
+        Tar(urls, FIELDS)
+        server.requests.clear()
+        source = Tar(urls, FIELDS, storage_options={"headers": headers})
+        assert len(server.requests) == 2 * count
+        server.requests.clear()
+        check(source, [3, 13])
+        assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("kind", ("503", "reset", "404", "bare"))
+def test_errors_of_the_first_request_are_those_of_any_request(kind, server, monkeypatch):
+    monkeypatch.setattr(retries, "_delays", lambda: itertools.repeat(0.0))
+    server.fault = lambda path, start, end, count: kind if count < 2 else ""
+    make = functools.partial(Tar, f"{server.url}/0.tar", FIELDS)
+    if kind in ("503", "reset"):
+        check(make(storage_options={"headers": SECRET}), range(SAMPLES))
+    else:
+        with pytest.raises(OSError, match="does not exist|without a Location"):
+            make(storage_options={"headers": SECRET})
+
+
+def test_an_empty_file_with_headers(server):
+    (server.folder / "é 1.bin").write_bytes(b"")
+    assert read_file(f"{server.url}/é 1.bin?ü", storage_options={"headers": SECRET}) == b""
+    assert [target for target, _ in server.requests] == ["/%c3%a9%201.bin?%c3%bc"] * 2
+
+
+@pytest.mark.parametrize(
+    ("start", "target", "is_same"),
+    [
+        ("http://a/x", "http://a:80/y", True),
+        ("https://a/x", "https://A:443/y", True),
+        ("http://a/x", "https://a/x", True),
+        ("http://a:8080/x", "https://a/x", False),
+        ("https://a/x", "http://a/x", False),
+        ("https://a:8443/x", "http://a:8443/x", False),
+        ("http://a/x", "http://b.a/x", False),
+        ("http://a/x", "http://a:81/x", False),
+        ("http://a/x", "http://a@b/x", False),
+        ("http://a/x", "ftp://a/x", False),
+    ],
+)
+def test_servers_of_redirects(start, target, is_same):
+    with contextlib.nullcontext() if is_same else pytest.raises(RemoteError, match="redirects to"):
+        check_server(start, start, target, ["X-Api-Key"])
+
+
+def test_an_https_url_is_not_read_over_http():
+    for url, is_allowed in (("https://h/a", False), ("http://h/a", True)):
+        _, arguments = store_arguments(place_of(url), {}, {})
+        assert arguments["client_options"]["allow_http"] is is_allowed
 
 
 # Without obstore

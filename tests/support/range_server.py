@@ -78,6 +78,7 @@ class RangeServer:
         latency: As above.
         ranges: The requested ranges: path, start and end.
         requests: The target and the headers of each request, in lower case.
+        redirects: The Location of redirected paths.
         lists: Prefixes of requests for pages of lists.
         can_list: Whether lists are allowed.
         list_fault: Returns whether a request for a page fails, given its number.
@@ -90,7 +91,7 @@ class RangeServer:
         self.folder, self.latency = pathlib.Path(folder), latency
         self.fault = None
         self.tag = self.date = self.encoding = None
-        self.untagged = set()
+        self.untagged, self.redirects = set(), {}
         self.ranges, self.lists, self.requests = [], [], []
         self.can_list, self.list_fault = True, lambda number: False
         self.page_size = 1000
@@ -187,6 +188,8 @@ class RangeServer:
         path = urllib.parse.unquote(target.partition("?")[0]).lstrip("/")
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("range", ""))
         query = dict(urllib.parse.parse_qsl(target.partition("?")[2]))
+        if path in self.redirects:
+            return self._send(writer, 302, b"", f"Location: {self.redirects[path]}\r\n")
         if query.get("list-type") == "2":
             return self._send(writer, *self._page(path.rstrip("/"), query))
         if method == "PUT":
