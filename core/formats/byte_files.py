@@ -73,7 +73,8 @@ class LocalFile(OpenFile):
     window = _LOCAL_WINDOW
 
     def __init__(self, path: str):
-        super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        # Without O_NONBLOCK, opening a FIFO in a cache would wait forever.
+        super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         self.shown = printable(path)
         self.path = path
         self._stamp = local_stamp(os.fstat(self.fd))

@@ -14,7 +14,9 @@ the next to be read: an LRU cache that is too small would have no hits.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import time
 from collections.abc import Sequence
 
@@ -191,9 +193,25 @@ class DiskCache:
         for row in order.tolist():
             if files[row] != number or file is None:
                 number = int(files[row])
-                flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-                file = OpenFile(os.open(self.path(number), flags, 0o666))
+                file = _writable(self.path(number))
             data, offset = memoryview(arrays[row]), int(offsets[row])
             while data:
                 count = os.pwrite(file.fd, data, offset)
                 data, offset = data[count:], offset + count
+
+
+def _writable(path: str) -> OpenFile:
+    """Opens the file of an object for writing.
+
+    Replaces links, special files such as FIFOs, and files that their owner, this user, can't read.
+
+    Raises:
+        OSError: If the file can't be opened.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        status = os.lstat(path)
+        is_unreadable = status.st_uid == os.geteuid() and not os.access(path, os.R_OK)
+        if is_unreadable or not stat.S_ISREG(status.st_mode):
+            (os.rmdir if stat.S_ISDIR(status.st_mode) else os.unlink)(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    return OpenFile(os.open(path, flags, 0o666))

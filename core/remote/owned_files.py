@@ -69,10 +69,17 @@ def locked(path: str, create: bool = False) -> OwnedFile | None:
 def owned_names(folder: str) -> list[str]:
     """Returns the names of the files in a folder that `new_file` may have created.
 
+    Links and special files are omitted: opening a FIFO may wait forever.
+
     Raises:
         OSError: If the folder can't be listed.
     """
-    return [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
+    with os.scandir(folder) as entries:
+        return [
+            entry.name
+            for entry in entries
+            if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+        ]
 
 
 def new_file(folder: str) -> OwnedFile:

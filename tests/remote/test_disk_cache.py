@@ -11,6 +11,8 @@ import random
 import resource
 import shutil
 import signal
+import socket
+import stat
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -393,6 +395,73 @@ def test_foreign_files_in_the_folder_are_harmless(server, folder):
     check(source)
     check(opened(server, folder))
     assert not server.ranges
+
+
+def plant(kind, path):
+    """Replaces a file by something that can't be read as a regular file."""
+    if kind == "unreadable":
+        if os.geteuid() == 0:
+            pytest.skip("root reads all files")
+        path.chmod(0)
+        return
+    path.unlink()
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "socket":
+        folder = os.open(path.parent, os.O_RDONLY)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"/proc/self/fd/{folder}/{path.name}")  # the whole path may be too long
+        os.close(folder)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "device":
+        try:
+            os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # endless zeros
+        except PermissionError:
+            pytest.skip("only root makes devices")
+    else:
+        path.symlink_to(path.name if kind == "loop" else path.with_name(kind))
+
+
+PLANTED = ("FIFO", "socket", "folder", "device", "loop", "dangling", "link", "unreadable")
+
+
+@pytest.mark.parametrize("reopens", (True, False))
+@pytest.mark.parametrize("kind", PLANTED)
+def test_special_files_are_replaced_by_objects(kind, reopens, server, folder, caplog):
+    """Opening a FIFO would wait forever."""
+    source = filled(server, folder)
+    check(source)
+    source._files._open.clear()  # the open files
+    target = folder / "objects" / "link"
+    target.write_bytes(b"x" * 100_000)
+    for path in files_of(folder, "objects"):
+        if path != target:
+            plant(kind, path)
+    source = opened(server, folder) if reopens else source
+    check(source)
+    assert server.ranges and "nothing is added" not in caplog.text
+    server.ranges.clear()
+    check(source)
+    assert not server.ranges and target.read_bytes() == b"x" * 100_000
+    assert all(path.is_file() and not path.is_symlink() for path in files_of(folder, "objects"))
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+@pytest.mark.parametrize("part", ("journals", "users"))
+def test_special_files_instead_of_journals_are_harmless(kind, part, server, folder):
+    filled(server, folder)
+    gc.collect()  # ends its use of the cache
+    for path in files_of(folder, part):
+        plant(kind, path)
+    cache = existing_cache(folder)
+    assert not any(item.is_used for item in cached_objects(cache))
+    source = opened(server, folder)
+    for _ in range(2):
+        check(source)
+    remove_objects(cache, cached_objects(cache)[:1])
+    check(source)
+    check(opened(server, folder))
 
 
 def test_a_folder_that_is_removed_during_a_run(server, folder, caplog):
