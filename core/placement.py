@@ -327,6 +327,7 @@ class GlobalPlacement:
         """Returns a global array, assembled from an array [rows, ...] of each data shard."""
         rows, *row_shape = pieces[0].shape
         shape = (rows * self.shards[0].num_shards, *row_shape)
+        _check_rank(name, shape, sharding)
         try:
             indices = sharding.addressable_devices_indices_map(shape)
         except (ValueError, IndexError) as error:
@@ -351,6 +352,20 @@ class GlobalPlacement:
                 first.setdefault(str(columns), arrays[device])
         ordered = [arrays[device] for device in indices]
         return jax.make_array_from_single_device_arrays(shape, sharding, ordered)
+
+
+def _check_rank(name: str, shape: tuple[int, ...], sharding: Sharding) -> None:
+    """Raises ValueError if a PartitionSpec names more dimensions than an output has."""
+    spec = sharding.spec if isinstance(sharding, NamedSharding) else ()
+    if len(spec) > len(shape):
+        axes = [axis for axis in spec if axis is not None]
+        rows = PartitionSpec(*axes[:1])
+        raise ValueError(
+            f"output {name!r} of shape {shape} does not fit {spec!r}, which is for arrays of at "
+            f"least {len(spec)} dimensions; the first dimension is the batch. Pass a dict with a "
+            "sharding for each output, such as "
+            f"sharding={{{name!r}: NamedSharding(mesh, {rows!r}), ...}}"
+        )
 
 
 def _from_host(

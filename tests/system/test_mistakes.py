@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 from nvidia.dali import fn, pipeline_def, types
 
 import dalijax
@@ -81,6 +82,11 @@ def numbers(function, **call):
 
 def images(data):
     return fn.decoders.image(data)
+
+
+def rows(spec):
+    """A sharding over a mesh of two axes."""
+    return NamedSharding(jax.make_mesh((2, 2), ("data", "model")), spec)
 
 
 def grain_records():
@@ -273,6 +279,30 @@ PROGRAMS = {
         lambda d: open_numbers(sharding=jax.make_mesh((2,), ("data",))),
         TypeError,
         "sharding Mesh NamedSharding(mesh, PartitionSpec(",
+    ),
+    "a spec of two dimensions": (
+        lambda d: next(open_numbers(sharding=rows(PartitionSpec(None, "data")))),
+        ValueError,
+        "'x' (4,) 2 dimensions sharding={'x': NamedSharding(mesh,",
+    ),
+    "a spec of images for labels": (
+        lambda d: open_numbers(sharding=rows(PartitionSpec("data", None, None))).element_spec,
+        ValueError,
+        "'x' (4,) 3 dimensions sharding={'x': NamedSharding(mesh,",
+    ),
+    "an entry of two dimensions": (
+        lambda d: next(open_numbers(sharding={"x": rows(PartitionSpec("data", "model"))})),
+        ValueError,
+        "'x' (4,) 2 dimensions",
+    ),
+    "a spec of two dimensions in Grain": (
+        lambda d: transformed(
+            lambda label: fn.cast(label, dtype=types.INT32),
+            sharding=rows(PartitionSpec("data", "model")),
+            drop_remainder=True,
+        ),
+        ValueError,
+        "'x' (4,) 2 dimensions",
     ),
     "sharding='data'": (lambda d: open_numbers(sharding="data"), TypeError, "sharding 'data'"),
     "devices=1": (lambda d: open_numbers(devices=1), TypeError, "devices 1 jax.devices()[:2]"),
