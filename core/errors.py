@@ -49,6 +49,8 @@ class StateError(_Printable, ValueError):
       API, such as a reader instead of a source.
     - ``the graph draws random numbers by``: a source's states contain no states of DALI's random
       operators. Draw numbers with the argument ``draw`` instead.
+    - ``changes at each read, so that no state can restore its batches``: draw random numbers in the
+      graph, by ``draw`` or `dalijax.augment`, instead of in ``__getitem__`` or ``read``.
     - ``can't be rebuilt, so set_state() can't restore them``: pass the function of a pipeline to
       `dalijax.data_iterator`, instead of a pipeline object.
     """

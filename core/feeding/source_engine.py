@@ -25,7 +25,7 @@ from ..pipeline.processes import is_one_of_several
 from ..pipeline.runner import Runner
 from ..random.seeds import ShardSeed
 from ..sources import state as states
-from ..sources.identity import compared_identity, stated_identity
+from ..sources.identity import changing_record, compared_identity, stated_identity
 from ..sources.source import Source, read_ahead_of
 from ..state.agreement import Values
 from ..state.envelope import damaged
@@ -144,6 +144,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self._bad_samples = BadSamples()
         # Without operators, the first state is the same before and after the pipelines are built.
         self._graph_in_state = False
+        self._changing: str | None = None  # a record that changes; None: not checked yet
         self._resumed = False  # whether a state or a seek set the position
         self.compare_processes(graph.__name__, self._outline())
 
@@ -168,10 +169,13 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     def _shared_values(self) -> Values:
         """Returns the values that must be equal in all processes; see `Engine`."""
         self.prepare()
+        identity = compared_identity(self._source)
+        if changing := self._changing_record():
+            identity = f"{identity} ({changing} changes at each read)"
         position = self.position
         return {
             **self._outline(),
-            "records (names, sizes, bytes)": compared_identity(self._source),
+            "records (names, sizes, bytes)": identity,
             "bypassing the graph": ", ".join(sorted(self._passed_names)),
             "operators": list(self._operators()),
             "position": f"epoch {position.epoch}, sample {position.sample}",
@@ -285,9 +289,11 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         """Returns the state, with the position and the stream, as a JSON value.
 
         Raises:
-            StateError: If the graph draws numbers by ``fn.random``, or a function keeps state.
+            StateError: If the graph draws numbers by ``fn.random``, a function keeps state, or
+                records change when they are read again.
         """
         self._check_resumable()
+        self._check_records()
         stream = self._stream()
         if not self._graph_in_state:
             stream = dataclasses.replace(stream, operators=(), outputs=self._given_names)
@@ -301,6 +307,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         if stream.operators and not self._operators():
             self.prepare()
         self._check_resumable()
+        self._check_records()
         states.check(stream, self._stream(), self._seeded, allow, named)
         if not self._samples.has(position):
             raise damaged(f"no epoch of this stream has {position}")
@@ -449,6 +456,23 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
                 "numbers depend on the batches before and are in no state of a source. Draw them "
                 "for each record: draw.uniform() and the like (docs/randomness.md)"
             )
+
+    def _check_records(self) -> None:
+        """Raises a StateError if records change when they are read again."""
+        if changing := self._changing_record():
+            raise StateError(
+                f"{changing} changes at each read, so that no state can restore its batches: "
+                f"{self._source!r:.80} draws random numbers, or depends on the time or on earlier "
+                "reads. Draw random numbers in the graph instead, by draw.uniform() or "
+                "dalijax.augment. To resume only the order of the records, save the step and call "
+                "seek_step(step)"
+            )
+
+    def _changing_record(self) -> str:
+        """Returns the result of `changing_record`, which is called once."""
+        if self._changing is None:
+            self._changing = changing_record(self._source)
+        return self._changing
 
     def _stop_waiting(self) -> None:
         supply = self._supply

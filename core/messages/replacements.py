@@ -21,6 +21,8 @@ _ON_DEVICE = "nothing, omit it: batches are already on their device"
 _GRAPH = "DALI's operators in the graph function"
 _SHARDING = "sharding=NamedSharding(mesh, PartitionSpec('data'))"
 _SOURCE = "source=, one of dalijax.sources"
+_SAMPLER = "sampler=grain.samplers.IndexSampler(..., {})"
+_PIPE = "ds.pipe(...) of Grain's dataset, or DALIIterDataset(iterator_function, source=...)"
 _FOLDER = ("folder=", "paths=", _SOURCE)
 _CALL = "of the iterator function that data_iterator returns"
 
@@ -28,24 +30,36 @@ _CALL = "of the iterator function that data_iterator returns"
 # that is an argument of the function.
 ARGUMENTS: Mapping[str, str | tuple[str, ...]] = {
     "drop_last": "drop_remainder=True",
-    **dict.fromkeys(("num_epochs", "epochs", "n_epochs"), _EPOCHS),
+    **dict.fromkeys(
+        ("num_epochs", "epochs", "n_epochs"),
+        (_SAMPLER.format("num_epochs=3"), _EPOCHS),
+    ),
     "repeat": _ENDLESS,
     **dict.fromkeys(("prefetch", "prefetch_factor", "prefetch_size", "buffer_size"), _DEPTH),
     **dict.fromkeys(("shuffle_buffer_size", "shuffle_buffer", "shuffle_files"), _SHUFFLED),
-    **dict.fromkeys(("num_workers", "worker_count", "workers", "threads"), _THREADS),
-    "num_parallel_calls": _THREADS,
+    **dict.fromkeys(("num_workers", "worker_count", "workers"), ("worker_count=", _THREADS)),
+    **dict.fromkeys(("threads", "num_parallel_calls"), _THREADS),
     **dict.fromkeys(("pin_memory", "persistent_workers", "non_blocking"), _ON_DEVICE),
+    "device_put": "sharding=, or nothing: jax.device_put(batch) places a batch of NumPy arrays",
+    "enable_profiling": "dalijax.profile.profile(iterator)",
     "cache": "nothing, omit it: the operating system caches files in memory",
-    **dict.fromkeys(("collate_fn", "transform", "transforms", "operations", "map_fn"), _GRAPH),
+    **dict.fromkeys(("collate_fn", "transform", "map_fn"), _GRAPH),
+    **dict.fromkeys(("transforms", "operations", "transformations"), ("operations=", _GRAPH)),
     **dict.fromkeys(("batch", "bs", "global_batch_size"), "batch_size="),
     "mesh": _SHARDING,
     "device": "device_id=, None for the CPU, or sharding=",
     "gpu": "device_id=",
-    **dict.fromkeys(("dataset", "data_source"), _SOURCE),
+    **dict.fromkeys(("dataset", "data_source"), ("data_source=", _SOURCE)),
+    "source": ("data_source=", "sources=", "paths=", _PIPE),
+    "mask": ("pad='mask'", "mask=True of data_iterator"),
+    "last_batch_policy": ("drop_remainder=True, or pad='mask'", f"last_batch_policy= {_CALL}"),
     **dict.fromkeys(("path", "root", "folder", "data_dir", "file_root", "directory"), _FOLDER),
     **dict.fromkeys(("files", "filenames", "urls", "file_list"), ("paths=", _SOURCE)),
     **dict.fromkeys(("exts", "ext"), ("fields=", "extensions=", "output_map=")),
-    "shuffle": f"shuffle= {_CALL}",
+    "shuffle": (
+        _SAMPLER.format("shuffle=True"),
+        f"shuffle= {_CALL}, or ds.shuffle() of Grain's dataset",
+    ),
     **dict.fromkeys(("start_step", "initial_step"), "seek_step(n) of the stream"),
     **dict.fromkeys(("num_steps", "steps"), "itertools.islice(stream, num_steps)"),
     **dict.fromkeys(("n", "num_layers"), ("num_ops=",)),
@@ -53,6 +67,7 @@ ARGUMENTS: Mapping[str, str | tuple[str, ...]] = {
     **dict.fromkeys(("p", "prob"), ("probability=", "flip=")),
     **dict.fromkeys(("rng", "key", "random_seed"), "seed=, a whole number"),
     **dict.fromkeys(("outputs", "output_names", "keys"), "output_map="),
+    "compression_type": "nothing, omit it, and decompress the files: they have no random access",
     "worker_init_fn": "nothing, omit it: there are no worker processes",
     "sampler": "shuffle= (a source defines its own order)",
 }
@@ -118,16 +133,41 @@ ITERATOR: Mapping[str, str] = {
     "getnext": "next(iterator)",
     **dict.fromkeys(("spec", "outputtypes", "outputshapes"), "element_spec"),
     "setepoch": "seek(epoch), over a source",
+    "seek": "seek_step(step)",
     "stream": _ENDLESS,
     "epochs": "num_epochs= of stream(...), or epochs(num_epochs) of an iterator",
 }
+SOURCE: Mapping[str, str] = {
+    **{name: ITERATOR[name] for name in ("filter", "shuffle", "repeat", "batch", "prefetch")},
+    **dict.fromkeys(
+        ("take", "select", "skip", "split", "randomsplit", "traintestsplit"), _SELECTION
+    ),
+    **dict.fromkeys(("map", "decode", "settransform", "withtransform"), _GRAPH),
+    **dict.fromkeys(("concatenate", "interleave"), _MIXTURE),
+    "shard": _SHARDING,
+    **dict.fromkeys(("features", "elementspec", "columnnames"), "fields"),
+}
+# Methods of Grain's MapDataset that its IterDataset lacks.
+BATCHES: Mapping[str, str] = dict.fromkeys(
+    ("shuffle", "repeat", "slice"),
+    "the method of the MapDataset before the transform, as in ds.shuffle().repeat(90).pipe(...); "
+    "of DALIIterDataset, use the arguments shuffle= and num_epochs=",
+)
 # Operators, in place of functions of other libraries that have no similar name in DALI.
 OPERATORS: Mapping[str, str] = {
     **dict.fromkeys(("decodeimage", "decodejpeg", "imdecode", "imread"), "fn.decoders.image"),
     **dict.fromkeys(("totensor", "astype", "tofloat", "convertimagedtype"), "fn.cast"),
     **dict.fromkeys(("randomcrop", "centercrop"), "dalijax.augment"),
     **dict.fromkeys(("hflip", "vflip", "flipleftright", "randomhorizontalflip"), "fn.flip"),
-    "permute": "fn.transpose",
+    **dict.fromkeys(("permute", "t", "swapaxes", "moveaxis"), "fn.transpose"),
+    **dict.fromkeys(("float", "half", "int", "long"), "fn.cast"),
+    **dict.fromkeys(("view", "flatten", "ravel"), "fn.reshape"),
+    "unsqueeze": "fn.expand_dims",
+    **dict.fromkeys(("cuda", "to"), ".gpu()"),
+    **dict.fromkeys(("size", "height", "width"), ".shape()"),
+    **dict.fromkeys(("clip", "clamp"), "nvidia.dali.math.clamp"),
+    "std": "fn.reductions.std_dev",
+    "var": "fn.reductions.variance",
 }
 _GRAIN, _TFDATA = "dalijax.adapters.grain", "dalijax.adapters.tfdata"
 PACKAGE: Mapping[str, str] = {
@@ -149,12 +189,12 @@ def suggest_name(name: str, names: Collection[str], table: Mapping[str, str]) ->
         names: The existing names.
         table: Replacements by the names of other libraries, lower case without underscores.
     """
-    plain = _plain(name)
-    spelled = [existing for existing in names if _plain(existing) == plain]
+    spelling = plain(name)
+    spelled = [existing for existing in names if plain(existing) == spelling]
     if spelled:
         return f"use {spelled[0]}"
-    if plain in table:
-        return f"use {table[plain]}"
+    if spelling in table:
+        return f"use {table[spelling]}"
     close = difflib.get_close_matches(name, names, 1)
     return f"did you mean {close[0]!r}?" if close else ""
 
@@ -285,5 +325,6 @@ def not_callable(module: str) -> None:
     sys.modules[module].__class__ = _Uncallable
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
+    """Returns a name in lower case without underscores, as in the tables of replacements."""
     return name.replace("_", "").lower()

@@ -17,6 +17,7 @@ from ..state.envelope import digest
 from .source import Source, announce, range_bytes, read_ahead_of
 
 _MOST_RECORDS = 64
+_MOST_REPEATED = 4
 _MOST_BYTES = 1 << 16  # of each file, which enter the digest
 
 
@@ -92,6 +93,27 @@ def stated_identity(source: Source) -> str:
             "the records, such as a name with a version"
         )
     return identity
+
+
+def changing_record(source: Source) -> str:
+    """Returns a description of a record that changes when it is read again, or "".
+
+    Reads four records twice, unless the package itself reads the records from files or arrays. Such
+    a change shows that ``__getitem__`` or ``read`` depends on random numbers, time or earlier
+    calls, so that batches can't be restored.
+    """
+    if getattr(source, "_gives_new_arrays", False):
+        return ""
+    names = sorted(source.fields)
+    for index in spread(len(source), _MOST_REPEATED).tolist():
+        try:
+            first, second = ([*map(_piece, _values(source, index, names))] for _ in range(2))
+        except StateError:  # the batch of an unreadable record raises its error
+            continue
+        for name, value, again in zip(names, first, second):
+            if value != again:
+                return f"{name!r} of {printable(source.name(index))}"
+    return ""
 
 
 def _values(source: Source, index: int, names: Sequence[str]) -> list[Any]:

@@ -64,6 +64,7 @@ class Named(Source):
         self._field, self._index = field, index
         self.fields = {**source.fields, **dict.fromkeys(added, Field(None))}
         self.read_threads = source.read_threads
+        self._gives_new_arrays = getattr(source, "_gives_new_arrays", False)
 
     @property
     def _read_ahead(self) -> int:

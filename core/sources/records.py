@@ -64,7 +64,8 @@ class Records(BaseSource):
 
     Args:
         records: The object, or a table of pyarrow, whose rows are the records. The object's methods
-            may be called from several threads concurrently.
+            may be called from several threads concurrently, and must return equal records at each
+            call. Otherwise, iterators have no states.
         fields: Maps the name of each field to a key of the records. ``"image/bytes"`` is this key
             of a record, or the key ``bytes`` of the dict at its key ``image``. ``"images/0"`` is
             the first value of the list at its key ``images``. None: all keys, under their own

@@ -49,6 +49,7 @@ class Selection(Source):
         self.fields = source.fields
         self.classes = classes_of(source)
         self.read_threads = source.read_threads
+        self._gives_new_arrays = getattr(source, "_gives_new_arrays", False)
 
     @property
     def _read_ahead(self) -> int:
@@ -107,8 +108,8 @@ def selected_records(records: Any, count: int) -> Indices:
     chosen = np.asarray(records)
     if chosen.ndim != 1 or (chosen.dtype.kind not in "biu" and chosen.size):
         raise TypeError(
-            "a selection is a boolean for each record or numbers of records, not an array of "
-            f"{chosen.dtype} with {chosen.ndim} dimensions"
+            "a selection is an array of a boolean for each record, or of numbers of records, such "
+            f"as np.arange(len(source)) < 100, not {records!r:.80}"
         )
     if chosen.dtype == np.bool_:
         if len(chosen) != count:

@@ -9,20 +9,23 @@ and which a wrapper of a source passes on:
 - ``_record_names`` returns the names of several records; see `names_of`.
 - ``_check_names`` raises an error if fields must not be read together; see `check_names`.
 - ``classes`` are the names of the labels; see `core.sources.labels.classes_of`.
-- ``_gives_new_arrays`` is True if `Source.read` never reuses memory; see `core.feeding.reuse`.
+- ``_gives_new_arrays`` is True if `Source.read` never reuses memory, and gives equal values each
+  time; see `core.feeding.reuse` and `core.sources.identity`.
 """
 
 from __future__ import annotations
 
 import collections
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..formats.field import Field
 from ..formats.image_size import image_size, path_size
+from ..messages import replacements
 from ..order.shuffle import Indices, shuffled
 from ..remote.range_cache import Lease
 
@@ -58,6 +61,7 @@ class Source(Protocol):
     def read(self, indices: Indices, names: Sequence[str]) -> Mapping[str, Values]:
         """Returns fields of some records, in the order of ``indices``.
 
+        The values of a record must be the same at each call, or no state can restore its batches.
         The returned memory must not be written to again, because DALI may read it later without a
         copy. A source that reuses memory for other records is rejected.
 
@@ -94,6 +98,14 @@ class Source(Protocol):
         """Returns a text, such as a digest, that depends on the records and not on their place."""
         ...
 
+    if not TYPE_CHECKING:  # type checkers report names that do not exist
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") or name in ("classes", "order"):  # optional members
+                raise AttributeError(name)
+            owner = f"{type(self).__name__!r} object"
+            raise replacements.no_attribute(owner, name, dir(type(self)), replacements.SOURCE)
+
 
 # The methods that a source must define, and how.
 _METHODS = {
@@ -125,6 +137,12 @@ def check_source(source: Source) -> None:
     for method, call in _METHODS.items():
         if getattr(type(source), method, None) in (None, getattr(Source, method)):
             raise TypeError(f"{name} has no method {method}. Define {call}")
+    try:
+        inspect.signature(source.read).bind(np.zeros(1, np.int64), list(fields))
+    except TypeError as error:
+        raise TypeError(f"read of {name}: {error}. Define {_METHODS['read']}") from None
+    except ValueError:  # a function in C without a signature
+        pass
     if not len(source):
         raise ValueError(f"{name} has no records: its len() is 0. Check the data that it reads")
 

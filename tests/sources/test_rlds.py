@@ -156,8 +156,8 @@ def test_selected_steps(paths, expected):
         ([0, STEPS], f"increasing numbers from 0 to {STEPS - 1}"),
         ([-1, 0], "increasing numbers"),
         ([2, 2], "numpy.unique"),
-        ([1.5], "numbers of records, not an array of float64"),
-        ([[1]], "2 dimensions"),
+        ([1.5], r"numbers of records, .* not \[1.5\]"),
+        ([[1]], r"not \[\[1\]\]"),
     ],
 )
 def test_unsuitable_selections_are_refused(paths, steps, words):

@@ -1,7 +1,9 @@
 """Mistakes of users' sources: reused buffers and missing fields."""
 
 import contextlib
+import itertools
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -9,7 +11,17 @@ from shardings import rows_over
 
 from dalijax import data_iterator
 from dalijax.core.feeding.reuse import ReuseCheck
-from dalijax.sources import Arrays, Field, Files, Mixture, Records, Source
+from dalijax.errors import StateError
+from dalijax.sources import (
+    Arrays,
+    Field,
+    Files,
+    Mixture,
+    Named,
+    Records,
+    Selection,
+    Source,
+)
 
 N, BATCH = 300, 8
 
@@ -312,6 +324,78 @@ def test_a_source_without_records_is_refused_by_name(monkeypatch):
         data_iterator(lambda x: x + 0, ["x"], source=source)(batch_size=BATCH)
     with pytest.raises(ValueError, match="Rows.* has no records. Omit it from the Mixture"):
         Mixture([(source, 1), (Rows(lambda k: TABLE[k]), 1)])
+
+
+class Changes:
+    """Records that change; the test provides their values."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, k):
+        return {"x": self.value(np.full(3, k, np.float32)), "k": k}
+
+
+RNG, COUNT = np.random.default_rng(0), itertools.count()
+CHANGES = {
+    "noise": lambda x: x + RNG.random(3).astype(np.float32),
+    "the time": lambda x: x * 0 + time.perf_counter_ns() % 1_000_000,
+    "a counter": lambda x: x + next(COUNT),
+}
+WRAPPED = {
+    "records": Records,
+    "identified records": lambda changes: Records(changes, identity="v1"),
+    "a source": lambda changes: Rows(lambda k: changes[k]["x"].view(np.int32)),
+    "a selection": lambda changes: Selection(Records(changes), np.arange(N) % 3 == 0),
+    "a mixture": lambda changes: Mixture([(Records(changes), 2), (Arrays(ROW), 1)]),
+    "named records": lambda changes: Named(Records(changes)),
+}
+ROW = {"x": np.zeros((4, 3), np.float32), "k": np.arange(4)}
+
+
+@pytest.mark.parametrize(
+    ("change", "wrap"),
+    [*((change, "records") for change in CHANGES), *(("noise", wrap) for wrap in WRAPPED)],
+)
+def test_records_that_change_have_batches_and_no_state(change, wrap):
+    take = data_iterator(lambda x, k: (x + 0, k), ["x", "k"], shuffle=False)
+    source = WRAPPED[wrap](Changes(CHANGES[change]))
+    with take(source=source, batch_size=BATCH) as iterator:
+        assert next(iterator)["x"].shape == (BATCH, 3)
+        text = "'x' of record .* changes at each read, .* Draw random numbers in the graph"
+        with pytest.raises(StateError, match=text):
+            iterator.get_state()
+        iterator.seek_step(2)  # the order resumes
+        assert iterator.step == 2
+        # Processes that compare their records find the reason of the difference, too.
+        values = iterator._engine._shared_values()["records (names, sizes, bytes)"]
+        assert "'x' of record" in values and values.endswith("changes at each read)")
+
+
+def test_records_that_do_not_change_have_states():
+    def text_and_objects(k):
+        return {"x": np.float32([k]), "t": f"{k}", "o": {"a": object()}, "l": ["a", f"{k}"]}
+
+    take = data_iterator(lambda x: x + 0, ["x"])
+    for source in (Records([*map(text_and_objects, range(9))]), Stated("a")):
+        with take(source=source, batch_size=4) as iterator:
+            next(iterator)
+            state = iterator.get_state()
+            expected = next(iterator)["x"].tolist()
+            iterator.set_state(state)
+            assert next(iterator)["x"].tolist() == expected
+
+
+def test_a_read_of_single_records_is_refused():
+    class Single(Rows):
+        def read(self, index):
+            return {"x": self.make(index), "k": index}
+
+    with pytest.raises(TypeError, match=r"read of Single: .* Define read\(self, indices, names\)"):
+        next(data_iterator(lambda x: x + 0, ["x"])(source=Single(int), batch_size=4))
 
 
 class Raises:
