@@ -10,6 +10,7 @@ import functools
 import inspect
 import operator
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -38,6 +39,11 @@ _NUMBERS = {
         "gpu_size",
         1,
     ),
+}
+# Fixes for missing arguments, in place of their descriptions.
+_CURES = {
+    "draw": "Add a parameter named draw to the graph function, and pass it on, as in flip(images, "
+    "draw=draw). It needs a source (source=) or Grain's records"
 }
 _FLAGS = frozenset(
     {
@@ -99,12 +105,7 @@ def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: se
     Raises:
         TypeError: If an argument is missing, or a record source was passed by position.
     """
-    for value in args:
-        if hasattr(value, "read_threads") and hasattr(value, "fields"):
-            raise TypeError(
-                f"{name_of(pipeline_fn)} got {value!r:.80} as a positional argument. Pass a source "
-                "by keyword, source=..."
-            )
+    refuse_sources(name_of(pipeline_fn), args)
     parameters = list(inspect.signature(pipeline_fn).parameters.values())
     open_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     passed = {p.name for p in parameters[: len(args)] if p.kind is not p.KEYWORD_ONLY}
@@ -127,6 +128,16 @@ def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: se
             f"{name_of(pipeline_fn)} gets no value for {missing}. Pass them in the call, or a "
             f"{cure}"
         )
+
+
+def refuse_sources(name: str, args: Sequence[Any]) -> None:
+    """Raises TypeError if a positional argument is a record source; ``name`` has parentheses."""
+    for value in args:
+        if hasattr(value, "read_threads") and hasattr(value, "fields"):
+            raise TypeError(
+                f"{name} got {value!r:.80} as a positional argument. Pass a source by keyword, "
+                "source=..."
+            )
 
 
 def refuse_positional(name: str, args: Sequence[Any]) -> None:
@@ -282,17 +293,28 @@ def plain_name(function: Callable[..., Any]) -> str:
 
 
 def knows_its_names(function: F) -> F:
-    """Decorates a function so that errors about unknown or positional arguments suggest names."""
+    """Decorates a function so that errors about its arguments suggest names and describe them.
+
+    Errors about missing arguments quote their descriptions in the docstring of the function, or of
+    its class.
+    """
     parameters = inspect.signature(function).parameters
     names = set(parameters)
+    kinds = {p.kind for p in parameters.values()}
+    by_position = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     by_keyword = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY]
-    most = len(parameters) - len(by_keyword)
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
-        most = sys.maxsize
+    open_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [
+        p.name
+        for p in parameters.values()
+        if p.default is p.empty and p.kind not in open_kinds and p.name != "self"
+    ]
+    most = sys.maxsize if inspect.Parameter.VAR_POSITIONAL in kinds else len(by_position)
+    takes_others = inspect.Parameter.VAR_KEYWORD in kinds
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if not names.issuperset(kwargs):
+        if not takes_others and not names.issuperset(kwargs):
             later = sorted(_DEF_ARGS.difference(names).intersection(kwargs))
             if later:
                 raise TypeError(
@@ -307,9 +329,32 @@ def knows_its_names(function: F) -> F:
                 f"{plain_name(function)} does not take {surplus} by position. Pass it by keyword, "
                 f"as one of {by_keyword}"
             )
+        passed = {*by_position[: len(args)], *kwargs}
+        if not passed.issuperset(required):
+            missing = [name for name in required if name not in passed]
+            owner = args[0] if function.__name__ == "__init__" else function
+            raise TypeError(_missing(plain_name(function), missing, inspect.getdoc(owner) or ""))
         return function(*args, **kwargs)
 
     return checked  # type: ignore[return-value]
+
+
+def _missing(function: str, names: Sequence[str], documentation: str) -> str:
+    """Returns the text of the error about missing arguments.
+
+    Args:
+        function: The function's name.
+        names: The missing arguments.
+        documentation: The docstring that describes the arguments.
+    """
+    lines = [f"{function} needs {' and '.join(names)}"]
+    for name in names:
+        # A description ends at a line that is indented less than its second line.
+        entry = rf"^    (?:\w+, )*{name}(?:, \w+)*: (.*(?:\n {{8}}.*)*)"
+        described = re.search(entry, documentation, re.MULTILINE)
+        cure = _CURES.get(name) or (" ".join(described[1].split()) if described else "")
+        lines += [f"{name}: {cure}"] if cure else []
+    return "\n  ".join(lines)
 
 
 def _number(name: str, value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import grain
 import numpy as np
 
+from ...core.arguments import knows_its_names
 from ...core.feeding.record_reader import RecordBatch, RecordPosition
 from ...core.feeding.stream_engine import StreamEngine
 from ...core.pipeline.batch import writable
@@ -61,6 +62,7 @@ class DALIBatch(grain.transforms.Batch):
             is not supported.
     """
 
+    @knows_its_names
     def __init__(
         self,
         pipeline_fn: Callable[..., Any],
@@ -95,6 +97,17 @@ class DALIBatch(grain.transforms.Batch):
             batch_size=_BatchSize(batch_size),
             drop_remainder=drop_remainder,
             batch_fn=_Decode(transform),
+        )
+
+    def __call__(self, ds: Any) -> None:
+        """Rejects ``ds.pipe(DALIBatch(...))``.
+
+        Raises:
+            TypeError: Always, with the transform to use.
+        """
+        raise TypeError(
+            "DALIBatch is an operation of grain.DataLoader. Write ds.pipe(DALITransform(...)) for "
+            "a dataset"
         )
 
     def __getattribute__(self, name: str) -> Any:

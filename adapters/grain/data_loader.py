@@ -10,7 +10,13 @@ from typing import Any
 import grain
 import numpy as np
 
-from ...core.arguments import step_number
+from ...core.arguments import (
+    checked_arguments,
+    knows_its_names,
+    own_arguments,
+    step_number,
+    whole_number,
+)
 from ...core.errors import StateError
 from ...core.feeding.record_reader import Numbers, RecordBatch, RecordPosition, Restored
 from ...core.feeding.stream_part import StreamPart
@@ -19,11 +25,12 @@ from ...core.random.seeds import DEFAULT_SEED, shard_seed
 from ...core.state.agreement import Values
 from ...core.state.envelope import COUNT, Form, digest
 from ...core.state.fingerprint import Fingerprint
+from .batch_operation import DALIBatch
 from .loader_steps import Steps, pack_rows, row_name
 from .packing import unpacked
 from .reading import READ_OPTIONS
 from .record_iterator import Passes, RecordIterator
-from .transform import DALITransform
+from .transform import DALITransform, check_options
 
 __all__ = ["DALIDataLoader"]
 
@@ -79,6 +86,7 @@ class DALIDataLoader:
         ValueError: If a value is invalid or two arguments exclude each other.
     """
 
+    @knows_its_names
     def __init__(
         self,
         data_source: Any,
@@ -98,8 +106,15 @@ class DALIDataLoader:
         other_randomness: bool = False,
         **call: Any,
     ):
+        _check_data_source(data_source)
         _check_sampler(sampler)
         _check_operations(operations)
+        check_options(read_options, grain.ReadOptions, "read_options")
+        check_options(shard_options, grain.sharding.ShardOptions, "shard_options")
+        expected = "a whole number of {}, {} or more"
+        batch_size = whole_number("batch_size", batch_size, expected.format("records", 1), 1)
+        worker_count = whole_number("worker_count", worker_count, expected.format("workers", 0), 0)
+        call = checked_arguments(pipeline_fn, call, _OWN_ARGUMENTS)
         options = shard_options or grain.sharding.NoSharding()
         parts, index = options.shard_count, options.shard_index
         if parts > 1:
@@ -122,7 +137,6 @@ class DALIDataLoader:
                     "batch ahead of the others. Use 'mask'"
                 )
         sharding = over_current_mesh(sharding)
-        batch_size = operator.index(batch_size)
         local_batch_size = batch_size // parts
         self._skips = call.get("on_error") == "skip"
         self._takes_seed = call.get("seed") is None
@@ -196,7 +210,31 @@ class DALIDataLoader:
         return iterator
 
 
+_OWN_ARGUMENTS = {
+    "those of DALIDataLoader": frozenset().union(
+        *own_arguments(DALIDataLoader).values(), *own_arguments(DALITransform).values()
+    )
+}
+
+
+def _check_data_source(data_source: Any) -> None:
+    if hasattr(data_source, "__getitem__") or hasattr(data_source, "__getitems__"):
+        return
+    cure = "Pass a list of records, or an object with __len__ and __getitem__"
+    if hasattr(data_source, "read_threads"):
+        cure = "Pass it as source= to DALIIterDataset or data_iterator, which define its order"
+    raise TypeError(f"data_source has no __getitem__: {data_source!r:.80}. {cure}")
+
+
 def _check_sampler(sampler: Any) -> None:
+    is_indexed = hasattr(sampler, "__getitem__")
+    if is_indexed and hasattr(sampler, "__len__") and not len(sampler):
+        return
+    if not is_indexed or not hasattr(sampler[0], "record_key"):
+        raise TypeError(
+            f"sampler must be a sampler of Grain, not {sampler!r:.80}. Pass "
+            "grain.samplers.IndexSampler(len(data_source), shuffle=True, seed=0, num_epochs=1)"
+        )
     # Private in Grain: without it, a sharded sampler is not detected.
     options = getattr(sampler, "_shard_options", None)
     if isinstance(options, grain.sharding.ShardOptions) and options.shard_count > 1:
@@ -207,13 +245,29 @@ def _check_sampler(sampler: Any) -> None:
 
 
 def _check_operations(operations: Sequence[Any]) -> None:
+    if not isinstance(operations, Sequence):
+        raise TypeError(f"operations must be a list, not {operations!r}. Pass [{operations!r}]")
     for operation in operations:
-        if not isinstance(operation, (grain.transforms.Map, grain.transforms.RandomMap)):
-            raise ValueError(
-                f"operation {operation!r} is not a grain.transforms.Map or RandomMap. Operations "
-                "that drop, add or batch records can't be resumed by the step. Use "
+        is_map = isinstance(operation, (grain.transforms.Map, grain.transforms.RandomMap))
+        if is_map and not isinstance(operation, DALITransform):
+            continue
+        if isinstance(operation, (DALITransform, DALIBatch)):
+            cure = "The loader does this itself: pass the graph function as pipeline_fn="
+        elif isinstance(operation, grain.transforms.Batch):
+            cure = "Omit it: batch_size= and drop_remainder= of the loader replace it"
+        elif isinstance(operation, type):
+            cure = f"Pass an instance, {operation.__name__}()"
+        elif callable(operation):
+            cure = "Define a subclass of grain.transforms.Map that calls it in its method map"
+        else:
+            cure = (
+                "Operations that drop or add records can't be resumed by the step. Use "
                 "ds.pipe(DALITransform(...)) for them"
             )
+        raise ValueError(
+            f"operation {operation!r} is not a grain.transforms.Map or RandomMap of single "
+            f"records. {cure}"
+        )
 
 
 def _short(text: str) -> str:

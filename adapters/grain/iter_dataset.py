@@ -16,7 +16,7 @@ from ...core.iterator.iterator import DALIGenericIterator
 from ...core.pipeline.batch import writable
 from ...core.stats import InputStats
 from .record_iterator import Passes
-from .transform import check_policy, choose_device, element_spec
+from .transform import BatchDataset, check_policy, choose_device, element_spec
 
 __all__ = ["DALIIterDataset"]
 
@@ -27,7 +27,7 @@ _RESERVED = {"auto_reset", "last_batch_policy", "mask", "sharding", "devices", "
 _NO_INDEX = "the position counts samples, not batches, whose size may have changed. Use get_state()"
 
 
-class DALIIterDataset(grain.IterDataset):
+class DALIIterDataset(BatchDataset):
     """A DALI reader, or a source of records, as a Grain dataset of batches.
 
     Elements are dicts of NumPy arrays for CPU pipelines and of jax.Arrays for GPU pipelines.

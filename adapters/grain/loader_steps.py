@@ -64,10 +64,7 @@ class Steps(grain.MapDataset):
             numbers = [number for number in numbers if number <= last]
         metadata = [self._sampler[min(number, last)] for number in numbers]
         keys = [entry.record_key for entry in metadata]
-        if hasattr(self._source, "__getitems__"):
-            records = list(self._source.__getitems__(keys))
-        else:
-            records = [self._source[key] for key in keys]
+        records = self._records(keys)
         rows: list[Row] = []
         for entry, record in zip(metadata, records, strict=True):
             for operation in self._operations:
@@ -82,6 +79,26 @@ class Steps(grain.MapDataset):
                     record = operation.random_map(record, entry.rng)
             rows.append({"index": entry.index, "key": entry.record_key, "record": record})
         return rows, valid
+
+    def _records(self, keys: Sequence[Any]) -> list[Any]:
+        """Returns records of the data source.
+
+        Raises:
+            IndexError: If a key exceeds the number of records.
+        """
+        try:
+            if hasattr(self._source, "__getitems__"):
+                return list(self._source.__getitems__(keys))
+            return [self._source[key] for key in keys]
+        except IndexError as error:
+            count = len(self._source) if hasattr(self._source, "__len__") else sys.maxsize
+            beyond = [key for key in keys if isinstance(key, int) and key >= count]
+            if not beyond:
+                raise
+            raise IndexError(
+                f"the sampler requests record {beyond[0]} of {count} records. Pass "
+                "num_records=len(data_source) to the sampler"
+            ) from error
 
 
 def pack_rows(element: Any) -> Any:

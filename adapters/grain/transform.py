@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grain
 import jax
@@ -20,12 +20,19 @@ from grain.experimental import ShapeDtypeStruct
 from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from ...core.arguments import checked_arguments, own_arguments, step_number, whole_number
+from ...core.arguments import (
+    checked_arguments,
+    knows_its_names,
+    own_arguments,
+    step_number,
+    whole_number,
+)
 from ...core.config import BatchMapArgument, IteratorConfig
 from ...core.errors import StateError
 from ...core.feeding.record_reader import Numbers, RecordPosition, RecordReader, Restored
 from ...core.feeding.stream_engine import StreamEngine, check_record_graph
 from ...core.feeding.stream_part import StreamPart
+from ...core.messages import replacements
 from ...core.pipeline.batch import choose_placement
 from ...core.pipeline.pipeline_factory import default_device_id, shard_pipelines
 from ...core.placement import DataShard
@@ -92,6 +99,12 @@ def choose_device(call: dict[str, Any]) -> bool:
             "records or by DALIDataLoader, or pass device_id=None for a CPU pipeline"
         )
     return on_gpu
+
+
+def check_options(value: object, kind: type, name: str) -> None:
+    """Raises TypeError unless an argument is None or an instance of a class of Grain."""
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__} of Grain, or None, not {value!r}")
 
 
 _PIPE = "it batches the records of a dataset. Write ds.pipe(DALITransform(...))"
@@ -164,6 +177,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         ValueError: If a value is invalid or two arguments exclude each other.
     """
 
+    @knows_its_names
     def __init__(
         self,
         pipeline_fn: Callable[..., Any],
@@ -185,6 +199,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         **call: Any,
     ):
         check_policy(drop_remainder, pad, sharding)
+        check_options(read_options, grain.ReadOptions, "read_options")
         expected = "a whole number of {}, 1 or more"
         batch_size = whole_number("batch_size", batch_size, expected.format("records"), 1)
         prefetch = whole_number("prefetch", prefetch, expected.format("batches"), 1)
@@ -288,7 +303,10 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         Raises:
             TypeError: Always; the message explains how to apply the transform.
         """
-        raise TypeError(f"a DALITransform can't transform single records: {_PIPE}")
+        raise TypeError(
+            f"a DALITransform can't transform single records: {_PIPE}, or use DALIDataLoader in "
+            "place of grain.DataLoader"
+        )
 
     @property
     def _over_processes(self) -> bool:
@@ -441,7 +459,19 @@ def _seed_of(ds: Any) -> int | None:
     return int(np.random.SeedSequence([*seeds]).generate_state(1)[0])
 
 
-class _UnplacedDataset(grain.IterDataset):
+class BatchDataset(grain.IterDataset):
+    """Base class of datasets of batches, whose errors name methods to call before the batching."""
+
+    if not TYPE_CHECKING:  # type checkers report names that do not exist
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):  # of Grain
+                raise AttributeError(name)
+            owner = f"{type(self).__name__!r} object"
+            raise replacements.no_attribute(owner, name, dir(type(self)), replacements.BATCHES)
+
+
+class _UnplacedDataset(BatchDataset):
     """A dataset of batches whose PartitionSpecs use the mesh that is current at ``iter()``."""
 
     def __init__(self, parent: grain.MapDataset | grain.IterDataset, transform: DALITransform):
@@ -465,7 +495,7 @@ class _UnplacedDataset(grain.IterDataset):
         return f"DALITransform(batch_size={self._transform.batch_size})"
 
 
-class _DecodedDataset(grain.IterDataset):
+class _DecodedDataset(BatchDataset):
     """The dataset of the batches of a `DALITransform` whose shardings have a mesh.
 
     Args:

@@ -257,7 +257,8 @@ def learn(
     elif _has_parts(record):
         raise TypeError(
             f"records are {type(record).__name__}s, whose parts have no keys for the parameters of "
-            f"{name}(). Convert them to dicts by ds.map({_as_dict(record)})"
+            f"{name}(). Convert them to dicts: by ds.map({_as_dict(record)}) of a dataset, or by "
+            "a grain.transforms.Map in the operations of a loader"
         )
     elif len(needed or open_) != 1:
         raise TypeError(

@@ -14,7 +14,14 @@ from sealing import crafted
 from shardings import rows_over
 
 from conformance import frozen
-from dalijax.adapters.grain import DALIDataLoader, RandomInputs, data_loader
+from dalijax import sources
+from dalijax.adapters.grain import (
+    DALIBatch,
+    DALIDataLoader,
+    DALITransform,
+    RandomInputs,
+    data_loader,
+)
 from full import FULL, in_full
 
 N, BATCH, SEED = 21, 8, 5
@@ -223,10 +230,65 @@ class Split(grain.experimental.FlatMapTransform):
         return [element, element]
 
 
-@pytest.mark.parametrize("operation", (Odd(), Split(), grain.transforms.Batch(2)))
-def test_operations_that_change_the_number_of_records_are_refused(operation):
-    with pytest.raises(ValueError, match="not a grain.transforms.Map or RandomMap"):
+@pytest.mark.parametrize(
+    ("operation", "cure"),
+    (
+        (Odd(), "can't be resumed by the step. Use ds.pipe"),
+        (Split(), "can't be resumed by the step. Use ds.pipe"),
+        (grain.transforms.Batch(2), "Omit it: batch_size= and drop_remainder= of the loader"),
+        (DALIBatch(plain, batch_size=2), "pass the graph function as pipeline_fn="),
+        (DALITransform(plain, batch_size=2), "pass the graph function as pipeline_fn="),
+        (Twice, r"Pass an instance, Twice\(\)"),
+        (lambda record: record, "subclass of grain.transforms.Map that calls it"),
+    ),
+)
+def test_operations_that_do_not_map_single_records_are_refused(operation, cure):
+    with pytest.raises(ValueError, match=f"not a grain.transforms.Map or RandomMap .*{cure}"):
         loader(INDEX(N, num_epochs=1), None, [operation])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    (
+        ({"operations": Twice()}, TypeError, "operations must be a list, not .*Pass "),
+        ({"sampler": range(N)}, TypeError, r"not range\(0, 21\). Pass grain.samplers.IndexSampler"),
+        ({"sampler": None}, TypeError, "must be a sampler of Grain, not None. Pass"),
+        ({"source": sources.Arrays({"x": [1]})}, TypeError, "Pass it as source= to DALIIterData"),
+        ({"read_options": 3}, TypeError, "read_options must be a ReadOptions of Grain, .* not 3"),
+        ({"shard_options": 2}, TypeError, "shard_options must be a ShardOptions of Grain"),
+        ({"batch_size": "8"}, TypeError, "batch_size must be a whole number .*, not '8'"),
+        ({"worker_count": -1}, ValueError, "worker_count must be a whole number .*, not -1"),
+        ({"seed": "a"}, TypeError, "seed must be a whole number .*, not 'a'"),
+        ({"enable_profiling": True}, TypeError, "use dalijax.profile.* those of DALIDataLoader"),
+        ({"device_put": True}, TypeError, "use sharding="),
+        ({"num_epochs": 3}, TypeError, r"use sampler=grain.samplers.IndexSampler\(..., num_epo"),
+        ({"shuffle": True}, TypeError, r"use sampler=grain.samplers.IndexSampler\(..., shuffle"),
+        ({"num_workers": 3}, TypeError, "use worker_count=.*'worker_count', 'writable'"),
+        ({"worker_buffer": 3}, TypeError, "did you mean 'worker_buffer_size'"),
+    ),
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_arguments_of_other_kinds_are_refused_with_the_fix(arguments, kind, text):
+    with pytest.raises(kind, match=text):
+        loader(**arguments)
+
+
+def test_missing_arguments_are_described():
+    with pytest.raises(TypeError, match=r"DALIDataLoader\(\) needs batch_size\n  .*global batch"):
+        DALIDataLoader(numbers(), SAMPLER, pipeline_fn=plain)
+
+
+def test_records_beyond_the_data_source_are_named():
+    iterator = iter(loader(INDEX(N + 3, num_epochs=1)))
+    assert records(iterator, 2) == [[*range(8)], [*range(8, 16)]]
+    with pytest.raises(IndexError, match="record 21 of 21 records. Pass num_records=len"):
+        next(iterator)
+
+
+def test_tuples_are_refused_with_the_transform_of_a_loader():
+    pairs = [(np.array([k], np.int32), k) for k in range(N)]
+    with pytest.raises(TypeError, match="grain.transforms.Map in the operations of a loader"):
+        next(iter(loader(INDEX(N, num_epochs=1), pairs)))
 
 
 def test_a_sharded_sampler_is_refused():
