@@ -17,7 +17,7 @@ from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..arguments import knows_its_names
+from ..arguments import knows_its_names, whole_number
 from ..random.draw import Draw, check_draw, joined, part_of
 from . import policies
 from .layouts import as_rgb, conditional
@@ -71,9 +71,8 @@ def rand_augment(
         ValueError: If a number is out of range.
         TypeError: If ``draw`` cannot look up the sizes of the images.
     """
-    check_draw(draw)
-    if num_ops < 1:
-        raise ValueError(f"num_ops must be 1 or more, not {num_ops}")
+    check_draw(draw, images)
+    num_ops = whole_number("num_ops", num_ops, "a number of operations, 1 or more", 1)
     if num_magnitude_bins < 2 or not 0 <= magnitude < num_magnitude_bins:
         raise ValueError(
             "magnitude must be at least 0 and below num_magnitude_bins, which must be at least 2, "
@@ -126,7 +125,7 @@ def trivial_augment(
         ValueError: If ``num_magnitude_bins`` is less than 2.
         TypeError: If ``draw`` cannot look up the sizes of the images.
     """
-    check_draw(draw)
+    check_draw(draw, images)
     if num_magnitude_bins < 2:
         raise ValueError(f"num_magnitude_bins must be 2 or more, not {num_magnitude_bins}")
     return _augmented(
@@ -179,7 +178,7 @@ def auto_augment(
         ValueError: If the policy is unknown.
         TypeError: If ``draw`` cannot look up the sizes of the images.
     """
-    check_draw(draw)
+    check_draw(draw, images)
     if policy not in policies.POLICIES:
         raise ValueError(f"policy must be one of {list(policies.POLICIES)}, not {policy!r}")
     return _augmented(

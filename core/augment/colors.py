@@ -59,7 +59,7 @@ def color_jitter(
     Raises:
         ValueError: If a range is out of order or out of bounds.
     """
-    check_draw(draw)
+    check_draw(draw, images)
     ranges = {
         "brightness": _range(brightness, "brightness"),
         "contrast": _range(contrast, "contrast"),
@@ -93,12 +93,14 @@ def _range(
     """Returns a range (low, high), given as this pair or as a distance from ``center``.
 
     Raises:
+        TypeError: If the value is neither a number nor a pair of numbers.
         ValueError: If the range is out of order or out of bounds.
     """
-    if isinstance(value, (int, float)):
-        low, high = max(least, center - value), center + value
-    else:
-        low, high = value
+    is_pair = isinstance(value, (list, tuple, np.ndarray)) and len(value) == 2
+    numbers = value if is_pair else (value,)
+    if not all(isinstance(number, (int, float, np.number)) for number in numbers):
+        raise TypeError(f"{name} must be a number or a pair of numbers (low, high), not {value!r}")
+    low, high = value if is_pair else (max(least, center - value), center + value)
     if not least <= low <= high <= most or np.isinf(high):
         bounds = "from 0" if np.isinf(most) else f"from 0 to {most:g}"
         raise ValueError(

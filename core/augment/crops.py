@@ -11,8 +11,8 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..arguments import knows_its_names
-from ..random.draw import Draw, check_draw, check_share, draw_of_pipeline
+from ..arguments import knows_its_names, whole_number
+from ..random.draw import Draw, check_draw, check_images, check_share, draw_of_pipeline
 from . import windows
 from .layouts import sizes_in_graph, with_layout
 from .windows import Pair, Range
@@ -61,7 +61,7 @@ def random_resized_crop(
         ValueError: If a size, range or probability is out of bounds.
         TypeError: If ``draw`` cannot look up the sizes of the images.
     """
-    check_draw(draw)
+    check_draw(draw, images)
     size = windows.pair(size, "size")
     windows.check_ranges(scale, ratio)
     check_share("flip", flip)
@@ -108,7 +108,7 @@ def random_crop(
         ValueError: If the size or the padding is invalid.
         TypeError: If ``draw`` cannot look up the sizes of the images.
     """
-    check_draw(draw)
+    check_draw(draw, images)
     size = windows.pair(size, "size")
     sides = tuple(padding) if isinstance(padding, Sequence) else (padding,)
     if len(sides) not in (1, 2, 4) or any(not isinstance(p, int) or p < 0 for p in sides):
@@ -173,10 +173,11 @@ def center_crop(
     """
     size = windows.pair(size, "size")
     if resize is not None:
-        windows.pair(resize, "resize")
+        resize = whole_number("resize", resize, "a number of pixels, 1 or more, or None", 1)
     if draw is None:
+        check_images(images)
         return _central(images, size, resize, interp_type, antialias)
-    check_draw(draw)
+    check_draw(draw, images)
     start, end = draw._compute_outputs(
         lambda _, sizes: windows.central_crops(sizes, size, resize),
         [_PIXELS, _PIXELS],
@@ -270,7 +271,7 @@ def flip(
     Raises:
         ValueError: If the probability is not between 0 and 1.
     """
-    check_draw(draw)
+    check_draw(draw, images)
     check_share("probability", probability)
     flipped = draw.compute(
         lambda u, _: u < probability,
@@ -320,7 +321,7 @@ def random_erasing(
         ValueError: If a probability or range is out of bounds.
         TypeError: If ``draw`` cannot look up the sizes of the images.
     """
-    check_draw(draw)
+    check_draw(draw, images)
     check_share("probability", probability)
     windows.check_ranges(scale, ratio)
     start, extent = draw._compute_outputs(

@@ -13,7 +13,7 @@ from nvidia.dali.pipeline import do_not_convert
 from ..arguments import knows_its_names
 from ..dtypes import BFLOAT16, as_dtype, dali_type
 from ..pipeline.output_notes import mark_bfloat16
-from ..random.draw import draw_of_pipeline
+from ..random.draw import check_images, draw_of_pipeline
 from .layouts import with_layout
 
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -60,6 +60,7 @@ def normalize(
             deviations are at most 1.
         TypeError: If ``dtype`` is not float32, float16 or bfloat16.
     """
+    check_images(images)
     dtype = as_dtype(dtype)
     if dtype.name not in _DTYPES:
         raise TypeError(f"dtype of normalize must be one of {list(_DTYPES)}, not {dtype.name!r}")

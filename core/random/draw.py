@@ -9,6 +9,7 @@ the first run has shown what the graph draws (`core.feeding.read_rows`).
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -91,13 +92,24 @@ def part_of(numbers: Any, shapes: Sequence[tuple[int, ...]], k: int) -> DataNode
     return node
 
 
-def check_draw(draw: Any) -> None:
-    """Raises TypeError unless ``draw`` is a `Draw`."""
+def check_images(images: Any) -> None:
+    """Raises TypeError unless ``images`` is an output of an operator of DALI."""
+    if not isinstance(images, DataNode):
+        raise TypeError(
+            "images must be an output of DALI's operators in a graph function, not "
+            f"{type(images).__name__}. Decode images in the graph function, and augment them "
+            "there. To change the arrays of a batch, use batch_map or the training step"
+        )
+
+
+def check_draw(draw: Any, images: Any) -> None:
+    """Raises TypeError unless ``draw`` is a `Draw`, and ``images`` an output of an operator."""
     if not isinstance(draw, Draw):
         raise TypeError(
             f"draw must be the draw argument of the graph function, not {draw!r}. Add a parameter "
             "named draw to the function, and pass it on"
         )
+    check_images(images)
 
 
 def check_numbers(call: str, **values: Any) -> None:
@@ -136,6 +148,21 @@ def _outputs(
             "one array for each output"
         )
     return arrays
+
+
+def _reshaped(name: str, values: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Returns the result of a draw's function as an array of a shape and dtype.
+
+    Raises:
+        ValueError: If the result has another number of elements.
+    """
+    array = np.asarray(values)
+    if array.size != math.prod(shape):
+        raise ValueError(
+            f"the function of the draw {name!r} returned the shape {array.shape} for {shape[0]} "
+            f"records. Return an array of shape {shape}, [rows, *shape]"
+        )
+    return np.ascontiguousarray(array, dtype).reshape(shape)
 
 
 def _check_pure(name: str, first: Sequence[Any], second: Sequence[Any]) -> None:
@@ -471,6 +498,15 @@ class Draw:
             ValueError: If the name is taken, or the draw's own graph is not being defined.
             TypeError: If the sizes of the images are unknown.
         """
+        try:
+            inspect.signature(function).bind(None, None)
+        except TypeError as error:
+            raise TypeError(
+                f"the function of a draw is called with (u, sizes), uniform numbers [rows, columns]"
+                f" and image sizes: {error}. Write e.g. lambda u, sizes: u"
+            ) from None
+        except ValueError:  # a function in C without a signature
+            pass
         return self._compute_outputs(
             lambda u, sizes: (function(u, sizes),),
             [(shape, dtype)],
@@ -558,7 +594,7 @@ class Draw:
                 _check_pure(name, values_of_outputs, call())
                 checked = True
             arrays = [
-                np.ascontiguousarray(values, dtype).reshape(len(rows.records), *shape)
+                _reshaped(name, values, (len(rows.records), *shape), dtype)
                 for values, (shape, dtype) in zip(values_of_outputs, forms)
             ]
             return [joined([arrays[k] for k in pack]) for pack in packs]

@@ -8,7 +8,7 @@ import scipy.stats
 from nvidia.dali import fn, types
 from PIL import Image
 
-from dalijax import augment
+from dalijax import Draw, augment
 from dalijax.core.augment import windows
 from dalijax.core.augment.windows import COLUMNS
 from drawing import drawn_image, numbers, run
@@ -330,6 +330,25 @@ def test_an_image_that_is_too_small_is_a_bad_record(call):
     (others,) = run(call, given[::2], [0, 2])
     for image, other in zip(images[::2], others):
         np.testing.assert_array_equal(image, other)
+
+
+@pytest.mark.parametrize("name", sorted({*augment.__all__} - {"normalize", "center_crop"}))
+def test_a_missing_draw_is_explained(name):
+    with pytest.raises(TypeError) as raised:
+        getattr(augment, name)(None)
+    missing = "size and draw\n  size: Height and width" if name.endswith("crop") else "draw"
+    text = str(raised.value)
+    assert text.startswith(f"{name}() needs {missing}")
+    assert "\n  draw: Add a parameter named draw to the graph function" in text
+
+
+@pytest.mark.parametrize("name", sorted(augment.__all__))
+def test_arrays_are_not_images_of_a_graph(name):
+    draw = Draw(lambda run: None, {})
+    arguments = {"normalize": (0, 1)}.get(name, (8,) if name.endswith("crop") else ())
+    keywords = {} if name == "normalize" else {"draw": draw}
+    with pytest.raises(TypeError, match="images must be an output .* not ndarray.*batch_map"):
+        getattr(augment, name)(np.zeros((9, 9, 3), np.uint8), *arguments, **keywords)
 
 
 @pytest.mark.parametrize("draw", (None, 3), ids=str)

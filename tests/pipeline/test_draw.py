@@ -149,6 +149,16 @@ def test_a_function_that_is_not_pure_is_refused(function, message):
         run(lambda draw: (draw.compute(function, (2,), name="a"),), np.arange(5))
 
 
+@pytest.mark.parametrize(
+    ("result", "shape"),
+    ((lambda u: u[:1], r"\(1, 2\)"), (lambda u: None, r"\(\)"), (lambda u: 1.0, r"\(\)")),
+)
+def test_a_function_returns_an_array_of_its_shape(result, shape):
+    text = rf"draw 'a' returned the shape {shape} for 5 records. Return an array of shape \(5, 2\)"
+    with pytest.raises(Exception, match=text):
+        run(lambda draw: (draw.compute(lambda u, _: result(u), (2,), name="a"),), np.arange(5))
+
+
 @pytest.mark.parametrize("given", (0, 1, 3))
 def test_a_function_returns_an_array_for_each_output(given):
     def graph(draw):
@@ -230,6 +240,7 @@ def test_a_function_gets_the_sizes_of_the_images_of_a_field():
         (lambda d: d.uniform(shape=3), "shape must be a tuple .*, not 3"),
         (lambda d: d.normal(shape=3), "shape must be a tuple .*, not 3"),
         (lambda d: d.compute(np.floor, 3, columns=3), "shape must be a tuple .*, not 3"),
+        (lambda d: d.compute(lambda u: u), r"called with \(u, sizes\).* too many positional"),
         (lambda d: d.uniform(name=3), "name must be a string, not 3"),
         (lambda d: (d.coin_flip(name="a"), d.uniform(name="a")), "two draws have the name 'a'"),
     ],
