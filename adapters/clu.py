@@ -24,6 +24,7 @@ from ..core.arguments import knows_its_names, refuse_positional
 from ..core.environment.extras import extra
 from ..core.errors import StateError
 from ..core.iterator.iterator import DALIGenericIterator
+from ..core.messages import replacements
 from ..core.stats import InputStats
 from ..core.workers import Workers
 from .process_files import write_text_atomically
@@ -55,6 +56,15 @@ if not TYPE_CHECKING:  # type checkers report names that do not exist
 
             return ReportInput
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# Methods that replace methods of other libraries.
+_REPLACEMENTS = {
+    **replacements.ITERATOR,
+    **dict.fromkeys(("statedict", "savestate", "checkpoint"), "save(file)"),
+    **dict.fromkeys(("loadstatedict", "loadstate"), "restore(file)"),
+    "repeat": "nothing: without num_epochs=, the iterator has no end",
+}
 
 
 def _specs(arrays: Mapping[str, Any]) -> dict[str, dataset_iterator.ArraySpec]:
@@ -131,6 +141,12 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         self._future: concurrent.futures.Future[Any] | None = None
         self._workers: Workers | None = None
         self._future_lock = threading.Lock()
+
+    if not TYPE_CHECKING:  # type checkers report names that do not exist
+
+        def __getattr__(self, name: str) -> Any:
+            owner = f"{type(self).__name__!r} object"
+            raise replacements.no_attribute(owner, name, dir(type(self)), _REPLACEMENTS)
 
     def __bool__(self) -> bool:
         return True

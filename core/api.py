@@ -18,6 +18,7 @@ from .arguments import (
     function_parameters,
     is_pipeline_def,
     own_arguments,
+    refuse_sources,
 )
 from .config import (
     CONFIG_DEFAULTS,
@@ -169,6 +170,8 @@ class IteratorFunction:
         Raises:
             TypeError, ValueError: As for a call.
         """
+
+        refuse_sources("stream()", [num_epochs])
 
         def make() -> DALIGenericIterator:
             factory, config = self._prepared(args, dict(kwargs))
@@ -563,5 +566,18 @@ def data_iterator(
         **arguments,  # type: ignore[arg-type] # the policy and the mask are parsed
     )
     if pipeline_fn is None:
-        return lambda decorated: IteratorFunction(decorated, config)
+        return lambda decorated: _of_graph_function(decorated, config)
+    return _of_graph_function(pipeline_fn, config)
+
+
+def _of_graph_function(pipeline_fn: Callable[..., Any], config: IteratorConfig) -> IteratorFunction:
+    """Returns the iterator function of a graph function.
+
+    Raises:
+        TypeError: If ``pipeline_fn`` is an iterator function or a class.
+    """
+    if isinstance(pipeline_fn, (IteratorFunction, type)):
+        is_class = isinstance(pipeline_fn, type)
+        kind = "a class" if is_class else "an iterator function already"
+        raise TypeError(f"{pipeline_fn!r} is {kind}. Pass a plain graph function")
     return IteratorFunction(pipeline_fn, config)

@@ -315,12 +315,25 @@ def _applied(
                 result = function(dict(batch), jax.random.fold_in(key, number))
             except Exception as error:
                 raise BatchMapError(
-                    f"batch_map: {name}() raised {type(error).__name__}: {error}. {_STAYS}"
+                    f"batch_map: {name}() raised {type(error).__name__}: {error}. "
+                    f"{_cure(error, batch)}{_STAYS}"
                 ) from error
             batch = _checked(result, name)
         return batch
 
     return apply
+
+
+def _cure(error: Exception, batch: Mapping[str, Any]) -> str:
+    """Returns the fix for an error of a function, with a space at its end; "" if none is known."""
+    if isinstance(error, KeyError) and error.args[0] not in batch:
+        return f"The batch has {[*batch]}; text and objects bypass batch_map. "
+    if "tracer" in f"{type(error).__name__} {error}".lower():
+        return (
+            "jax.jit compiles the functions: compute with jax.numpy, use jnp.where instead of if, "
+            "and draw random numbers by jax.random with the key. "
+        )
+    return ""
 
 
 def _checked(result: Any, name: str) -> dict[str, jax.Array]:

@@ -8,7 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import checked_arguments, function_parameters, name_of, whole_number
+from ..arguments import (
+    checked_arguments,
+    function_parameters,
+    is_pipeline_def,
+    name_of,
+    whole_number,
+)
 from ..config import OF_DATA_ITERATOR, IteratorConfig
 from ..pipeline.pipeline_factory import default_device_id
 from ..sources.source import Source, check_names, check_source
@@ -48,6 +54,11 @@ def bind(
         raise TypeError(
             f"{name} got {args!r:.80} by position, but it has a source, so its parameters are "
             "fields of the records. Pass settings by keyword, such as batch_size=128"
+        )
+    if is_pipeline_def(function):
+        raise TypeError(
+            f"{name} is decorated by pipeline_def, but a source requires the plain graph function. "
+            "Remove the decorator, and pass its arguments in the call"
         )
     check_source(source)
     hidden = sorted({"batch_size"} & parameters - {*source.fields})

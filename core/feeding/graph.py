@@ -187,6 +187,8 @@ def field_graph(
     if missing:
         cures = filter(None, (suggest_name(k, [*fields, DRAW], {}) for k in missing))
         suggestions = f" ({'; '.join(cures)})".replace(" ()", "")
+        if missing[0] == "self":
+            suggestions = " (decorate the bound method instead, by data_iterator(object.method))"
         raise TypeError(
             f"{name}() needs {missing}{suggestions}, which the records do not "
             f"have: the fields of the source are {sorted(fields)}, and 'draw' has random "
@@ -283,7 +285,7 @@ def record_graph(
                     f"{error}\nIn the records, {sorted(dicts)} are dicts. Index them in the "
                     f"graph's function, e.g. {name}[{keys[0]!r}] of the keys {keys}"
                 ) from error
-            if not (args and isinstance(args[0], dict)):
+            if not (args and isinstance(args[0], dict)) or "dict" not in str(error):
                 raise
             names = sorted(function_parameters(function) - {*settings, DRAW})
             close = " or ".join(filter(None, (suggest_name(name, args[0], {}) for name in names)))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arguments import whole_number
 from ..dtypes import as_dtype
 
 # The layouts of arrays of pixels, by the number of dimensions.
@@ -51,6 +52,8 @@ class Field:
     image_layout: str = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        expected = "a number of dimensions: 0 for a number, 1 for a vector or encoded bytes"
+        object.__setattr__(self, "ndim", whole_number("ndim of Field", self.ndim, expected, 0))
         if self.dtype is not None:  # users pass np.int32, which is a type
             object.__setattr__(self, "dtype", as_dtype(self.dtype, "dtype of Field"))
         if self.layout is not None:

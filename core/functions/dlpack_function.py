@@ -11,6 +11,7 @@ import numpy as np
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
+from ..arguments import knows_its_names
 from ..dtypes import check_width
 from ..messages.user_warnings import warn_user
 from . import checks
@@ -21,6 +22,7 @@ from .tensors import GpuTensors, HostTensors, capsule_of
 
 
 @do_not_convert
+@knows_its_names
 def dl_tensor_python_function(
     *inputs: DataNode,
     function: Callable[..., Any],

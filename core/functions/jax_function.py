@@ -10,6 +10,7 @@ import jax
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
+from ..arguments import knows_its_names
 from . import checks
 from .batch_function import BatchFunction, OneDeviceFunction
 from .dali_operators import jax_operator
@@ -20,6 +21,7 @@ from .ragged import by_groups, padded
 
 
 @do_not_convert
+@knows_its_names
 def jax_function(
     function: Callable[..., Any] | None = None,
     num_outputs: int = 1,

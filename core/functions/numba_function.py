@@ -14,6 +14,7 @@ from nvidia.dali import types
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import Pipeline, do_not_convert
 
+from ..arguments import knows_its_names
 from ..dtypes import dali_type
 from ..environment.extras import version_of
 from ..state.envelope import digest
@@ -26,6 +27,7 @@ _MOST = 6  # the maximum number of inputs, and of outputs
 
 
 @do_not_convert
+@knows_its_names
 def numba_function(
     *inputs: DataNode,
     run_fn: Callable[..., None],
@@ -217,6 +219,11 @@ def _check_counts(
         raise ValueError(
             f"out_types has {len(output_types)} types, but outs_ndim {len(outs)} numbers. Pass a "
             "type and a number of dimensions for each output"
+        )
+    if not outs:
+        raise ValueError(
+            f"run_fn must take outputs and {inputs} inputs, as in run_fn(output, input), and write "
+            "into the outputs: output[:] = 2 * input[:]"
         )
     if not 1 <= inputs <= _MOST or not 1 <= len(outs) <= _MOST:
         raise ValueError(

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+import jax
 import numpy as np
-from nvidia.dali import Pipeline, backend, types
+from nvidia.dali import Pipeline, backend, fn, types
 from nvidia.dali.data_node import DataNode
 
 from ..dtypes import DALI_TYPES
@@ -22,12 +23,32 @@ from ..messages.printable import printable
 from ..state import reader_files
 from ..state.operators import Operator, operators_of
 
-_ARRAYS = ("jax", "jaxlib", "numpy")
+# Libraries of arrays and images, by package. Their errors about a DataNode may not mention it.
+_LIBRARIES = {
+    "jax": "JAX",
+    "jaxlib": "JAX",
+    "numpy": "NumPy",
+    "PIL": "Pillow",
+    "cv2": "OpenCV",
+    "tensorflow": "TensorFlow",
+    "torch": "PyTorch",
+    "torchvision": "torchvision",
+    "scipy": "SciPy",
+    "keras": "Keras",
+    "einops": "einops",
+}
+# Errors of NumPy's functions in C, which have no frame.
+_IN_C = re.compile(r"matmul: Input operand|only integers, slices")
+# Packages of this package's functions for graphs.
+_CORE = __name__.removesuffix("pipeline.advice")
+_GRAPH_FUNCTIONS = tuple(f"{_CORE}{part}." for part in ("augment", "functions", "random"))
+_FEW = 20  # names that an error lists
 _NO_ARGUMENT = re.compile(r'Argument "(\w+)" is not defined for operator "(\w+)"')
 _NO_BFLOAT16 = (
     "DALI does not support bfloat16: cast to types.FLOAT or FLOAT16 in the graph, and to bfloat16 "
     "in the training step or by batch_map"
 )
+_OMITTED = re.compile(r"Not all required arguments .*specify values for arguments: \"(\w+)\"")
 _NO_DTYPE = "dtype={!r} is not a type of DALI: pass a type of nvidia.dali.types, e.g. types.FLOAT"
 _MOST_FILES = 64  # files of a reader that are looked at
 _PREFIXES = ("torch", "tf", "np", "numpy", "jnp", "jax")
@@ -59,6 +80,20 @@ _INPUT_CURES = {
         "and rand_augment, trivial_augment and auto_augment take them as uint8. For gray images, "
         "pass draw.sized(fn.cat(images, images, images, axis=2), images)"
     ),
+    "must be batches of uniform shape": (
+        "Give the samples one shape, e.g. by fn.resize, or pass ragged='pad' or ragged='group' to "
+        "dalijax.fn.jax_function"
+    ),
+    "number of per-channel arguments should match": (
+        "Pass one number, or a number for each channel of the images, as mean= and std="
+    ),
+    "Array indices must be scalar": (
+        "An index is one number for each sample. To select pixels, multiply the images by a mask"
+    ),
+    "can't be placed out of bounds": (
+        "The image is smaller than the window: resize or pad it first, or use "
+        "augment.center_crop(images, size, resize=...)"
+    ),
 }
 
 
@@ -70,18 +105,18 @@ def definition_cure(error: Exception, arguments: Sequence[Any] = ()) -> str:
         arguments: The arguments that the caller passed to the function.
     """
     text = str(error)
+    if _is_own(error):
+        return ""
     if match := _NO_ARGUMENT.search(text):
         return _argument_advice(*match.groups())
     if "no attribute 'BFLOAT16'" in text:
         return _NO_BFLOAT16
     if cure := _dtype_advice(error) or _device_advice(text) or _name_advice(error):
         return cure
-    if cure := _value_advice(error, text):
+    if cure := _value_advice(error, text) or _operand_advice(error) or _input_advice(text):
         return cure
-    if isinstance(error, (RuntimeError, ValueError)):
-        return ""
     paths = [value for value in arguments if isinstance(value, (str, os.PathLike))]
-    if paths and ("str" in text or "Path" in text):
+    if paths and isinstance(error, TypeError) and ("str" in text or "Path" in text):
         return (
             f"The function got the path {os.fspath(paths[0])!r}. If its parameters are fields of "
             f"records, pass source=dalijax.{replacements.source_call(paths[0])} instead"
@@ -89,19 +124,36 @@ def definition_cure(error: Exception, arguments: Sequence[Any] = ()) -> str:
     return _python_advice(error, text)
 
 
+def _is_own(error: Exception) -> bool:
+    """Returns whether a function of this package for graphs raised an error, which has a fix."""
+    module = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__", ""))
+    return module.startswith(_GRAPH_FUNCTIONS)
+
+
 def _python_advice(error: Exception, text: str) -> str:
     """Returns the fix for Python, NumPy or JAX code that got a DataNode; "" for other errors."""
     if "conditional context" in text:
         return (
-            "Pass enable_conditionals=True when you create the iterator, or replace the condition "
-            "by arithmetic, e.g. mask * a + (1 - mask) * b"
+            "DALI converts only if statements, and, or and not, and only if you pass "
+            "enable_conditionals=True when you create the iterator. Write other conditions (a if c "
+            "else b, while, in, min) as if statements, or as arithmetic, e.g. mask * a + (1 - "
+            "mask) * b"
         )
     if "'method'" in text:  # the error of x.shape[0] or len(x.shape)
         return (
             "In a pipeline function, shape is a method of a DataNode: x.shape() is the shape of "
             "each sample, without the batch, as another DataNode"
         )
-    package = _package_of(error)
+    if "Ellipsis in indexing" in text:
+        return "Write an index for each dimension of a sample instead, e.g. images[:, :, ::-1]"
+    if re.search(r"\bDraw\b", text):
+        return (
+            "draw is neither a number nor a key of JAX. Its methods uniform(), normal(), "
+            "coin_flip() and choice() return DataNodes: write draw.uniform(0, 1)"
+        )
+    package = "NumPy" if _IN_C.search(text) else _package_of(error)
     if not package and ("DataNode" not in text or "expected inputs of type" in text):
         return ""
     caller = f"{package} was called with" if package else "Python code used"
@@ -112,6 +164,40 @@ def _python_advice(error: Exception, text: str) -> str:
         "dalijax.fn.dl_tensor_python_function for NumPy. Alternatively, change the batches that "
         "the iterator returns"
     )
+
+
+def _operand_advice(error: Exception) -> str:
+    """Returns the fix for arithmetic of a DataNode and a value that DALI rejects; "" otherwise."""
+    accepted = (DataNode, bool, int, float, np.ndarray, np.generic, list, tuple)
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name != "_arithm_op":  # private in DALI
+            continue
+        others = [x for x in frame.f_locals.get("inputs", ()) if not isinstance(x, accepted)]
+        for operand in others:
+            if isinstance(operand, jax.Array):
+                return _NO_JAX
+            if not re.search(r"\bDraw\b", str(error)):
+                return (
+                    f"The other operand is {operand!r:.80}. Operands must be DataNodes, numbers or "
+                    "NumPy arrays"
+                )
+    return ""
+
+
+def _input_advice(text: str) -> str:
+    """Returns the fix for a wrong input of an operator; "" for other errors."""
+    if match := re.search(r"Received input `\d+` of type '(\w+)'", text):
+        return {"ndarray": _OBJECTS, "ArrayImpl": _NO_JAX}.get(match[1], "")
+    if "inputs, but received" in text:
+        return "Pass arguments of an operator by keyword, as in fn.resize(images, size=(224, 224))"
+    return ""
+
+
+_NO_JAX = "DALI takes no jax.Array: convert it by np.asarray(array)"
+_OBJECTS = (
+    "NumPy's operators and functions convert a DataNode to an array of objects: write the DataNode "
+    "first, as in images * array, or call DALI's operators"
+)
 
 
 def _dtype_advice(error: Exception) -> str:
@@ -152,12 +238,16 @@ def _type_advice(value: Any) -> str:
 
 def _value_advice(error: Exception, text: str) -> str:
     """Returns the fix for an operator's argument that got text, not numbers; "" otherwise."""
-    if not isinstance(error, ValueError) or "could not convert string" not in text:
+    if not re.search("could not convert string|invalid literal for int", text):
         return ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         passed = frame.f_locals.get("kwargs")
         for name, value in passed.items() if isinstance(passed, Mapping) else ():
             if isinstance(value, str) and repr(value) in text:
+                if "interp" in name or "filter" in name:
+                    return f"Pass a type of nvidia.dali.types as {name}=, e.g. types.INTERP_LINEAR"
+                if name.endswith("_type"):
+                    return f"Pass a type of nvidia.dali.types as {name}=, e.g. types.RGB"
                 return f"Pass numbers, or an output of an operator, as {name}="
     return ""
 
@@ -181,14 +271,25 @@ def _device_advice(text: str) -> str:
 
 
 def _name_advice(error: Exception) -> str:
-    """Returns similar names for an attribute that a module of DALI does not have, or ""."""
-    module = getattr(error, "obj", None)
-    if not isinstance(error, AttributeError) or not isinstance(module, ModuleType):
+    """Returns the operator for an attribute that a DataNode or a module of DALI lacks, or ""."""
+    if not isinstance(error, AttributeError):
         return ""
-    if not module.__name__.startswith("nvidia.dali"):
+    owner, name = error.obj, str(error.name)
+    if isinstance(owner, DataNode):
+        operators = {f"fn.{operator}": operator for operator in _public(fn)}
+        operators |= {f"fn.reductions.{operator}": operator for operator in _public(fn.reductions)}
+        cures = [place for place, operator in operators.items() if operator == name]
+        cure = cures[0] if cures else replacements.OPERATORS.get(replacements.plain(name), "")
+        return cure and f"A DataNode is not an array: use {cure} (from nvidia.dali import fn)"
+    if not isinstance(owner, ModuleType) or not owner.__name__.startswith("nvidia.dali"):
         return ""
-    names = [name for name in dir(module) if not name.startswith("_")]
-    return replacements.suggest_name(str(error.name), names, replacements.OPERATORS)
+    names = _public(owner)
+    cure = replacements.suggest_name(name, names, replacements.OPERATORS)
+    return cure or (f"It has {names}" if len(names) <= _FEW else "")
+
+
+def _public(module: ModuleType) -> list[str]:
+    return [name for name in dir(module) if not name.startswith("_")]
 
 
 def _argument_advice(name: str, schema: str) -> str:
@@ -204,12 +305,18 @@ def _argument_advice(name: str, schema: str) -> str:
 
 
 def _package_of(error: Exception) -> str:
-    """Returns the package, "JAX" or "NumPy", whose function failed with a DataNode; or ""."""
+    """Returns the library, such as "JAX", whose function failed with a DataNode; or ""."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package in _ARRAYS and any(isinstance(x, DataNode) for x in frame.f_locals.values()):
-            return "NumPy" if package == "numpy" else "JAX"
+        if package in _LIBRARIES and any(map(_has_node, frame.f_locals.values())):
+            return _LIBRARIES[package]
     return ""
+
+
+def _has_node(value: Any) -> bool:
+    """Returns whether a value is a DataNode, or a list or tuple of DataNodes."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return any(isinstance(item, DataNode) for item in values)
 
 
 def outputs_cure(error: Exception, name: str) -> str:
@@ -226,6 +333,8 @@ def outputs_cure(error: Exception, name: str) -> str:
         )
     if cure := run_cure(str(error)):
         return f"{name}: {error}\n{cure}"
+    if "Illegal output type" in str(error) and "numpy.ndarray" in str(error):
+        return f"{name}: {error} {_OBJECTS}"
     if "Illegal output type" in str(error) or "contains a nested" in str(error):
         return (
             f"{name}: {error} A graph function returns outputs of DALI's operators in the order of "
@@ -243,6 +352,17 @@ def run_cure(text: str) -> str:
         text: DALI's error of the operator.
     """
     return next((cure for error, cure in _INPUT_CURES.items() if re.search(error, text)), "")
+
+
+def omitted_cure(error: Exception) -> str:
+    """Returns the fix for an operator that lacks an argument; "" for other errors."""
+    omitted = _OMITTED.search(str(error))
+    if not omitted:
+        return ""
+    return (
+        f"Pass {omitted[1]}= to the operator. (dtype, ndim and layout of a DataNode are None "
+        "before the graph runs. fn.cast_like copies a dtype.)"
+    )
 
 
 def workers_cure(error: Exception) -> str:
@@ -291,10 +411,12 @@ def readers_cure(error: Exception, pipeline: Pipeline) -> str:
     """Returns the fix for a reader that finds no files, or git-lfs pointers; "" otherwise."""
     if "readers." in str(error) and (cure := pointer_cure(operators_of(pipeline))):
         return f"{cure}."
-    if "No files found" not in str(error):
+    if not re.search("No files found|Failed to open", str(error)):
         return ""
     roots = {str(arguments.get("file_root", "")) for _, _, arguments in operators_of(pipeline)}
     folders = " or ".join(sorted(filter(None, roots)))
+    if not os.path.isdir(folders):
+        return f"The folder {folders!r} (file_root) does not exist."
     return (
         f"The reader finds no files in {folders} (file_root). fn.readers.file expects a subfolder "
         "for each class, e.g. cat/1.jpg, and names that match file_filters. For other files, pass "

@@ -210,7 +210,8 @@ def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
                 "on this machine. To use the CPU, pass device='cpu' to decoders, remove .gpu(), "
                 f"and omit device_id or pass None. DALI says: {text}"
             ) from error
-        if cure := advice.workers_cure(error) or advice.readers_cure(error, pipeline):
+        cure = advice.workers_cure(error) or advice.omitted_cure(error)
+        if cure := cure or advice.readers_cure(error, pipeline):
             raise RuntimeError(f"{cure} DALI says: {text}") from error
         raise
 

@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsIndex
 
+import jax
+import numpy as np
 from nvidia.dali import Pipeline, backend, pipeline_def
 from nvidia.dali.data_node import DataNode
 
@@ -20,6 +22,7 @@ from ..arguments import checked_arguments, function_parameters, is_pipeline_def,
 from ..errors import StateError
 from ..placement import DataShard
 from ..random.seeds import DEFAULT_SEED, ShardSeed, shard_seed
+from ..state.operators import kind_of, operator_inputs
 from . import advice
 from .calls import calls
 from .dali_pipeline import (
@@ -28,6 +31,7 @@ from .dali_pipeline import (
     build_pipeline,
     defined_without_random,
     is_unmappable,
+    operators,
     unmap_readers,
 )
 from .function_notes import NOTES
@@ -381,6 +385,7 @@ class GraphPipelineFactory(PipelineFactory):
         pipeline = defined_without_random(
             lambda: self._defined(state, call), self._function, name_of(self._fn)
         )
+        self._check_constants(pipeline, (*self._args, *call.values()))
         note_outputs(pipeline, name_of(self._fn))
         if self._on_host and pipeline.exec_dynamic:
             # Private in DALI; without it, arrays are copied when they are taken.
@@ -391,6 +396,17 @@ class GraphPipelineFactory(PipelineFactory):
             unmap_readers(pipeline)
         return pipeline
 
+    def _check_constants(self, pipeline: Pipeline, arguments: Sequence[Any]) -> None:
+        """Raises TypeError if arrays were passed as data, which each sample would repeat."""
+        arrays = [x for x in arguments if isinstance(x, (np.ndarray, jax.Array)) and x.ndim]
+        starts = [op for op in operators(pipeline) if not operator_inputs(op)] if arrays else []
+        if arrays and all(kind_of(op).lower() == "constant" for op in starts):
+            raise TypeError(
+                f"{name_of(self._fn)} got an array of shape {arrays[0].shape} as an argument, and "
+                "its graph reads no other data: each sample would be the whole array. To iterate "
+                "over rows of arrays, pass source=dalijax.sources.Arrays({'x': array})"
+            )
+
     def _defined(self, state: Mapping[str, Any], call: dict[str, Any]) -> Pipeline:
         """Returns the pipeline that the graph function defines; adds known fixes to errors.
 
@@ -400,7 +416,7 @@ class GraphPipelineFactory(PipelineFactory):
         """
         try:
             return self._called(state, call)
-        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        except Exception as error:
             if "batch size must be set" in str(error):  # pipeline_def sets none, either
                 raise _no_batch_size(self._fn) from None
             if cure := advice.definition_cure(error, (*self._args, *call.values())):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from nvidia.dali import fn, pipeline_def, types
+from PIL import Image
 
 import dalijax
 from conftest import write_jpegs
@@ -20,7 +21,7 @@ from dalijax import profile as profile_module
 from dalijax import show as show_module
 from dalijax import tune as tune_module
 from dalijax.adapters.clu import DALIDatasetIterator
-from dalijax.adapters.grain import DALIIterDataset, DALITransform
+from dalijax.adapters.grain import DALIBatch, DALIIterDataset, DALITransform
 from dalijax.adapters.tfdata import DALIDataset
 from tars import FIELDS, samples, write_tar
 
@@ -87,6 +88,17 @@ def images(data):
 def rows(spec):
     """A sharding over a mesh of two axes."""
     return NamedSharding(jax.make_mesh((2, 2), ("data", "model")), spec)
+
+
+def lowered(x):
+    while x > 3:
+        x = x - 1
+    return x
+
+
+@own_fn.jax_function
+def plus_one(x):
+    return x + 1
 
 
 def grain_records():
@@ -253,6 +265,14 @@ ATTRIBUTES = [
     ("iterator", "set_epoch", "seek(epoch)"),
     ("stream", "take", "itertools.islice"),
     ("stream", "state_dict", "get_state()"),
+    ("stream", "seek", "seek_step(step)"),
+    ("source", "map", "in the graph function"),
+    ("source", "shuffle", "shuffle=True"),
+    ("source", "take", "Selection"),
+    ("batches", "shuffle", "MapDataset before the transform"),
+    ("batches", "repeat", "MapDataset before the transform"),
+    ("clu", "state_dict", "save(file)"),
+    ("clu", "take", "itertools.islice"),
     ("dalijax", "Files", "dalijax.sources.Files"),
     ("dalijax", "DALITransform", "dalijax.adapters.grain"),
     ("dalijax", "DALIDataset", "dalijax.adapters.tfdata"),
@@ -260,7 +280,14 @@ ATTRIBUTES = [
     ("dalijax", "jax_function", "dalijax.fn.jax_function"),
     ("dalijax", "DataLoader", "data_iterator"),
 ]
-OWNERS = {"augment": augment, "sources": sources, "dalijax": dalijax}
+OWNERS = {
+    "augment": augment,
+    "sources": sources,
+    "dalijax": dalijax,
+    "source": NUMBERS,
+    "batches": grain_records().pipe(DALITransform(same, batch_size=2, output_map=["x"])),
+    "clu": DALIDatasetIterator(take, source=NUMBERS, batch_size=BATCH),
+}
 
 PROGRAMS = {
     # Values of arguments
@@ -371,6 +398,28 @@ PROGRAMS = {
         TypeError,
         "Arrays source=",
     ),
+    "a positional source of a stream": (
+        lambda d: take.stream(NUMBERS, batch_size=BATCH),
+        TypeError,
+        "stream() Arrays source=",
+    ),
+    "an array as an argument": (
+        lambda d: next(take(np.arange(4), batch_size=BATCH)),
+        TypeError,
+        "same() (4,) source=dalijax.sources.Arrays(",
+    ),
+    "a pipeline_def over a source": (
+        lambda d: data_iterator(pipeline_def(same), ["x"])(source=NUMBERS, batch_size=BATCH),
+        TypeError,
+        "same() pipeline_def plain graph function",
+    ),
+    "data_iterator twice": (lambda d: data_iterator(take), TypeError, "same already plain"),
+    "a decorated class": (lambda d: data_iterator(Unrelated), TypeError, "Unrelated class plain"),
+    "a method without its object": (
+        lambda d: data_iterator(lambda self, x: x, ["x"])(source=NUMBERS, batch_size=BATCH),
+        TypeError,
+        "'self' bound method data_iterator(object.method)",
+    ),
     "a positional path": (
         lambda d: take(d.folder, batch_size=BATCH),
         TypeError,
@@ -477,6 +526,13 @@ PROGRAMS = {
         lambda d: sources.Tar(d.tar, FIELDS, batch_size=2),
         TypeError,
         "'batch_size' to the iterator function",
+    ),
+    "a tar's fields": (lambda d: sources.Tar(d.tar), TypeError, "Tar() fields extension"),
+    "a shape as ndim": (lambda d: sources.Field(np.float32, (3,)), TypeError, "ndim (3,) 1 vector"),
+    "a share as a selection": (
+        lambda d: sources.Selection(NUMBERS, 0.8),
+        TypeError,
+        "0.8 boolean np.arange(len(source))",
     ),
     "exts of a tar": (lambda d: sources.Tar(d.tar, exts=["jpg"]), TypeError, "'exts' fields="),
     "arrays by keyword": (lambda d: sources.Arrays(x=np.arange(3)), TypeError, "'x' 'arrays'"),
@@ -609,6 +665,13 @@ PROGRAMS = {
         "DALIDataset iterator function dalijax.data_iterator",
     ),
     # The graph
+    "a missing folder of a reader": (
+        lambda d: data_iterator(lambda folder: fn.readers.file(file_root=folder)[1], ["x"])(
+            d.missing, batch_size=BATCH
+        ),
+        RuntimeError,
+        "missing file_root exist",
+    ),
     "np.float32": (
         numbers(lambda x: fn.cast(x, dtype=np.float32)),
         TypeError,
@@ -778,7 +841,35 @@ PROGRAMS = {
     "no draw": (
         define(lambda data: augment.flip(images(data))),
         TypeError,
-        "draw",
+        "flip() draw parameter draw=draw",
+    ),
+    "a draw as a number": (numbers(lambda x, *, draw: x * draw), TypeError, "draw.uniform(0, 1)"),
+    "a draw as a key": (
+        numbers(lambda x, *, draw: jax.random.uniform(draw)),
+        TypeError,
+        "draw key draw.uniform(0, 1)",
+    ),
+    "a number as a draw": (
+        define(lambda data, *, draw: augment.flip(images(data), draw=draw.uniform())),
+        TypeError,
+        "draw DataNode parameter named draw",
+    ),
+    "two numbers of jitter": (
+        define(
+            lambda data, *, draw: augment.color_jitter(images(data), hue=(0, 0.1, 0.2), draw=draw)
+        ),
+        TypeError,
+        "hue (low, high) (0, 0.1, 0.2)",
+    ),
+    "num_ops=2.0": (
+        define(lambda data, *, draw: augment.rand_augment(images(data), num_ops=2.0, draw=draw)),
+        TypeError,
+        "num_ops 2.0",
+    ),
+    "resize of two sides": (
+        define(lambda data: augment.center_crop(images(data), 8, resize=(9, 9))),
+        TypeError,
+        "resize (9, 9) pixels",
     ),
     "shape=5": (
         numbers(lambda x, *, draw: x * draw.uniform(0, 1, shape=5)),
@@ -786,7 +877,89 @@ PROGRAMS = {
         "shape 5 (5,)",
     ),
     "jnp in the graph": (numbers(lambda x: jnp.sin(x)), TypeError, "jax_function"),
-    "a Python if": (numbers(lambda x: x if x > 3 else -x), TypeError, "enable_conditionals"),
+    "jnp.asarray": (numbers(lambda x: jnp.asarray(x)), TypeError, "JAX DataNode jax_function"),
+    "one_hot": (numbers(lambda x: jax.nn.one_hot(x, 9)), TypeError, "JAX DataNode jax_function"),
+    "jnp times x": (numbers(lambda x: jnp.ones(3) * x), TypeError, "jax.Array np.asarray("),
+    "an index of NumPy": (numbers(lambda x: np.arange(9)[x]), TypeError, "NumPy DataNode numba"),
+    "a matrix of NumPy": (numbers(lambda x: x @ np.eye(3)), TypeError, "NumPy DataNode numba"),
+    "np.stack": (numbers(lambda x: np.stack([x, x])), TypeError, "NumPy's DataNode DALI's"),
+    "np times x in fn": (
+        define(lambda data: fn.resize(np.ones(3) * images(data), size=(8, 8))),
+        TypeError,
+        "NumPy's DataNode first images * array",
+    ),
+    "Image.fromarray": (
+        define(lambda data: Image.fromarray(images(data))),
+        AttributeError,
+        "Pillow DataNode DALI's operators",
+    ),
+    "x.astype": (numbers(lambda x: x.astype("float32")), AttributeError, "astype fn.cast"),
+    "x.mean": (numbers(lambda x: x - x.mean()), AttributeError, "mean fn.reductions.mean"),
+    "x.dtype": (numbers(lambda x: fn.cast(x, dtype=x.dtype)), RuntimeError, "dtype= fn.cast_like"),
+    "x + text": (numbers(lambda x: x == "cat"), TypeError, "'cat' numbers"),
+    "...": (define(lambda data: images(data)[..., 0]), RuntimeError, "images[:, :, ::-1]"),
+    "a positional size": (
+        define(lambda data: fn.resize(images(data), 8, 8)),
+        TypeError,
+        "keyword fn.resize(images, size=",
+    ),
+    "interp_type='bilinear'": (
+        define(lambda data: fn.resize(images(data), size=(8, 8), interp_type="bilinear")),
+        TypeError,
+        "'bilinear' interp_type= types.INTERP_LINEAR",
+    ),
+    "another decoder": (
+        define(lambda data: fn.decoders.jpeg(data)),
+        AttributeError,
+        "jpeg ['audio', 'image',",
+    ),
+    "a Python if": (
+        numbers(lambda x: x if x > 3 else -x),
+        TypeError,
+        "if statements enable_conditionals arithmetic",
+    ),
+    "while": (
+        numbers(lowered, enable_conditionals=True),
+        TypeError,
+        "while if statements arithmetic",
+    ),
+    # Runs of DALI
+    "ragged images for JAX": (
+        define(lambda data, *, draw: plus_one(fn.resize(images(data), size=draw.uniform(4, 8)))),
+        RuntimeError,
+        "fn.resize ragged='pad'",
+    ),
+    "two means": (
+        define(lambda data: augment.normalize(images(data), (1, 2), (1, 2))),
+        RuntimeError,
+        "number for each channel mean=",
+    ),
+    "bytes for normalize": (
+        define(lambda data: augment.normalize(data, 127, 127)),
+        RuntimeError,
+        "one dimension fn.decoders.image(data)",
+    ),
+    # Functions
+    "run_fn by position": (
+        numbers(lambda x: own_fn.numba_function(same, x)),
+        TypeError,
+        "numba_function() run_fn writes into the outputs",
+    ),
+    "a Numba function that returns": (
+        numbers(lambda x: own_fn.numba_function(x, run_fn=same, example=np.int32([1]))),
+        ValueError,
+        "run_fn run_fn(output, input) output[:]",
+    ),
+    "a key of batch_map": (
+        lambda d: next(open_numbers(batch_map=lambda batch, key: {"x": batch["y"]})),
+        RuntimeError,
+        "'y' ['x'] text bypass",
+    ),
+    "NumPy in batch_map": (
+        lambda d: next(open_numbers(batch_map=lambda batch, key: {"x": np.sin(batch["x"])})),
+        RuntimeError,
+        "jax.numpy jnp.where",
+    ),
     "no return": (numbers(lambda x: None), TypeError, "returns no outputs return"),
     "no output": (
         lambda d: data_iterator(same)(source=NUMBERS, batch_size=BATCH),
@@ -879,6 +1052,21 @@ PROGRAMS = {
         lambda d: DALITransform(same, batch_size=2, output_map=["x"], num_epochs=2),
         TypeError,
         "num_epochs repeat(",
+    ),
+    "a mask of a transform": (
+        lambda d: DALITransform(same, batch_size=2, output_map=["x"], mask=True),
+        TypeError,
+        "mask pad='mask'",
+    ),
+    "a transform without a batch size": (
+        lambda d: DALITransform(same, output_map=["x"]),
+        TypeError,
+        "DALITransform() batch_size Number of records",
+    ),
+    "DALIBatch of a dataset": (
+        lambda d: grain_records().pipe(DALIBatch(same, batch_size=2)),
+        TypeError,
+        "DataLoader ds.pipe(DALITransform(",
     ),
     "num_workers of a transform": (
         lambda d: DALITransform(same, batch_size=2, output_map=["x"], num_workers=2),

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...api import IteratorFunction, iterator_function
-from ...arguments import function_parameters
+from ...arguments import function_parameters, knows_its_names
 from ...iterator.batch_stream import BatchStream
 from ...pipeline.pipeline_factory import DEFAULT_NUM_THREADS
 from .memory import Memory
@@ -206,6 +206,7 @@ def thread_counts(cores: int) -> list[int]:
     return counts if counts[-1] == cores else [*counts, cores]
 
 
+@knows_its_names
 def tune(
     iterator_fn: IteratorFunction,
     *,
