@@ -33,6 +33,7 @@ from .feeding.binding import bind
 from .iterator.batch_stream import BatchStream
 from .iterator.iterator import DALIGenericIterator
 from .messages import replacements
+from .messages.printable import printable_repr
 from .pipeline.batch import choose_placement
 from .pipeline.engine import MakeEngine
 from .pipeline.pipeline_factory import (
@@ -470,7 +471,8 @@ def iterator_function(value: object) -> IteratorFunction:
         )
     if not isinstance(value, IteratorFunction):
         raise TypeError(
-            f"{value!r} is not an iterator function. Decorate it with dalijax.data_iterator"
+            f"{printable_repr(value)} is not an iterator function. Decorate it with "
+            "dalijax.data_iterator"
         )
     return value
 
@@ -558,8 +560,8 @@ def data_iterator(
     if pipeline_fn is not None and not callable(pipeline_fn):
         named = "output_map" if isinstance(pipeline_fn, (list, tuple)) else "source"
         raise TypeError(
-            f"pipeline_fn must be a graph function, not {pipeline_fn!r:.80}. Pass other arguments "
-            f"by keyword, such as {named}=..."
+            f"pipeline_fn must be a graph function, not {printable_repr(pipeline_fn)}. Pass other "
+            f"arguments by keyword, such as {named}=..."
         )
     config = IteratorConfig(
         output_map,  # type: ignore[arg-type] # it becomes a tuple

@@ -12,7 +12,7 @@ import operator
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -20,6 +20,8 @@ import numpy as np
 from nvidia.dali import Pipeline
 
 from .messages import replacements
+from .messages.printable import printable, printable_repr
+from .messages.redacted_errors import raise_redacted
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -118,7 +120,8 @@ def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: se
         paths = [value for value in args if isinstance(value, (str, os.PathLike))]
         cure = "source= (see dalijax.sources) whose records have fields of these names"
         if paths:
-            cure = f"source=dalijax.{replacements.source_call(paths[0])} instead of {paths[0]!r}"
+            source, path = replacements.source_call(paths[0]), printable(paths[0])
+            cure = f"source=dalijax.{source} instead of {path!r}"
         if "draw" in missing:
             cure += (
                 ". draw supplies random numbers of a source's records; a graph over a reader uses "
@@ -135,8 +138,8 @@ def refuse_sources(name: str, args: Sequence[Any]) -> None:
     for value in args:
         if hasattr(value, "read_threads") and hasattr(value, "fields"):
             raise TypeError(
-                f"{name} got {value!r:.80} as a positional argument. Pass a source by keyword, "
-                "source=..."
+                f"{name} got {printable_repr(value)} as a positional argument. Pass a source by "
+                "keyword, source=..."
             )
 
 
@@ -152,8 +155,8 @@ def refuse_positional(name: str, args: Sequence[Any]) -> None:
     """
     if args:
         raise TypeError(
-            f"{name}() got {args[0]!r:.80} as a positional argument. Pass everything after the "
-            "iterator function by keyword, such as source=..."
+            f"{name}() got {printable_repr(args[0])} as a positional argument. Pass everything "
+            "after the iterator function by keyword, such as source=..."
         )
 
 
@@ -324,7 +327,7 @@ def knows_its_names(function: F) -> F:
                 )
             check_names(plain_name(function), kwargs, {"its arguments": names - {"self"}})
         if len(args) > most and by_keyword:
-            surplus = ", ".join(f"{value!r:.40}" for value in args[most:])
+            surplus = ", ".join(printable_repr(value, 40) for value in args[most:])
             raise TypeError(
                 f"{plain_name(function)} does not take {surplus} by position. Pass it by keyword, "
                 f"as one of {by_keyword}"
@@ -334,7 +337,16 @@ def knows_its_names(function: F) -> F:
             missing = [name for name in required if name not in passed]
             owner = args[0] if function.__name__ == "__init__" else function
             raise TypeError(_missing(plain_name(function), missing, inspect.getdoc(owner) or ""))
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:  # it may be of another library, which got URLs and options
+            options = kwargs.get("storage_options")
+            raise_redacted(
+                error,
+                list(_texts([*args, *kwargs.values()])),
+                options if isinstance(options, Mapping) else {},
+            )
+            raise
 
     return checked  # type: ignore[return-value]
 
@@ -355,6 +367,14 @@ def _missing(function: str, names: Sequence[str], documentation: str) -> str:
         cure = _CURES.get(name) or (" ".join(described[1].split()) if described else "")
         lines += [f"{name}: {cure}"] if cure else []
     return "\n  ".join(lines)
+
+
+def _texts(values: Iterable[Any]) -> Iterator[str]:
+    """Yields the strings in some values, and in those that are lists."""
+    for value in values:
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(item, (str, os.PathLike)):
+                yield str(item)
 
 
 def _number(name: str, value: Any) -> Any:

@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding, Sharding
 
 from .dtypes import is_number, narrowed
 from .errors import BatchMapError
+from .messages.redacted_errors import redacted_error
 from .stats import span
 
 MapFunction = Callable[[dict[str, jax.Array], jax.Array], dict[str, jax.Array]]
@@ -152,7 +153,7 @@ class BatchMap:
         except Exception as error:
             raise BatchMapError(
                 f"batch_map: {self._label} failed with {type(error).__name__}: {error}. {_STAYS}"
-            ) from error
+            ) from redacted_error(error)
 
     def specs(
         self,
@@ -317,7 +318,7 @@ def _applied(
                 raise BatchMapError(
                     f"batch_map: {name}() raised {type(error).__name__}: {error}. "
                     f"{_cure(error, batch)}{_STAYS}"
-                ) from error
+                ) from redacted_error(error)
             batch = _checked(result, name)
         return batch
 

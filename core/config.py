@@ -16,6 +16,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from .arguments import check_flags, difference_names, knows_its_names, plain_name, whole_number
 from .batch_map import BatchMap, MapFunction
 from .messages import replacements
+from .messages.printable import printable_repr
 from .order.epochs import EpochPlan
 from .placement import over_current_mesh
 
@@ -284,7 +285,7 @@ class IteratorConfig:
         is_class = isinstance(self.source, type)
         if self.source is not None and (is_class or not hasattr(self.source, "read_threads")):
             raise TypeError(
-                f"source must be one of dalijax.sources, not {self.source!r:.80}: "
+                f"source must be one of dalijax.sources, not {printable_repr(self.source)}: "
                 f"{replacements.suggest_source(self.source)}"
             )
         if self.reader_name is not None and not isinstance(self.reader_name, str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from .messages.printable import printable, printable_lines
+from .messages.printable import printable_lines, printable_text
 
 
 class Difference(NamedTuple):
@@ -24,14 +24,17 @@ class Difference(NamedTuple):
     fixed: bool = False
 
     def __str__(self) -> str:
-        return printable(f"{self.name}: {self.before} -> {self.after}")  # on one line
+        return printable_text(f"{self.name}: {self.before} -> {self.after}")  # on one line
 
 
 class _Printable(Exception):
-    """Base class that escapes control characters in messages: file names may be untrusted."""
+    """Base class that escapes control characters in messages: file names may be untrusted.
 
-    def __str__(self) -> str:
-        return printable_lines(super().__str__())
+    Secrets in URLs are removed, because a message may contain the text of any other error.
+    """
+
+    def __init__(self, *args: object):
+        super().__init__(*(printable_lines(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class StateError(_Printable, ValueError):
@@ -157,7 +160,9 @@ class RaggedError(ValueError):
         records: Sequence[str] = (),
     ):
         self.name, self.pipeline, self.rows, self.shapes = name, pipeline, rows, shapes
-        descriptions = [f"{shape} ({printable(record)})" for shape, record in zip(shapes, records)]
+        descriptions = [
+            f"{shape} ({printable_text(record)})" for shape, record in zip(shapes, records)
+        ]
         first, second = descriptions or map(str, shapes)
         super().__init__(
             f"output {name!r} is ragged: its samples have shapes {first} and "

@@ -13,6 +13,7 @@ from ...core.arguments import function_parameters, refuse_positional, whole_numb
 from ...core.config import EpochRules
 from ...core.iterator.batch_stream import BatchStream
 from ...core.iterator.iterator import DALIGenericIterator
+from ...core.messages.printable import printable_repr
 from ...core.pipeline.batch import writable
 from ...core.stats import InputStats
 from .record_iterator import Passes
@@ -78,7 +79,7 @@ class DALIIterDataset(BatchDataset):
             names = {k: call.pop(k) for k in ("output_map", "reader_name") if k in call}
             if "output_map" not in names:
                 raise ValueError(
-                    f"{iterator_fn!r} is not an iterator function. Decorate it with "
+                    f"{printable_repr(iterator_fn)} is not an iterator function. Decorate it with "
                     "dalijax.data_iterator, or pass output_map= and reader_name="
                 )
             iterator_fn = data_iterator(iterator_fn, **names)

@@ -33,6 +33,7 @@ from ...core.feeding.record_reader import Numbers, RecordPosition, RecordReader,
 from ...core.feeding.stream_engine import StreamEngine, check_record_graph
 from ...core.feeding.stream_part import StreamPart
 from ...core.messages import replacements
+from ...core.messages.printable import printable_repr
 from ...core.pipeline.batch import choose_placement
 from ...core.pipeline.pipeline_factory import default_device_id, shard_pipelines
 from ...core.placement import DataShard
@@ -234,7 +235,9 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
                 processes would read all records.
         """
         if not isinstance(ds, (grain.IterDataset, grain.MapDataset)):
-            raise TypeError(f"a DALITransform requires a dataset, not {ds!r:.80}: {_PIPE}")
+            raise TypeError(
+                f"a DALITransform requires a dataset, not {printable_repr(ds)}: {_PIPE}"
+            )
         if _is_stacked(ds):
             raise ValueError(
                 f"{ds} stacks records before the DALITransform, which batches them itself. Omit "

@@ -16,6 +16,7 @@ from ..arguments import (
     whole_number,
 )
 from ..config import OF_DATA_ITERATOR, IteratorConfig
+from ..messages.printable import printable_repr
 from ..pipeline.pipeline_factory import default_device_id
 from ..sources.source import Source, check_names, check_source
 from .graph import field_graph
@@ -52,8 +53,8 @@ def bind(
     name, parameters = name_of(function), function_parameters(function)
     if args:
         raise TypeError(
-            f"{name} got {args!r:.80} by position, but it has a source, so its parameters are "
-            "fields of the records. Pass settings by keyword, such as batch_size=128"
+            f"{name} got {printable_repr(args)} by position, but it has a source, so its "
+            "parameters are fields of the records. Pass settings by keyword, such as batch_size=128"
         )
     if is_pipeline_def(function):
         raise TypeError(

@@ -18,7 +18,7 @@ from ..environment.passing_errors import chain_of, is_environment
 from ..formats.field import Field
 from ..formats.image_size import FileInput, ImageInput, look_at_input
 from ..formats.riff import cut_off, file_cut_off
-from ..messages.printable import printable
+from ..messages.printable import printable_text
 from ..order.shuffle import Indices
 from ..pipeline.failure import with_retries
 from ..pipeline.failure_errors import listed
@@ -188,7 +188,7 @@ def _not_decodable(settings: ReadSettings, records: Indices, chunk: Chunk) -> di
             value = np.asarray(values[place], order="C")
             look = look_at_input(value, file_input)
             if look.lost:
-                record_name = printable(settings.source.name(int(records[place])))
+                record_name = printable_text(settings.source.name(int(records[place])))
                 settings.lost_numbers.setdefault(name, f"{record_name} {look.lost}")
             if look.fault:
                 errors.setdefault(place, ValueError(f"{name}: {look.fault}"))

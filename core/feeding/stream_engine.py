@@ -10,6 +10,7 @@ from typing import Any
 from ..arguments import function_parameters, is_pipeline_def
 from ..config import IteratorConfig
 from ..errors import BatchError, RecordError, StateError, UnfitRecordError
+from ..messages.printable import printable_repr
 from ..pipeline.batch import Batch
 from ..pipeline.engine import Engine, Outcome
 from ..pipeline.failure import failure_of
@@ -55,7 +56,9 @@ def check_record_graph(
             "keys"
         )
     if not callable(pipeline_fn):
-        raise TypeError(f"pipeline_fn must be a function of a DALI graph, not {pipeline_fn!r}")
+        raise TypeError(
+            f"pipeline_fn must be a function of a DALI graph, not {printable_repr(pipeline_fn)}"
+        )
     if on_error not in ON_ERROR:
         raise ValueError(f"on_error must be one of {ON_ERROR}, not {on_error!r}")
     if on_error == "mask" and config.mask is None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..messages.log_once import warn_once
 from ..messages.printable import printable
+from ..messages.redaction import redacted_url
 from ..order.shuffle import Indices
 from ..per_process import PerProcess
 from ..remote.cache_folder import object_name
@@ -348,6 +349,10 @@ class ByteFiles:
                 f"{printable(self.paths[int(np.argmax(unnamed))])}"
             )
         return PerProcess(functools.partial(DiskCache, self._storage.cache, names))
+
+    def name(self, number: int) -> str:
+        """Returns the path or URL of a file without secrets, given its number."""
+        return redacted_url(self.paths[number])
 
     def file(self, number: int) -> ByteFile:
         """Returns a file, given its number, and opens it if it is not open.

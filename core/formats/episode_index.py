@@ -130,7 +130,7 @@ class _Joined:
         damaged = self._damaged.array()
         if self.first[-1] == damaged.sum():  # a damaged episode has one step
             check_some_intact(paths, damaged[damaged])
-            raise ValueError(f"{printable(', '.join(paths[:3]))} has no steps")
+            raise ValueError(f"{', '.join(map(printable, paths[:3]))} has no steps")
         about = {
             "names": object_names(paths),
             "sizes": list(sizes),

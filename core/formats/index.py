@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ..messages.printable import printable
+from ..messages.printable import printable, printable_text
 from .atomic_file import atomic_file
 from .spread import spread
 
@@ -231,7 +231,7 @@ def _checked_head(
     try:
         return _parsed(text, len(_MAGIC) + 8 + length, size)
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise DamagedIndexError(f"{shown} is damaged: {printable(str(error))}") from error
+        raise DamagedIndexError(f"{shown} is damaged: {printable_text(str(error))}") from error
 
 
 def _views(content: NDArray[np.uint8], layout: _Layout) -> dict[str, NDArray[Any]]:
@@ -312,7 +312,7 @@ def load_or_build(
         _log.warning(
             "the index can't be stored, so that it is rebuilt each time. Pass cache_dir=, a "
             "directory that you can read and write. %s",
-            printable(str(error)),
+            printable_text(str(error)),
         )
         return index
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, AnyStr
 
-from ..messages.printable import printable
+from ..messages.printable import printable, printable_repr
 from ..remote.storage import Storage
 from .byte_files import is_remote
 
@@ -18,7 +18,8 @@ Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Paths = Path | Sequence[Path]
 
 _SPECIAL = re.compile(r"^~|[*?\[{]")
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@|\?.*", re.DOTALL)  # user and query of a URL
+_CREDENTIALS = re.compile(r"(?<=://)[^/?#]*@|\?.*", re.DOTALL)  # user and query of a URL
+_FRAGMENT = re.compile(r"(?<=http)(s?://[^#]*)#.*", re.DOTALL)  # in buckets, "#" is a part of a key
 _RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.(-?\d+))?")
 _MOST_PATHS = 10_000_000  # paths to which a range may expand
 
@@ -41,7 +42,7 @@ def path_list(paths: Any, storage: Storage | None = None) -> list[str]:
         names = [path_text(path) for path in several]
     except TypeError as error:
         raise TypeError(
-            f"paths must be a path, or a list of paths, not {paths!r:.80}: {error}"
+            f"paths must be a path, or a list of paths, not {printable_repr(paths)}: {error}"
         ) from None
     if not names:
         raise ValueError("paths is empty. A source needs at least one file")
@@ -218,13 +219,13 @@ def below_common_root(paths: Sequence[str]) -> list[str]:
 
 
 def object_names(paths: Sequence[str]) -> list[str]:
-    """Returns paths without their common directory; URLs without their users and queries.
+    """Returns paths without their common directory; URLs without users, queries and fragments.
 
     Indexes and states contain these names. A query may be a signature, which soon expires.
     """
     return below_common_root(
         [
-            _CREDENTIALS.sub("", path) if is_remote(path) and ("?" in path or "@" in path) else path
+            _CREDENTIALS.sub("", _FRAGMENT.sub(r"\1", path)) if is_remote(path) else path
             for path in paths
         ]
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..messages.printable import printable
+from ..messages.printable import printable, printable_text
 from ..remote.storage import Storage
 from ..workers import call_each
 from .byte_files import WAITING_THREADS, is_remote
@@ -176,6 +176,6 @@ def _content(path: str, storage: Storage) -> bytes | None:
         _log.warning(
             "%s can't be read, so that shapes and dtypes are inferred from the records. %s",
             printable(path),
-            printable(str(error)),
+            printable_text(str(error)),
         )
         return None

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from ..messages.printable import printable
+from ..messages.printable import printable, printable_text
 from ..remote.storage import Storage
 from ..remote.versions import has_version, without_weakness
 from ..workers import call_each
@@ -159,7 +159,7 @@ def _usable(
             "the shared index %s can't be used: %s. Write it again: "
             "python -m dalijax.sources index, followed by the files",
             printable(path),
-            printable(str(error)),
+            printable_text(str(error)),
         )
         return None
 
@@ -314,7 +314,7 @@ def _loaded(
             "instead. If there is no index, S3 may answer 403. %s",
             f"{len(errors):,}",
             f"{len(wanted):,}",
-            printable(str(errors[0])),
+            printable_text(str(errors[0])),
         )
     return {
         folder: index

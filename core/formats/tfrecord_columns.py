@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..messages.printable import printable
 from ..remote.storage import Storage
 from . import example
 from .buffered_reader import SMALL_WINDOW, BufferedReader
@@ -265,7 +266,7 @@ def _place(table: FileColumns, row: int) -> tuple[int, int]:
 
 def _label(table: FileColumns, row: int, paths: Sequence[str]) -> str:
     number, record = _place(table, row)
-    return f"{paths[number]}: record {record}"
+    return f"{printable(paths[number])}: record {record}"
 
 
 def _record(

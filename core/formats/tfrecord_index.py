@@ -341,7 +341,7 @@ def index_records(paths: Sequence[str], wanted: Wanted) -> Index:
             advance(file.size - reported)
             first.append(len(starts))
     if not len(starts):
-        raise ValueError(f"{printable(', '.join(paths[:3]))} has no records")
+        raise ValueError(f"{', '.join(map(printable, paths[:3]))} has no records")
     are_damaged = np.array(damaged, np.bool_)
     check_some_intact(paths, are_damaged)
     for column in columns:
@@ -374,7 +374,7 @@ def check_some_intact(paths: Sequence[str], damaged: NDArray[np.bool_]) -> None:
     """
     if len(damaged) and damaged.all():
         raise ValueError(
-            f"every record of {printable(', '.join(paths[:3]))} has a wrong checksum. If the "
+            f"every record of {', '.join(map(printable, paths[:3]))} has a wrong checksum. If the "
             "program that wrote the files did not compute checksums, pass verify=False"
         )
 

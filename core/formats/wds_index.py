@@ -167,7 +167,7 @@ def _check_ends(
     ends = np.array([_end(listed[-1]) if listed else 0 for listed in found], np.int64)
     sizes = np.clip(np.array(files.sizes, np.int64) - ends, 0, _MOST_TAIL)
     numbers = np.arange(len(found), dtype=np.int64)
-    tails = files.read(numbers, ends, sizes, lambda row: f"the end of {files.paths[row]}")
+    tails = files.read(numbers, ends, sizes, lambda row: f"the end of {files.name(row)}")
     for number, tail in enumerate(tails):
         if tail.any():
             raise ValueError(
@@ -210,7 +210,7 @@ def _compare(
     results = []
     for number, member, piece in zip(numbers.tolist(), checked, pieces, strict=True):
         data = piece.tobytes()
-        header = _header(member, data, files.sizes[number], files.paths[number])
+        header = _header(member, data, files.sizes[number], printable(files.paths[number]))
         if header is None:
             raise ValueError(
                 f"{printable(index_paths[number])} does not fit {printable(files.paths[number])}: "

@@ -9,6 +9,8 @@ import types
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from .printable import printable
+
 _EPOCHS = (
     "iterator.epochs(num_epochs), or stream(num_epochs, ...) of the iterator function; for a "
     "dataset of Grain or tf.data, its repeat()"
@@ -295,7 +297,7 @@ def suggest_source(value: Any) -> str:
 
 def source_call(path: str | bytes | os.PathLike[Any]) -> str:
     """Returns code that creates a source for a path, such as "sources.Files('train')"."""
-    text = os.fsdecode(path)
+    text = printable(path)
     name = text.rpartition("/")[2].lower()
     form = _FILES_OF_RECORDS.get(name.rpartition(".")[2])
     if form is not None:

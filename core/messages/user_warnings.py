@@ -6,6 +6,8 @@ import functools
 import inspect
 import warnings
 
+from .printable import printable_lines
+
 # Packages whose code may be between the user's line and the warning. (Python's finalizers, which
 # issue a warning when the user frees an iterator, are in weakref.)
 _INTERNAL = (__name__.partition(".")[0], "nvidia", "grain", "weakref")
@@ -16,7 +18,7 @@ def warn_user(message: str, category: type[Warning] = RuntimeWarning) -> None:
     frame, level = inspect.currentframe(), 1
     while frame and frame.f_globals.get("__name__", "").partition(".")[0] in _INTERNAL:
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)
+    warnings.warn(printable_lines(message), category, stacklevel=level)
 
 
 @functools.lru_cache(maxsize=256)

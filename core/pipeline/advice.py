@@ -118,7 +118,7 @@ def definition_cure(error: Exception, arguments: Sequence[Any] = ()) -> str:
     paths = [value for value in arguments if isinstance(value, (str, os.PathLike))]
     if paths and isinstance(error, TypeError) and ("str" in text or "Path" in text):
         return (
-            f"The function got the path {os.fspath(paths[0])!r}. If its parameters are fields of "
+            f"The function got the path {printable(paths[0])!r}. If its parameters are fields of "
             f"records, pass source=dalijax.{replacements.source_call(paths[0])} instead"
         )
     return _python_advice(error, text)

@@ -19,6 +19,7 @@ from nvidia.dali import Pipeline
 
 from ..config import IteratorConfig
 from ..errors import BatchError, GraphError, ProcessError, RecordError
+from ..messages.redacted_errors import raise_redacted, redacted_error
 from ..order.epochs import EpochPlan
 from ..placement import DataShard, GlobalPlacement
 from ..state import random_state
@@ -82,7 +83,9 @@ class Outcome(Generic[P]):
 
     def __post_init__(self) -> None:
         if self.error is not None:
-            strip_tracebacks(self.error)
+            error = redacted_error(self.error)
+            strip_tracebacks(error)
+            object.__setattr__(self, "error", error)  # the class is frozen
 
     def unwrap(self) -> Batch:
         """Returns the batch, or the result of ``batch_map`` for it.
@@ -226,7 +229,11 @@ class Engine(abc.ABC, Generic[P]):
                 graph); its batch stays the next batch.
         """
         if self._outcome is None:
-            self._outcome = self._next_outcome()
+            try:
+                self._outcome = self._next_outcome()
+            except Exception as error:  # it may be of a user's source
+                raise_redacted(error)
+                raise
         return self._outcome
 
     def peek_mapped(self) -> Outcome[P]:

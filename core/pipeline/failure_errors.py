@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..errors import BatchError, EpochError, GraphError, RecordError
-from ..messages.printable import printable
+from ..messages.printable import printable_text
 from ..state.position import FailedBatch
 from .advice import run_cure
 from .failure import Failure, failure_of
@@ -20,7 +20,9 @@ _MOST_NAMED = 5
 
 def listed(names: Sequence[str]) -> str:
     """Returns the first five names, joined by commas, and "and more" if there are more."""
-    return ", ".join(map(printable, names[:_MOST_NAMED])) + " and more" * (len(names) > _MOST_NAMED)
+    return ", ".join(map(printable_text, names[:_MOST_NAMED])) + " and more" * (
+        len(names) > _MOST_NAMED
+    )
 
 
 def with_dali(text: str, dali_text: str, names: Iterable[str] = ()) -> str:
@@ -38,7 +40,7 @@ def _with_printable(text: str, names: Iterable[str]) -> str:
     """Returns DALI's message with escapes in names that contain e.g. line breaks."""
     for name in names:
         if not name.isprintable():
-            text = text.replace(name, printable(name))
+            text = text.replace(name, printable_text(name))
     return text
 
 

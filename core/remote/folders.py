@@ -83,12 +83,14 @@ class FsspecFolders:
             return read_together(self._system, [paths[row] for row in rows], whole, whole)
 
         urls = [self.unstrip_protocol(path) for path in paths]
-        return repeated(attempt, urls, patience(self._options))
+        return repeated(attempt, urls, patience(self._options), options=self._options)
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """Calls a function until it succeeds, and returns its result; see `repeated`."""
         seconds = patience(self._options, opens=True)
-        return repeated(lambda rows: each(lambda _: call(), rows), [self._url], seconds)[0]
+        return repeated(
+            lambda rows: each(lambda _: call(), rows), [self._url], seconds, options=self._options
+        )[0]
 
 
 class ObjectFolders:

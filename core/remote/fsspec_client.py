@@ -52,6 +52,7 @@ def filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         lambda rows: each(lambda _: url_to_fs(url, **arguments), rows),
         [url],
         patience(options, opens=True),
+        options=options,
     )
     return system, str(path)
 
@@ -105,11 +106,12 @@ class FsspecFile:
     def __init__(self, url: str, options: Mapping[str, Any]):
         self.url, self.shown = url, printable(url)
         self.system, self.path = filesystem(url, options)
-        self.patience = patience(options)
+        self.options = options
         (self.info,) = repeated(
             lambda rows: each(lambda _: self.system.info(self.path), rows),
             [url],
             patience(options, opens=True),
+            options=options,
         )
         size = self.info.get("size")
         if size is None:
@@ -207,8 +209,8 @@ def read(
         errors = dict(zip(due, call_each(FsspecFile.check, due, _CHECKS, "dalijax-check")))
         return [errors.get(files[row]) or pieces[row] for row in rows]
 
-    urls = [file.url for file in files]
-    return repeated(attempt, urls, max(file.patience for file in files), is_wanted)
+    urls, options = [file.url for file in files], files[0].options  # files share a `Storage`
+    return repeated(attempt, urls, patience(options), is_wanted, options)
 
 
 def read_files(urls: Sequence[str], options: Mapping[str, Any], opens: bool = False) -> list[Any]:
@@ -237,7 +239,7 @@ def read_files(urls: Sequence[str], options: Mapping[str, Any], opens: bool = Fa
             contents.update(zip(group, read_together(system, paths, whole, whole)))
         return [contents[row] for row in rows]
 
-    return repeated(attempt, urls, patience(options, opens))
+    return repeated(attempt, urls, patience(options, opens), options=options)
 
 
 def read_together(

@@ -159,9 +159,17 @@ def _http_place(url: str) -> Place:
     A path that obstore would change belongs to the root, which then has no other files.
 
     Raises:
-        ValueError: If the URL has no host.
+        ValueError: If the URL has no valid host and port.
     """
-    parts = urllib.parse.urlsplit(url)
+    parts = None
+    with contextlib.suppress(ValueError):  # whose text may contain a part of a password
+        split = urllib.parse.urlsplit(url)
+        parts = split if split.port != 0 else None
+    if parts is None:
+        raise ValueError(
+            f"{printable(url)}: the host or the port is not valid. In passwords, replace special "
+            "characters by urllib.parse.quote(password, safe='')"
+        )
     if not parts.hostname:
         raise ValueError(f"{printable(url)} has no host")
     root, key = f"{parts.scheme}://{parts.netloc}/", urllib.parse.unquote(parts.path[1:])
@@ -292,7 +300,7 @@ def _check_server(kind: str, config: Mapping[str, str], environment: Mapping[str
     name, url = next(((name, url) for name, url in named.items() if url), ("", ""))
     found = _SERVER_URL.fullmatch(url or "")
     if name and (found is None or int(found[1] or 0) > 65535):
-        raise ValueError(f"{name} is {url!r}. Pass a URL, such as 'http://localhost:9000'")
+        raise ValueError(f"{name} is not valid. Pass a URL, such as 'http://localhost:9000'")
 
 
 def server_settings(

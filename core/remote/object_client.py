@@ -214,7 +214,7 @@ class ObjectClient:
             return call(*self._store(place))
 
         seconds = patience(self._options, opens)
-        return repeated(lambda rows: each(attempt, rows), [url], seconds)[0]
+        return repeated(lambda rows: each(attempt, rows), [url], seconds, options=self._options)[0]
 
     def read(
         self,
@@ -269,7 +269,8 @@ class ObjectClient:
             return first + each(read_one, others)
 
         has_failed: list[bool] = []
-        return repeated(attempt, [url] * len(starts), patience(self._options), is_wanted)
+        seconds = patience(self._options)
+        return repeated(attempt, [url] * len(starts), seconds, is_wanted, self._options)
 
     def _read(
         self,
@@ -347,7 +348,8 @@ class ObjectClient:
             passes = is_environment(error) or "builder error" in str(error)
             if passes or isinstance(error, ImportError):
                 raise
-            raise misconfigured(url, error) from error  # no request can be sent
+            wrong = misconfigured(url, error, self._options)  # no request can be sent
+        raise wrong
 
     def _boto3(self, config: Mapping[str, Any]) -> Any:
         """Returns boto3's provider of keys if the AWS profile requires boto3, else None.

@@ -12,6 +12,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ..environment.passing_errors import (
@@ -22,9 +23,12 @@ from ..environment.passing_errors import (
     status_of,
 )
 from ..messages.printable import printable
+from ..messages.redaction import redacted
 from .locations import credentials_cure, kind_of
 
 T = TypeVar("T")
+Options = Mapping[str, Any]
+_NONE: Options = MappingProxyType({})
 
 _log = logging.getLogger("dalijax")
 
@@ -62,6 +66,7 @@ _REDIRECTS = {
     "TooManyRedirects": "the server redirects in a loop",
     "BadScheme": "the server redirects from https to http, or to another scheme",
 }
+_MOST_SHOWN = 300  # characters of an error of another library
 _last_warning = -_REPEATED
 _random = random.Random()  # its own generator, because a user may have seeded `random`
 
@@ -113,6 +118,7 @@ def repeated(
     urls: Sequence[str],
     seconds: float,
     is_wanted: Callable[[], bool] = lambda: True,
+    options: Options = _NONE,
 ) -> list[T]:
     """Sends requests, repeats failed requests until all succeed, and returns the results.
 
@@ -122,6 +128,7 @@ def repeated(
         urls: The URL of each request.
         seconds: Time after which no further attempt begins.
         is_wanted: Returns whether the results are still needed.
+        options: The user's storage options, whose values errors must not contain.
 
     Returns:
         The result of each request.
@@ -140,14 +147,14 @@ def repeated(
         if not rows:
             return results
         for row in rows:
-            if (final := refusal(results[row], urls[row])) is not None:
+            if (final := refusal(results[row], urls[row], options)) is not None:
                 raise final from None
         error, url = results[rows[0]], urls[rows[0]]
         num_wrong += any(wrong_answer(results[row]) for row in rows)
         waited, delay = time.monotonic() - began, next(delays)
         if waited + delay > seconds or num_wrong >= _FEW:
-            raise exhausted(url, waited, error) from None
-        _warn(url, waited, seconds, error)
+            raise exhausted(url, waited, error, options) from None
+        _warn(url, waited, seconds, error, options)
         end = time.monotonic() + delay
         while (left := end - time.monotonic()) > 0:
             if not is_wanted():
@@ -184,13 +191,27 @@ def _delays() -> Iterator[float]:
         delay = min(2 * delay, _LONGEST)
 
 
-def refusal(error: Exception, url: str) -> Exception | None:
+def _shown(text: str, url: str, options: Options) -> str:
+    """Returns the first line of a text of another library, without secrets; see `redacted`.
+
+    The text is redacted before it is shortened, because a part of a secret is not recognized.
+    """
+    return redacted(text, [url], options).partition("\n")[0][:_MOST_SHOWN]
+
+
+def _text(error: Exception, url: str, options: Options) -> str:
+    """Returns the text of an error of another library, as it is shown."""
+    return _shown(str(error), url, options) or type(error).__name__
+
+
+def refusal(error: Exception, url: str, options: Options = _NONE) -> Exception | None:
     """Returns the error to raise without a retry, with URL and remedy; None if a retry may succeed.
 
     Args:
         error: The error of a client. obstore's classes are recognized by name, because a forked
             process has another copy of the classes.
         url: The URL of the request.
+        options: The user's storage options, whose values the error must not contain.
     """
     cause = error.__cause__
     if isinstance(error, FileNotFoundError) and isinstance(cause, Exception):
@@ -217,8 +238,8 @@ def refusal(error: Exception, url: str) -> Exception | None:
         return RemoteError(f"{shown}: {_RANGES}")
     if "InvalidPathError" in kinds:
         return RemoteError(
-            f"{shown} can't be listed: {text:.300}. Rename the object, or pass the URLs of the "
-            "files instead of a pattern or a folder"
+            f"{shown} can't be listed: {_text(error, url, options)}. Rename the object, or pass "
+            "the URLs of the files instead of a pattern or a folder"
         )
     if "redirect without LOCATION" in text:
         problem = "the server redirects without a Location. Check the URL"
@@ -229,21 +250,22 @@ def refusal(error: Exception, url: str) -> Exception | None:
         if f"source: {sign}" in str(error) or sign in kinds:
             return RemoteError(f"{shown}: {problem}. Check the URL")
     if status and not passes(status):
-        return RemoteError(f"{shown}: the server answered with status {status}. {text:.300}")
+        answer = f"{shown}: the server answered with status {status}"
+        return RemoteError(f"{answer}. {_text(error, url, options)}")
     if (
         type(error).__name__ in ("GenericError", "WrongAnswerError")  # of obstore and this module
         or is_environment(error)
         or (isinstance(error, OSError) and error.errno in _SERVER_ERRNOS)
     ):
         return None
-    return RemoteError(f"{shown} can't be read: {error!r:.300}")
+    return RemoteError(f"{shown} can't be read: {_shown(repr(error), url, options)}")
 
 
-def misconfigured(url: str, error: Exception) -> RemoteError:
+def misconfigured(url: str, error: Exception, options: Options) -> RemoteError:
     """Returns the error about invalid settings of a store, with which no request can be sent."""
-    text = str(error).partition("\n")[0].rstrip(".")
+    text = _text(error, url, options).rstrip(".")
     return RemoteError(
-        f"{printable(url)} can't be opened: {text:.300}. Check storage_options= and the "
+        f"{printable(url)} can't be opened: {text}. Check storage_options= and the "
         "environment variables of the storage"
     )
 
@@ -285,33 +307,33 @@ def changed(shown: str, difference: str) -> ChangedError:
     )
 
 
-def exhausted(url: str, seconds: float, error: Exception) -> RemoteError:
+def exhausted(url: str, seconds: float, error: Exception, options: Options = _NONE) -> RemoteError:
     """Returns the error to raise after the last attempt.
 
     Args:
         url: The URL of the request.
         seconds: Time since the first attempt.
         error: The error of the last attempt.
+        options: The user's storage options, whose values the error must not contain.
     """
     if description := wrong_answer(error):
-        return RemoteError(f"{printable(url)}: {description}")
-    text = str(error).partition("\n")[0] or type(error).__name__
+        return RemoteError(f"{printable(url)}: {redacted(description, [url], options)}")
     return NoAnswerError(
-        f"{printable(url)}: no answer for {seconds:.0f} s. The last error: {text:.300}"
+        f"{printable(url)}: no answer for {seconds:.0f} s. The last error: "
+        f"{_text(error, url, options)}"
     )
 
 
-def _warn(url: str, waited: float, seconds: float, error: Exception) -> None:
+def _warn(url: str, waited: float, seconds: float, error: Exception, options: Options) -> None:
     """Logs a warning about a server that does not answer, at most once a minute."""
     global _last_warning
     now = time.monotonic()
     if waited > _QUIET and now - _last_warning > _REPEATED:
         _last_warning = now
-        text = str(error).partition("\n")[0] or type(error).__name__
         _log.warning(
-            "%s: no answer for %.0f s. It is requested again for up to %.0f s. %.300s",
+            "%s: no answer for %.0f s. It is requested again for up to %.0f s. %s",
             printable(url),
             waited,
             seconds,
-            text,
+            _text(error, url, options),
         )

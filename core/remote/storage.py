@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..messages.redacted_errors import without_secrets
 from ..workers import Result
 from .cache_folder import CacheFolder
 from .folders import Folders, FsspecFolders, ObjectFolders
@@ -178,8 +179,9 @@ class Storage:
         if place is not None:
             request_threads().call(self.client.write, place, url, content).get()
             return
-        system, path = filesystem(url, self.options)
-        system.pipe_file(path, content)
+        with without_secrets([url], self.options):
+            system, path = filesystem(url, self.options)
+            system.pipe_file(path, content)
 
     def request(
         self, place: Place, url: str, start: int, end: int, version: Version

@@ -17,7 +17,7 @@ from ..formats.field import Field
 from ..formats.file_kinds import pointer_fault
 from ..formats.index import Index
 from ..formats.tfrecord_index import MISSING
-from ..messages.printable import printable
+from ..messages.printable import printable, printable_text
 from ..order.shuffle import Indices
 from ..remote.range_cache import Lease
 from ..remote.storage import Storage
@@ -129,7 +129,7 @@ class ByteRecords(BaseSource):
 
     def __repr__(self) -> str:
         paths = self._files.paths
-        location = paths[0] if len(paths) == 1 else f"{len(paths)} files"
+        location = printable(paths[0]) if len(paths) == 1 else f"{len(paths)} files"
         return f"{type(self).__name__}({location}: {len(self):,} records)"
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
@@ -147,7 +147,7 @@ class ByteRecords(BaseSource):
             pieces = self._files.read(
                 *self._byte_ranges(indices, ranges),
                 lambda k: (
-                    f"{ranges[k // rows]!r} of {printable(self.name(int(indices[k % rows])))}"
+                    f"{ranges[k // rows]!r} of {printable_text(self.name(int(indices[k % rows])))}"
                 ),
             )
             pieces = self._values(pieces, indices, ranges)
@@ -175,7 +175,7 @@ class ByteRecords(BaseSource):
     def _damaged(self, index: int) -> ValueError:
         """Returns the error about a record with a wrong checksum."""
         return ValueError(
-            f"{printable(self.name(index))} is damaged: its checksum is wrong. Copy the file "
+            f"{printable_text(self.name(index))} is damaged: its checksum is wrong. Copy the file "
             "again, or pass verify=False to read the record as it is"
         )
 
@@ -265,7 +265,7 @@ class ByteRecords(BaseSource):
                 values.append(decode(piece))
             except (ValueError, RecursionError) as error:  # RecursionError: deeply nested JSON
                 raise ValueError(
-                    f"{name!r} of {printable(self.name(index))} can't be read: {error}"
+                    f"{name!r} of {printable_text(self.name(index))} can't be read: {error}"
                 ) from error
         return values
 

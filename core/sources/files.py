@@ -29,7 +29,8 @@ from ..formats.paths import (
     path_text,
 )
 from ..formats.spread import spread
-from ..messages.printable import printable
+from ..messages.printable import printable, printable_repr
+from ..messages.redaction import redacted_url
 from ..messages.user_warnings import warn_user, warn_user_once
 from ..order.shuffle import Indices
 from ..remote.cache_folder import open_cache
@@ -148,8 +149,8 @@ class Files(BaseSource):
                 raise TypeError("labels= requires paths=; class directories define the labels")
             if not isinstance(folder, (str, bytes, os.PathLike)):
                 raise TypeError(
-                    f"Files requires the path of a directory, not {folder!r:.60}. Pass a list of "
-                    "files as paths="
+                    f"Files requires the path of a directory, not {printable_repr(folder, 60)}. "
+                    "Pass a list of files as paths="
                 )
             root = path_text(folder)
             if is_remote(root):
@@ -199,7 +200,7 @@ class Files(BaseSource):
         """
         if len(self) > MOST_KEPT:
             return None
-        urls = [self.name(index) for index in range(len(self))]
+        urls = [self._path(index) for index in range(len(self))]
         versions = storage.listed_versions(urls)
         if versions is None:
             return None
@@ -269,7 +270,7 @@ class Files(BaseSource):
         return len(self._names)
 
     def __repr__(self) -> str:
-        location = f"{os.fsdecode(self._root)!r}, " if self._root else ""
+        location = f"{redacted_url(os.fsdecode(self._root))!r}, " if self._root else ""
         return f"Files({location}{len(self):,} records)"
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
@@ -315,6 +316,10 @@ class Files(BaseSource):
         return self._objects.announce(*self._ranges(self._objects, indices), turns, freed)
 
     def name(self, index: int) -> str:
+        """Returns the path or URL of a record, without the secrets of a URL."""
+        return redacted_url(self._path(index))
+
+    def _path(self, index: int) -> str:
         """Returns the path or URL of a record."""
         path = os.fsdecode(self._root + self._names[index])
         return path if self._folders is None else self._folders.unstrip_protocol(path)
@@ -324,12 +329,12 @@ class Files(BaseSource):
         sizes = (
             []
             if self._is_remote
-            else file_sizes([self.name(i) for i in spread(len(self), _MOST_SIZES).tolist()])
+            else file_sizes([self._path(i) for i in spread(len(self), _MOST_SIZES).tolist()])
         )
         labels = b"" if self._labels is None else self._labels
         names = self._names
         if self._storage is not None and (b"?" in names.joined or b"@" in names.joined):
-            urls = [self.name(index) for index in range(len(self))]
+            urls = [self._path(index) for index in range(len(self))]
             names = Names([(b"", [os.fsencode(name) for name in object_names(urls)])])
         return names.joined, names.ends, labels, sizes
 
@@ -411,7 +416,7 @@ class Files(BaseSource):
         """Raises FileNotFoundError if one of 1,000 evenly spread local files does not exist."""
         most = 0 if self._storage is not None else _MOST_CHECKED  # remote files would take long
         for index in spread(len(self), most).tolist():
-            path = self.name(index)
+            path = self._path(index)
             if not os.path.isfile(path):
                 problem = "is not a file" if os.path.exists(path) else "does not exist"
                 raise FileNotFoundError(f"paths[{index}] {problem}: {printable(path)}")

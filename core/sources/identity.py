@@ -12,7 +12,8 @@ import numpy as np
 
 from ..errors import StateError
 from ..formats.spread import spread
-from ..messages.printable import printable
+from ..messages.printable import printable_text
+from ..messages.redacted_errors import redacted_error
 from ..state.envelope import digest
 from .source import Source, announce, range_bytes, read_ahead_of
 
@@ -86,7 +87,9 @@ def stated_identity(source: Source) -> str:
     except StateError:
         raise
     except Exception as error:  # of a user's source; StopIteration would end the caller's loop
-        raise StateError(f"{name}.identity() failed, but states require it: {error!r}") from error
+        raise StateError(
+            f"{name}.identity() failed, but states require it: {error!r}"
+        ) from redacted_error(error)
     if not isinstance(identity, str) or not identity:
         raise StateError(
             f"{name}.identity() returned {identity!r:.60}. It must return a string that identifies "
@@ -112,7 +115,7 @@ def changing_record(source: Source) -> str:
             continue
         for name, value, again in zip(names, first, second):
             if value != again:
-                return f"{name!r} of {printable(source.name(index))}"
+                return f"{name!r} of {printable_text(source.name(index))}"
     return ""
 
 
@@ -130,9 +133,9 @@ def _values(source: Source, index: int, names: Sequence[str]) -> list[Any]:
         ]
     except Exception as error:  # any error of a user's source, including StopIteration
         raise StateError(
-            f"{printable(source.name(index))} can't be read, but states contain a digest of it. "
-            f"Repair it, or pass identity='...', a name of the data, to the source. {error!r}"
-        ) from error
+            f"{printable_text(source.name(index))} can't be read, but states contain a digest of "
+            f"it. Repair it, or pass identity='...', a name of the data, to the source. {error!r}"
+        ) from redacted_error(error)
 
 
 def _head(path: bytes) -> bytes:

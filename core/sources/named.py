@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..arguments import knows_its_names
 from ..formats.field import Field
+from ..messages.printable import printable_repr
 from ..order.shuffle import Indices
 from ..remote.range_cache import Lease
 from .source import (
@@ -48,7 +49,9 @@ class Named(Source):
     @knows_its_names
     def __init__(self, source: Source, field: str | None = "name", *, index: str | None = None):
         if isinstance(source, type) or not hasattr(source, "fields"):
-            raise TypeError(f"Named requires a source of dalijax.sources, not {source!r:.80}")
+            raise TypeError(
+                f"Named requires a source of dalijax.sources, not {printable_repr(source)}"
+            )
         added = [name for name in (field, index) if name is not None]
         for name in added:
             if not isinstance(name, str) or not name:

@@ -257,7 +257,7 @@ class RLDS(ByteRecords):
         number = int(np.searchsorted(self._first, step, side="right")) - 1
         first = self._index.about["episodes"][number]
         return (
-            f"{self._files.paths[number]}: episode {episode - first}, "
+            f"{self._files.name(number)}: episode {episode - first}, "
             f"step {step - int(self._episode_first[episode])}"
         )
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments import knows_its_names
+from ..messages.printable import printable_repr
 from ..order.shuffle import Indices
 from ..remote.range_cache import Lease
 from ..state.envelope import digest
@@ -38,7 +39,9 @@ class Selection(Source):
     @knows_its_names
     def __init__(self, source: Source, records: Any):
         if isinstance(source, type) or not hasattr(source, "fields"):
-            raise TypeError(f"Selection requires a source of dalijax.sources, not {source!r:.80}")
+            raise TypeError(
+                f"Selection requires a source of dalijax.sources, not {printable_repr(source)}"
+            )
         if hasattr(source, "order"):
             raise TypeError(
                 f"Selection can't take {source!r:.80}: select records of its sources, and mix the "

@@ -63,7 +63,8 @@ class Tar(ByteRecords):
         paths: A path or several, or URLs. Patterns such as ``*.tar`` and ``{000..127}.tar`` are
             expanded.
         fields: Maps the name of each field to an extension, in lower case; ``"jpg;png"`` is either
-            of them. As in WebDataset, ``__key__`` is the sample's name and ``__url__`` its tar.
+            of them. As in WebDataset, ``__key__`` is the sample's name and ``__url__`` its tar; a
+            URL has neither a password nor values of a query.
         missing: "raise": a sample that lacks a member raises an error. "skip": such samples are
             skipped.
         index_paths: Index files of DALI's ``wds2idx`` for remote tars, which replace a shared
@@ -196,12 +197,14 @@ class Tar(ByteRecords):
 
     def _urls(self, indices: Indices) -> list[str]:
         """Returns the path or URL of each sample's tar, i.e. the field ``__url__``."""
-        return [self._files.paths[number] for number in self._places(indices)[0].tolist()]
+        numbers = self._places(indices)[0].tolist()
+        names = {number: self._files.name(number) for number in set(numbers)}
+        return [names[number] for number in numbers]
 
     def name(self, index: int) -> str:
         """Returns the tar and the sample's name in it; see `dalijax.sources.Source`."""
         number, start = self._place(index)
-        url = self._files.paths[number]
+        url = self._files.name(number)
         try:
             return f"{url}: {sample_key(self._files.file(number), start)}"
         except (OSError, ValueError):
@@ -307,9 +310,10 @@ def _check_complete(
     """
     count, num_complete = about["incomplete"], about["first"][-1]
     reasons, cure = "; ".join(about["reasons"]), _cure(fields, about)
+    named = ", ".join(map(printable, tars[:3]))
     if not count and not num_complete:
         raise ValueError(
-            f"{printable(', '.join(tars[:3]))} has no samples. The members of a sample are files "
+            f"{named} has no samples. The members of a sample are files "
             "with names such as 0001.jpg and 0001.cls"
         )
     if count and missing == "raise":
@@ -317,9 +321,7 @@ def _check_complete(
         raise ValueError(f"{lack} a member that fields= names: {reasons}. {cure}")
     if not num_complete:
         members = sorted(part for part in fields.values() if part not in _DESCRIPTIONS)
-        raise ValueError(
-            f"no sample of {printable(', '.join(tars[:3]))} has all of {members}: {reasons}. {cure}"
-        )
+        raise ValueError(f"no sample of {named} has all of {members}: {reasons}. {cure}")
     if about["scattered"] or about["has_links"]:
         _log.warning("missing='skip' skips %s samples: %s. %s", f"{count:,}", reasons, cure)
 

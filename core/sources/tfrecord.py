@@ -199,7 +199,7 @@ class TFRecord(ByteRecords):
     def name(self, index: int) -> str:
         """Returns the file, and the record's index in it."""
         number, _ = self._place(index)
-        return f"{self._files.paths[number]}: record {index - int(self._first[number])}"
+        return f"{self._files.name(number)}: record {index - int(self._first[number])}"
 
 
 def _check_features(fields: Any) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..api import IteratorFunction
+from ..messages.printable import printable
 from ..messages.replacements import source_call
 
 
@@ -66,9 +67,9 @@ def _source(text: str, open_folder: Callable[[str], Any]) -> Any:
         return open_folder(text)
     except (OSError, TypeError, ValueError) as error:
         raise SystemExit(
-            f"--source {text}: {error}. For another source pass module:name, where the module has "
-            f"name = {source_call(text)}"
-        ) from error
+            f"--source {printable(text)}: {error}. For another source pass module:name, where the "
+            f"module has name = {source_call(text)}"
+        ) from None
 
 
 def load(text: str) -> Any:
@@ -124,7 +125,7 @@ def argument(text: str) -> tuple[str, Any]:
     """
     name, equals, value = text.partition("=")
     if not equals:
-        raise argparse.ArgumentTypeError(f"{text!r}: write NAME=VALUE")
+        raise argparse.ArgumentTypeError("write NAME=VALUE")  # the text may be a secret
     try:
         return name, ast.literal_eval(value)
     except (SyntaxError, ValueError):

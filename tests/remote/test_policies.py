@@ -288,7 +288,7 @@ def test_options_of_http_and_unknown_options():
 
 SERVICE = {"type": "service_account", "client_email": "a", "private_key_id": "1"}
 WRONG_SETTINGS = {
-    "no key file": ("gs://b/a.tar", {"token": "none.json"}, {}, "none.json"),
+    "no key file": ("gs://b/a.tar", {"token": "none.json"}, {}, "file from <token>: No such"),
     "cut key file": ("gs://b/a.tar", {"token": "cut.json"}, {}, "decode service account"),
     "key file without a key": ("gs://b/a.tar", {"token": "key.json"}, {}, "pem"),
     "variable with no key file": (
@@ -299,17 +299,22 @@ WRONG_SETTINGS = {
     "Azure's signature": ("az://c/a.tar", {"account_name": "me", "sas_token": "%"}, {}, "SAS"),
     "Azure's server": (
         *("az://c/a.tar", {"account_name": "me", "endpoint_url": "azurite:10000"}, {}),
-        "endpoint_url is 'azurite:10000'. Pass a URL",
+        "endpoint_url is not valid. Pass a URL",
     ),
     "S3's server": (
         *("s3://b/a.tar", {"endpoint_url": "no url", "key": "a", "secret": "b"}, {}),
-        "endpoint_url is 'no url'. Pass a URL",
+        "endpoint_url is not valid. Pass a URL",
     ),
     "variable with no server": (
         *("s3://b/a.tar", {}, {"AWS_ENDPOINT_URL": "minio:9000"}),
-        "AWS_ENDPOINT_URL is 'minio:9000'. Pass a URL",
+        "AWS_ENDPOINT_URL is not valid. Pass a URL",
     ),
-    "S3's profile": ("s3://b/a.tar", {"profile": "nobody"}, {}, "the profile 'nobody' is not in"),
+    "S3's profile": (
+        "s3://b/a.tar",
+        {"profile": "nobody"},
+        {},
+        "the profile '<profile>' is not in",
+    ),
     "HTTP's header": ("https://h/a.tar", {"headers": {"a b": "c"}}, {}, "invalid HTTP header name"),
 }
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...api import IteratorFunction
 from ...iterator.iterator import DALIGenericIterator
-from ...messages.printable import printable, printable_lines
+from ...messages.printable import printable_lines, printable_repr, printable_text
 from ...messages.replacements import source_call
 from ...sources.source import Source
 
@@ -82,9 +82,9 @@ def described(error: Exception) -> str:
 
 def _files(error: Any) -> str:
     unnamed = [
-        file for file in getattr(error, "files", ()) if printable(str(file)) not in str(error)
+        file for file in getattr(error, "files", ()) if printable_text(str(file)) not in str(error)
     ]
-    return "".join(f"\n{printable(str(file))}" for file in unnamed)
+    return "".join(f"\n{printable_text(str(file))}" for file in unnamed)
 
 
 def take(data: Any, count: int, call: Mapping[str, Any], samples: int) -> Taken:
@@ -103,8 +103,9 @@ def take(data: Any, count: int, call: Mapping[str, Any], samples: int) -> Taken:
     result = Taken()
     if isinstance(data, (str, bytes, os.PathLike)):
         raise TypeError(
-            f"{data!r:.80} is a path. Show its records by show(dalijax.{source_call(data)}), or "
-            "the batches of a graph by an iterator function and its arguments"
+            f"{printable_repr(data)} is a path. Show its records by "
+            f"show(dalijax.{source_call(data)}), or the batches of a graph by an iterator function "
+            "and its arguments"
         )
     if isinstance(data, IteratorFunction):
         with data(**call) as iterator:
@@ -125,7 +126,8 @@ def take(data: Any, count: int, call: Mapping[str, Any], samples: int) -> Taken:
     else:
         cure = ". Decorate it with dalijax.data_iterator" if callable(data) else ""
         raise TypeError(
-            f"{data!r:.80} is not an iterator function, iterator, dataset, source or batch{cure}"
+            f"{printable_repr(data)} is not an iterator function, iterator, dataset, source or "
+            f"batch{cure}"
         )
     return result
 
