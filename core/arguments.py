@@ -12,7 +12,7 @@ import operator
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -339,13 +339,9 @@ def knows_its_names(function: F) -> F:
             raise TypeError(_missing(plain_name(function), missing, inspect.getdoc(owner) or ""))
         try:
             return function(*args, **kwargs)
-        except Exception as error:  # it may be of another library, which got URLs and options
+        except Exception as error:  # it may be of another library
             options = kwargs.get("storage_options")
-            raise_redacted(
-                error,
-                list(_texts([*args, *kwargs.values()])),
-                options if isinstance(options, Mapping) else {},
-            )
+            raise_redacted(error, options=options if isinstance(options, Mapping) else {})
             raise
 
     return checked  # type: ignore[return-value]
@@ -367,14 +363,6 @@ def _missing(function: str, names: Sequence[str], documentation: str) -> str:
         cure = _CURES.get(name) or (" ".join(described[1].split()) if described else "")
         lines += [f"{name}: {cure}"] if cure else []
     return "\n  ".join(lines)
-
-
-def _texts(values: Iterable[Any]) -> Iterator[str]:
-    """Yields the strings in some values, and in those that are lists."""
-    for value in values:
-        for item in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(item, (str, os.PathLike)):
-                yield str(item)
 
 
 def _number(name: str, value: Any) -> Any:

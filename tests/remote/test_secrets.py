@@ -84,6 +84,12 @@ def test_errors_of_opening(kind, server, caplog):
             assert f"{address}/" in str(error)
 
 
+def test_errors_keep_words_that_are_also_in_the_query(server):
+    url = f"http://{server.address}/a.tar?kind=samples"
+    with pytest.raises(ValueError, match=r"^6 samples lack a member .*/a.tar\?kind=\.\.\.: 0000"):
+        Tar(url, {"data": "png"}, storage_options=OPTIONS)
+
+
 @pytest.mark.parametrize("kind", OPENED)
 def test_names_and_stored_indexes(kind, server, caplog):
     url = with_secret(OPENED[kind], server.address)
