@@ -17,6 +17,8 @@ from dalijax.core.order.epochs import EpochPlan
 from full import FULL
 from numbered import numbers, read_files
 
+# Some graphs have independent readers.
+pytestmark = pytest.mark.filterwarnings("ignore:the readers .* differ in:UserWarning")
 N, BATCH = 59, 3
 
 
