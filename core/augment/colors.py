@@ -96,11 +96,13 @@ def _range(
         TypeError: If the value is neither a number nor a pair of numbers.
         ValueError: If the range is out of order or out of bounds.
     """
-    is_pair = isinstance(value, (list, tuple, np.ndarray)) and len(value) == 2
-    numbers = value if is_pair else (value,)
-    if not all(isinstance(number, (int, float, np.number)) for number in numbers):
+    numbers: Any = value
+    if isinstance(value, (int, float, np.number)):
+        numbers = max(least, center - value), center + value
+    is_pair = isinstance(numbers, (list, tuple, np.ndarray)) and len(numbers) == 2
+    if not is_pair or not all(isinstance(x, (int, float, np.number)) for x in numbers):
         raise TypeError(f"{name} must be a number or a pair of numbers (low, high), not {value!r}")
-    low, high = value if is_pair else (max(least, center - value), center + value)
+    low, high = numbers
     if not least <= low <= high <= most or np.isinf(high):
         bounds = "from 0" if np.isinf(most) else f"from 0 to {most:g}"
         raise ValueError(
