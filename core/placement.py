@@ -292,6 +292,8 @@ class GlobalPlacement:
                 "one shape in the pipeline, e.g. by fn.resize or fn.pad"
             )
         target = self._shardings[name]
+        rows, *row_shape = pieces[0].shape
+        _check_rank(name, (rows * self.shards[0].num_shards, *row_shape), target)
         if target is None:
             arrays = [np.asarray(piece) for piece in pieces]
             return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
@@ -327,7 +329,6 @@ class GlobalPlacement:
         """Returns a global array, assembled from an array [rows, ...] of each data shard."""
         rows, *row_shape = pieces[0].shape
         shape = (rows * self.shards[0].num_shards, *row_shape)
-        _check_rank(name, shape, sharding)
         try:
             indices = sharding.addressable_devices_indices_map(shape)
         except (ValueError, IndexError) as error:
@@ -354,8 +355,8 @@ class GlobalPlacement:
         return jax.make_array_from_single_device_arrays(shape, sharding, ordered)
 
 
-def _check_rank(name: str, shape: tuple[int, ...], sharding: Sharding) -> None:
-    """Raises ValueError if a PartitionSpec names more dimensions than an output has."""
+def _check_rank(name: str, shape: tuple[int, ...], sharding: Sharding | None) -> None:
+    """Raises ValueError if a PartitionSpec names more dimensions than an array has."""
     spec = sharding.spec if isinstance(sharding, NamedSharding) else ()
     if len(spec) > len(shape):
         axes = [axis for axis in spec if axis is not None]

@@ -322,6 +322,19 @@ PROGRAMS = {
         ValueError,
         "'x' (4,) 2 dimensions",
     ),
+    "a mask of two dimensions": (
+        lambda d: next(
+            open_numbers(
+                mask=True,
+                sharding={
+                    "x": rows(PartitionSpec("data")),
+                    "mask": rows(PartitionSpec("data", "model")),
+                },
+            )
+        ),
+        ValueError,
+        "'mask' (4,) 2 dimensions sharding={'mask': NamedSharding(mesh,",
+    ),
     "a spec of two dimensions in Grain": (
         lambda d: transformed(
             lambda label: fn.cast(label, dtype=types.INT32),
