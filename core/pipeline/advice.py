@@ -35,10 +35,14 @@ _LIBRARIES = {
     "torchvision": "torchvision",
     "scipy": "SciPy",
     "keras": "Keras",
+    "flax": "Flax",
     "einops": "einops",
 }
 # Errors of NumPy's functions in C, which have no frame.
-_IN_C = re.compile(r"matmul: Input operand|only integers, slices")
+_IN_C = re.compile(
+    r"matmul: Input operand|only integers, slices|zero-dimensional arrays cannot|"
+    r"setting an array element with a sequence"
+)
 # Packages of this package's functions for graphs.
 _CORE = __name__.removesuffix("pipeline.advice")
 _GRAPH_FUNCTIONS = tuple(f"{_CORE}{part}." for part in ("augment", "functions", "random"))
@@ -134,32 +138,34 @@ def _is_own(error: Exception) -> bool:
 
 def _python_advice(error: Exception, text: str) -> str:
     """Returns the fix for Python, NumPy or JAX code that got a DataNode; "" for other errors."""
-    if "conditional context" in text:
+    package = "NumPy" if _IN_C.search(text) else _package_of(error)
+    if not package and "conditional context" in text:
         return (
             "DALI converts only if statements, and, or and not, and only if you pass "
             "enable_conditionals=True when you create the iterator. Write other conditions (a if c "
             "else b, while, in, min) as if statements, or as arithmetic, e.g. mask * a + (1 - "
             "mask) * b"
         )
-    if "'method'" in text:  # the error of x.shape[0] or len(x.shape)
+    if not package and "'method'" in text:  # the error of x.shape[0] or len(x.shape)
         return (
-            "In a pipeline function, shape is a method of a DataNode: x.shape() is the shape of "
-            "each sample, without the batch, as another DataNode"
+            "In a graph function, shape is a method of a DataNode, and uniform is a method of "
+            "draw. Call x.shape(), the shape of each sample without the batch as another DataNode, "
+            "or draw.uniform(0, 1)"
         )
     if "Ellipsis in indexing" in text:
         return "Write an index for each dimension of a sample instead, e.g. images[:, :, ::-1]"
     if re.search(r"\bDraw\b", text):
-        return (
-            "draw is neither a number nor a key of JAX. Its methods uniform(), normal(), "
-            "coin_flip() and choice() return DataNodes: write draw.uniform(0, 1)"
-        )
-    package = "NumPy" if _IN_C.search(text) else _package_of(error)
-    if not package and ("DataNode" not in text or "expected inputs of type" in text):
+        return _NO_DRAW
+    is_plain = isinstance(error, (AttributeError, KeyError, TypeError))
+    is_about_node = is_plain and "DataNode" in text and "expected inputs of type" not in text
+    if not package and not is_about_node:
         return ""
     caller = f"{package} was called with" if package else "Python code used"
+    operator = _operator_advice(error)
+    operators = f"{operator}, or other operators of DALI" if operator else "DALI's operators"
     return (
         f"In a graph function, {caller} a DataNode, which represents batches that do not exist "
-        "yet. Use DALI's operators (nvidia.dali.fn, arithmetic of DataNodes), or add a function "
+        f"yet. Use {operators} (nvidia.dali.fn, arithmetic of DataNodes), or add a function "
         "of arrays to the graph: @dalijax.fn.jax_function for JAX, dalijax.fn.numba_function or "
         "dalijax.fn.dl_tensor_python_function for NumPy. Alternatively, change the batches that "
         "the iterator returns"
@@ -176,23 +182,30 @@ def _operand_advice(error: Exception) -> str:
         for operand in others:
             if isinstance(operand, jax.Array):
                 return _NO_JAX
-            if not re.search(r"\bDraw\b", str(error)):
-                return (
-                    f"The other operand is {operand!r:.80}. Operands must be DataNodes, numbers or "
-                    "NumPy arrays"
-                )
+            if re.search(r"\bDraw\b", repr(operand)):
+                return _NO_DRAW
+            return (
+                f"The other operand is {operand!r:.80}. Operands must be DataNodes, numbers or "
+                "NumPy arrays"
+            )
     return ""
 
 
 def _input_advice(text: str) -> str:
     """Returns the fix for a wrong input of an operator; "" for other errors."""
     if match := re.search(r"Received input `\d+` of type '(\w+)'", text):
-        return {"ndarray": _OBJECTS, "ArrayImpl": _NO_JAX}.get(match[1], "")
+        cures = {"ndarray": _OBJECTS, "ArrayImpl": _NO_JAX, "tuple": _NO_TUPLE}
+        return cures.get(match[1], "")
     if "inputs, but received" in text:
         return "Pass arguments of an operator by keyword, as in fn.resize(images, size=(224, 224))"
     return ""
 
 
+_NO_DRAW = (
+    "draw is neither a number nor a key of JAX. Its methods uniform(), normal(), coin_flip() and "
+    "choice() return DataNodes: write draw.uniform(0, 1)"
+)
+_NO_TUPLE = "Pass the inputs of an operator one after the other, as in fn.stack(a, b)"
 _NO_JAX = "DALI takes no jax.Array: convert it by np.asarray(array)"
 _OBJECTS = (
     "NumPy's operators and functions convert a DataNode to an array of objects: write the DataNode "
@@ -271,21 +284,26 @@ def _device_advice(text: str) -> str:
 
 
 def _name_advice(error: Exception) -> str:
-    """Returns the operator for an attribute that a DataNode or a module of DALI lacks, or ""."""
+    """Returns similar names for an attribute that a module of DALI does not have, or ""."""
     if not isinstance(error, AttributeError):
         return ""
     owner, name = error.obj, str(error.name)
-    if isinstance(owner, DataNode):
-        operators = {f"fn.{operator}": operator for operator in _public(fn)}
-        operators |= {f"fn.reductions.{operator}": operator for operator in _public(fn.reductions)}
-        cures = [place for place, operator in operators.items() if operator == name]
-        cure = cures[0] if cures else replacements.OPERATORS.get(replacements.plain(name), "")
-        return cure and f"A DataNode is not an array: use {cure} (from nvidia.dali import fn)"
     if not isinstance(owner, ModuleType) or not owner.__name__.startswith("nvidia.dali"):
         return ""
     names = _public(owner)
     cure = replacements.suggest_name(name, names, replacements.OPERATORS)
     return cure or (f"It has {names}" if len(names) <= _FEW else "")
+
+
+def _operator_advice(error: Exception) -> str:
+    """Returns the operator for a method of arrays that a DataNode does not have, or ""."""
+    if not isinstance(error, AttributeError) or not isinstance(error.obj, DataNode):
+        return ""
+    name = str(error.name)
+    for module, place in ((fn, "fn"), (fn.reductions, "fn.reductions")):
+        if name in _public(module):
+            return f"{place}.{name}"
+    return replacements.OPERATORS.get(replacements.plain(name), "")
 
 
 def _public(module: ModuleType) -> list[str]:
@@ -333,13 +351,12 @@ def outputs_cure(error: Exception, name: str) -> str:
         )
     if cure := run_cure(str(error)):
         return f"{name}: {error}\n{cure}"
-    if "Illegal output type" in str(error) and "numpy.ndarray" in str(error):
-        return f"{name}: {error} {_OBJECTS}"
     if "Illegal output type" in str(error) or "contains a nested" in str(error):
+        objects = f"{_OBJECTS}. " * ("numpy.ndarray" in str(error))
         return (
-            f"{name}: {error} A graph function returns outputs of DALI's operators in the order of "
-            "output_map, separately and not in a list, e.g. return images, labels, or a dict of "
-            "them by name. (To compute with JAX or NumPy in the graph, use "
+            f"{name}: {error} {objects}A graph function returns outputs of DALI's operators in the "
+            "order of output_map, separately and not in a list, e.g. return images, labels, or a "
+            "dict of them by name. (To compute with JAX or NumPy in the graph, use "
             "dalijax.fn.jax_function or dalijax.fn.dl_tensor_python_function.)"
         )
     return ""

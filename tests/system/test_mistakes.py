@@ -857,6 +857,16 @@ PROGRAMS = {
         "flip() draw parameter draw=draw",
     ),
     "a draw as a number": (numbers(lambda x, *, draw: x * draw), TypeError, "draw.uniform(0, 1)"),
+    "a method of draw as a number": (
+        numbers(lambda x, *, draw: x * draw.uniform),
+        TypeError,
+        "draw.uniform(0, 1)",
+    ),
+    "a method of draw as an angle": (
+        define(lambda data, *, draw: fn.rotate(images(data), angle=draw.uniform)),
+        TypeError,
+        "uniform method draw.uniform(0, 1)",
+    ),
     "a draw as a key": (
         numbers(lambda x, *, draw: jax.random.uniform(draw)),
         TypeError,
@@ -895,6 +905,8 @@ PROGRAMS = {
     "jnp times x": (numbers(lambda x: jnp.ones(3) * x), TypeError, "jax.Array np.asarray("),
     "an index of NumPy": (numbers(lambda x: np.arange(9)[x]), TypeError, "NumPy DataNode numba"),
     "a matrix of NumPy": (numbers(lambda x: x @ np.eye(3)), TypeError, "NumPy DataNode numba"),
+    "np.where": (numbers(lambda x: np.where(x > 3, x, 0)), TypeError, "NumPy DataNode numba"),
+    "a tuple for fn.stack": (numbers(lambda x: fn.stack((x, x))), TypeError, "fn.stack(a, b)"),
     "np.stack": (numbers(lambda x: np.stack([x, x])), TypeError, "NumPy's DataNode DALI's"),
     "np times x in fn": (
         define(lambda data: fn.resize(np.ones(3) * images(data), size=(8, 8))),

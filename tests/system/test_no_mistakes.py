@@ -199,6 +199,20 @@ def test_replacements_work():
         assert iterator.get_state()["format"]
 
 
+def refused(x):
+    raise ValueError(f"{type(x).__name__} is refused")
+
+
+@pytest.mark.parametrize(
+    ("graph", "kind"),
+    ((refused, ValueError), (lambda x: {}["a"] + x, KeyError), (lambda x: [][x.index], IndexError)),
+)
+def test_errors_of_the_graph_function_itself_are_unchanged(graph, kind):
+    with pytest.raises(kind) as raised:
+        data_iterator(graph, ["x"])(source=NUMBERS, batch_size=BATCH)
+    assert type(raised.value) is kind and "DALI" not in str(raised.value)
+
+
 def test_whole_records_may_be_indexed():
     def graph(record):
         return record["x"] + fn.cast_like(record["x"], record["x"])
