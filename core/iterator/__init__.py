@@ -3,9 +3,8 @@
 `iterator` implements the iterator protocol for every engine of epochs, also for those of record
 sources (`core.feeding`). `reader_engine` runs pipelines with DALI's readers or with the user's own
 ``fn.external_source``, holds their position and restores it. `batch_stream` joins epochs to the
-stream of ``data_iterator(...).stream``, which adapters use, too. `step_loops` detects loops that
-count steps over an iterator that ends with the epoch. `core.api` composes iterators; this package
-doesn't import `core.feeding` and `core.functions`.
+stream of ``data_iterator(...).stream``, which adapters use, too. `core.api` composes iterators;
+this package doesn't import `core.feeding` and `core.functions`.
 
 If a batch of a reader fails, the whole batch is lost: `ReaderEngine._run_at` returns the error, and
 `core.pipeline.engine` raises it or skips the batch, depending on ``on_error``. `bad_files` finds

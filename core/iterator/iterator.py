@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +21,6 @@ from ..pipeline.pipeline_factory import PipelineFactory
 from ..state.position import FailedBatch
 from ..stats import InputStats
 from .reader_engine import ReaderEngine
-from .step_loops import steps_left, warn_of_early_end
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing since Python 3.11
@@ -143,9 +141,6 @@ class DALIGenericIterator:
         self._engine = engine
         self._spec: dict[str, jax.ShapeDtypeStruct] | None = None
         self._stats: InputStats | None = None
-        self._has_ended = False  # whether an epoch has ended, with auto_reset
-        # Warns when it is called, or when this iterator is freed.
-        self._early_end: weakref.finalize[Any, Any] | None = None
         if lazy:
             return
         if checkpoints is not None:
@@ -183,9 +178,6 @@ class DALIGenericIterator:
         """
         with self._opened(), self._engine.interruptible():
             self._engine.stays = False
-            if self._early_end is not None:  # another loop follows, so that there is no warning
-                self._early_end.detach()
-                self._early_end = None
             return self._engine.deliver(self._stats, self._finish_epoch).unwrap()
 
     next = __next__  # as in DALI
@@ -194,21 +186,7 @@ class DALIGenericIterator:
         """Records the end of an epoch; with auto_reset, starts the next epoch."""
         self._engine.stopped = True
         if self._config.auto_reset:
-            self._note_end()
             self._next_epoch()
-
-    def _note_end(self) -> None:
-        """Prepares a warning if the first end of an epoch ends a loop that counts steps.
-
-        The warning is issued when the iterator is closed or freed, unless it is used again: a zip
-        may deliberately limit the steps of each epoch.
-        """
-        if self._has_ended:
-            return
-        self._has_ended = True
-        if remaining := steps_left(self):
-            name, epoch = self._engine.name, self.epoch
-            self._early_end = weakref.finalize(self, warn_of_early_end, name, epoch, remaining)
 
     def peek(self) -> Batch:
         """Returns the batch that the following ``next()`` will return.
@@ -719,8 +697,6 @@ class DALIGenericIterator:
     def close(self) -> None:
         """Frees the pipelines; later calls of ``next()`` raise ValueError. May be called again."""
         self._engine.close()
-        if self._early_end is not None:
-            self._early_end()
 
     def __enter__(self: Self) -> Self:
         return self

@@ -1,13 +1,10 @@
 """`epochs(N)` is a correct training loop, wherever an iterator starts and stops."""
 
-import gc
 import itertools
 import json
-import warnings
 
 import numpy as np
 import pytest
-from forks import run_fork
 from numbers_source import Numbers
 from nvidia.dali import fn
 from python_sources import ends_after
@@ -201,113 +198,3 @@ def test_the_number_of_epochs_is_checked_at_once():
     iterator.close()
     with pytest.raises(ValueError, match="closed"):
         next(iterator.epochs(3))
-
-
-# Loops that count steps over an iterator of epochs
-
-
-def early(make):
-    """Returns the warnings of loops over an iterator that is closed, freed, or open at exit."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        make().close()
-        make()
-        gc.collect()
-    messages = [str(warning.message) for warning in caught]
-    assert len(set(messages)) <= 1
-    return len(messages)
-
-
-def iterator(auto_reset=True):
-    return over_source(LastBatchPolicy.FILL, auto_reset, mask="mask")
-
-
-@pytest.mark.parametrize("reversed_zip", (False, True))
-def test_a_zip_that_ends_with_an_epoch_warns_once(reversed_zip):
-    def loop():
-        it = iterator()
-        for _ in zip(it, range(10)) if reversed_zip else zip(range(10), it):
-            pass
-        it.get_state()  # requests no further batch
-        return it
-
-    assert early(loop) == 2  # once for each iterator
-    text = r"end of epoch 0, 7 steps early.*iterator_fn\.stream"
-    with pytest.warns(RuntimeWarning, match=text) as closed:
-        loop().close()
-    with pytest.warns(RuntimeWarning, match=text) as freed:
-        loop()
-    assert closed[0].filename == freed[0].filename == __file__
-
-
-@pytest.mark.slow
-def test_loops_that_do_not_warn():
-    def epochs(it):
-        for _ in range(3):
-            for _ in it:
-                pass
-
-    def one_epoch(it):
-        for _ in it:
-            pass
-
-    def in_numbers(it):
-        for _ in enumerate(it):
-            pass
-
-    def enough(it):
-        for _ in zip(range(3), it):
-            pass
-
-    def limited_in_each_epoch(it):
-        for _ in range(3):
-            for _ in zip(range(10), it):
-                pass
-
-    def limited_and_continued(it):
-        for _ in zip(range(10), it):
-            pass
-        next(it)
-
-    def beside_another(it):
-        for _ in zip(it, iterator(False)):
-            pass
-
-    def by_epochs(it):
-        for _, batches in it.epochs(2):
-            for _ in zip(range(10), batches):
-                pass
-
-    def listed(it):
-        assert len(list(it)) == 3
-
-    def zipped_with_a_range(it):
-        kept = (iter(range(9)), it)
-        one_epoch(it)
-        assert kept
-
-    loops = [epochs, one_epoch, in_numbers, enough, limited_in_each_epoch, limited_and_continued]
-    for loop in [*loops, beside_another, by_epochs, listed, zipped_with_a_range]:
-
-        def used(loop=loop):
-            it = iterator()
-            loop(it)
-            return it
-
-        assert early(used) == 0, loop.__name__
-    plain = iterator(auto_reset=False)
-    for _ in zip(range(10), plain):
-        pass
-    assert early(lambda: plain) == 0
-
-
-def test_a_process_that_exits_after_it_warns():
-    program = """
-import numpy as np
-from dalijax import data_iterator, sources
-make = data_iterator(lambda x: x + 0, ["x"], source=sources.Arrays({"x": np.arange(8)}))
-it = make(batch_size=2, auto_reset=True)
-print(sum(1 for _ in zip(range(100), it)))
-"""
-    done = run_fork(program, warn="default")
-    assert done.stdout == "4\n" and done.stderr.count("96 steps early") == 1
