@@ -17,7 +17,6 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 COMMANDS = {
     "overhead": ["--rounds", "5", "--batches", "20"],
-    "adapter_overhead": ["--rounds", "5", "--batches", "30"],
     "function_cost": ["--rounds", "5", "--batches", "10"],
     "throughput": [
         *("--files", "512", "--batch", "64", "--rounds", "3", "--seconds", "1.5"),
@@ -38,7 +37,6 @@ COMMANDS = {
         *("--seconds", "3", "--servers", "1", "--threads", "2", "--read-ahead", "4MB"),
     ],
     "robot": ["--episodes", "60", "--seconds", "5"],
-    "memory": ["--batches", "2000", "--rebuild", "500"],
 }
 
 
