@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .differences import differences
+from .differences import differences, shortened
 from .envelope import digest
 from .fingerprint import operator_line, split_line
 
@@ -21,7 +21,6 @@ from .fingerprint import operator_line, split_line
 # lines of a fingerprint ("operators", "sources").
 Values = Mapping[str, Any]
 
-_MOST_LINES = 12
 _LINES = ("operators", "sources")  # fields of a fingerprint, compared line by line
 _POSITION = "position"
 
@@ -141,7 +140,7 @@ def similarity(first_values: Values, second_values: Values) -> int:
 def described(offers: Mapping[int, Offer]) -> list[str]:
     """Returns a line for each value that differs between offers, with the value of each process.
 
-    Differences after the first 12 are only counted, in a last line.
+    Differences after the first ten are only counted, in a last line.
     """
     lines = []
     first, *remaining = offers.values()
@@ -162,9 +161,7 @@ def described(offers: Mapping[int, Offer]) -> list[str]:
             having = arguments.setdefault(difference.name, {first.process: difference.before})
             having[offer.process] = difference.after
     lines += [f"{name}: {_shares(having)}" for name, having in arguments.items()]
-    if len(lines) > _MOST_LINES:
-        lines = [*lines[:_MOST_LINES], f"and {len(lines) - _MOST_LINES} more"]
-    return lines
+    return shortened(lines)
 
 
 def _shares(having: Mapping[int, Any]) -> str:

@@ -32,6 +32,7 @@ _FIXED = frozenset(
     }
 )
 _FIXED_ARGUMENTS = frozenset({"num_shards", "pad_last_batch", "stick_to_shard"})
+_MOST_LINES = 10  # of an error
 _LEFT_OUT = "(left out)"  # the text that replaces the value of a missing argument
 # Values that stand for an unknown graph or a missing seed, and match any value.
 _BLANKS = {"operators": [], "outputs": [], "seed": -1}
@@ -66,6 +67,12 @@ def check(
         _check_names(named, all_differences, saved, current)
 
 
+def shortened(lines: Sequence[str]) -> list[str]:
+    """Returns the first ten lines, and the number of the others as a last line."""
+    more = len(lines) - _MOST_LINES
+    return [*lines[:_MOST_LINES], f"and {more} more"] if more > 0 else [*lines]
+
+
 def different_data_error(
     changes: Sequence[Difference | str], explain_allow: bool = False
 ) -> StateError:
@@ -80,13 +87,17 @@ def different_data_error(
     fixed = sorted({item.name for item in named if item.fixed})
     names = sorted({item.name for item in named} - {*fixed})
     if explain_allow and fixed:
-        cure += f". allow= can't ignore {', '.join(fixed)}, because positions depend on them"
+        cure += (
+            f". allow= can't ignore {', '.join(shortened(fixed))}, because positions depend on them"
+        )
     elif explain_allow and names:
+        if len(names) > _MOST_LINES:  # "operators" stands for all differences of operators
+            names = sorted({name.partition(".")[0] for name in names})
         cure += (
             f". To ignore the differences, pass allow={names} to set_state(), or "
             f"allow_changes={names} to data_iterator or to the transform"
         )
-    lines = "\n  ".join(map(str, changes))
+    lines = "\n  ".join(shortened([*map(str, changes)]))
     return StateError(
         f"the state was saved by an iterator of different data (saved -> now):\n  {lines}\n{cure}"
     )

@@ -68,7 +68,7 @@ def test_differences_name_the_processes():
 def test_many_differences_are_cut():
     one, other = ({f"value {k}": k * p for k in range(30)} for p in (1, 2))
     lines = described({0: offer(0, **one), 1: offer(1, **other)})
-    assert len(lines) == 13 and lines[-1] == "and 17 more"
+    assert len(lines) == 11 and lines[-1] == "and 19 more"
 
 
 def test_absent_processes_are_named():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from nvidia.dali import fn
 
-from dalijax import data_iterator
+from dalijax import data_iterator, sources
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform
 from dalijax.adapters.tfdata import DALIDataset
@@ -169,6 +169,26 @@ def test_names_are_checked(jpegs):
     # A run that restarts after the change stores no names.
     make(jpegs, {"allow_changes": ["operators.flip"]}).set_state(state)
     iterator.set_state(state, allow=["operators.resize.size", "seed", "outputs", "reader"])
+
+
+def test_many_differences_are_counted_and_may_be_ignored_together():
+    def iterator(views):
+        def graph(x, *, draw):
+            return {f"view {k}": x + draw.uniform(0, views) for k in range(16)}
+
+        source = sources.Arrays({"x": np.zeros((8, 2), np.float32)})
+        return data_iterator(graph)(source=source, batch_size=4)
+
+    saved, other = iterator(1), iterator(2)
+    next(saved)
+    state = saved.get_state()
+    with pytest.raises(ValueError) as refused:
+        other.set_state(state)
+    lines = str(refused.value).splitlines()
+    assert len(lines) < 14 and lines[-2].strip() == "and 6 more"
+    assert "pass allow=['operators'] to set_state()" in lines[-1]
+    other.set_state(state, allow=["operators"])
+    assert other.step == 1
 
 
 def test_adapters_use_the_names_of_data_iterator(jpegs, tmp_path):
