@@ -148,23 +148,6 @@ class Reader:
         )
         return batch.padded(self._rows) if self._pad else batch
 
-    def may_be_behind(self, step: int, records: int) -> bool:
-        """Returns whether ``records`` records can be in the batches before batch ``step``.
-
-        All batches but the last are full, unless the parent yields lists other than those of
-        `RecordLists`.
-        """
-        num_records = step * self._rows
-        if self._longer:
-            return 0 <= records <= num_records
-        if self._only_full:
-            fewest = num_records
-        else:
-            fewest = num_records - self._rows + 1 if self._lists else step
-        # Records of incomplete lists, which are dropped, count as read.
-        most = records if self._only_full and not self._lists else num_records
-        return max(fewest, 0) <= records <= most
-
     def padding(self) -> RecordBatch:
         """Returns a batch of padding for steps after the last record.
 

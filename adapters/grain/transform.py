@@ -714,12 +714,10 @@ class DecodedIterator(RecordIterator):
                 f"parent: {brief(parent)} -> like {brief(start)} (saved -> now): it is the state "
                 "of another dataset. Restore it with the original dataset"
             )
-        step, records, skip = state["step"], state["records"], state["skip"]
+        records, skip = state["records"], state["skip"]
         failed = state["failed"].split()
         if not all(number.isdecimal() and len(number) < 17 for number in failed):
             raise damaged(f"failed is {brief(state['failed'])}, not numbers of records")
-        if skip >= self._rows or not self._reader.may_be_behind(step, records):
-            raise damaged(f"step {step} does not follow {records} records, {skip} of them skipped")
         return Position(copy.deepcopy(parent), records, skip, tuple(map(int, failed)))
 
     def seek_step(self, step: int) -> None:

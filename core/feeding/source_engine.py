@@ -28,7 +28,6 @@ from ..sources import state as states
 from ..sources.identity import changing_record, compared_identity, stated_identity
 from ..sources.source import Source, read_ahead_of
 from ..state.agreement import Values
-from ..state.envelope import damaged
 from ..stats import InputStats
 from .fed_engine import FedEngine
 from .graph import FedGraph
@@ -309,8 +308,6 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self._check_resumable()
         self._check_records()
         states.check(stream, self._stream(), self._seeded, allow, named)
-        if not self._samples.has(position):
-            raise damaged(f"no epoch of this stream has {position}")
         if stream.seed != self._seed:
             self._seed = stream.seed
             self.drop()

@@ -43,7 +43,6 @@ from ..pipeline.runner import (
 from ..state import dali_checkpoints, reader_state
 from ..state.agreement import Values, without_seeds
 from ..state.differences import check, differences, different_data_error, renamed
-from ..state.envelope import damaged
 from ..state.fingerprint import Fingerprint, fingerprint, unknown
 from ..state.position import Checkpoints, Position
 from ..state.random_state import for_operators
@@ -295,7 +294,6 @@ class ReaderEngine(EpochEngine[Position]):
         check_resumable(self._factory)
         if changes := differences(saved.fingerprint, self.fingerprint()):
             raise different_data_error(changes)
-        self._check_reach(saved.position)
         self.position = saved.position
         checkpoints = saved.position.checkpoints
         runner.to_drop = checkpoints.to_drop if checkpoints else 0
@@ -322,8 +320,6 @@ class ReaderEngine(EpochEngine[Position]):
             position, before = saved.position, self.position
             if self.batch_size or position.checkpoints is None:
                 self._check(saved.fingerprint, allow, named)
-            if self.shards:
-                self._check_reach(position)  # otherwise `_build_at` checks, with the shards
             if position == before:
                 return
             if position.checkpoints is None:
@@ -380,7 +376,6 @@ class ReaderEngine(EpochEngine[Position]):
         if refusal is not None:
             self._build(Checkpoints())  # to report the differences instead of DALI's error
         self._check(saved.fingerprint, allow, named)
-        self._check_reach(saved.position)
         if saved.fingerprint != self.fingerprint():
             names = renamed(saved.fingerprint, self.fingerprint())
             if names is not None:
@@ -397,7 +392,6 @@ class ReaderEngine(EpochEngine[Position]):
     def _try_to_build(self, saved: ReaderState, checkpoints: Checkpoints) -> Exception | None:
         """Builds pipelines at checkpoints; returns the error if DALI rejects them, or None."""
         try:
-            reader_state.check_checkpoints(saved, self._config.reader_name)
             self._build(checkpoints)
         except (RuntimeError, StateError) as error:
             return error
@@ -441,35 +435,6 @@ class ReaderEngine(EpochEngine[Position]):
         except RuntimeError as error:
             raise _refusal(error) from error
         return position
-
-    def _check_reach(self, position: Position) -> None:
-        """Raises StateError if no iterator over the engine's data can reach a position."""
-        current, start = (
-            position.checkpoints or Checkpoints(),
-            position.epoch_start or Checkpoints(),
-        )
-        counts = {len(point.data) for point in (current, start) if point.data is not None}
-        wrong = [f"{count} pipelines" for count in counts if count != len(self.shards)]
-        least, most = 0, _MOST_TO_DROP + position.errors
-        if self.plan is not None:
-            delivered = self.plan.delivered(position.epoch, self.shards[0])
-            if position.step > delivered:
-                wrong.append(f"step {position.step} of {delivered}")
-            if position.step == delivered:  # DALI's DROP has already run the dropped batches
-                least = min(0, delivered - self.plan.consumed(position.epoch))
-            # Batches dropped between epochs since the last checkpoint; an epoch without a
-            # checkpoint has a failed batch.
-            most += (1 + position.errors) * self.plan.gap(position.epoch)
-            if not delivered:  # the batches of epochs that deliver none accumulate
-                most += self.plan.first_batch(position.epoch)
-        for to_drop, lowest in ((current.to_drop, least), (start.to_drop, 0)):
-            if not lowest <= to_drop <= most:
-                wrong.append(f"{to_drop} batches to drop")
-        if wrong:
-            raise damaged(
-                f"no iterator over these data can have {' or '.join(wrong)} in epoch "
-                f"{position.epoch}, after {position.errors} errors"
-            )
 
     def _number(self, outcome: Outcome[Position]) -> tuple[int, int]:
         return outcome.after.epoch, outcome.after.step - 1  # skipped batches may precede it

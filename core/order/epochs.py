@@ -162,19 +162,6 @@ class EpochPlan:
             epoch += 1
         return epoch
 
-    def gap(self, epoch: int) -> int:
-        """Returns how many batches a reader drops before an epoch, after the last delivered batch.
-
-        If shards deliver different numbers of batches, this is the largest number of any shard.
-        """
-        start, before = self.first_batch(epoch), epoch - 1
-        while before >= 0 and self.first_batch(before) == start:
-            before -= 1
-        if before < 0:
-            return 0
-        least = min(self.delivered(before, shard_id) for shard_id in range(self.num_shards))
-        return start - self.first_batch(before) - least
-
     def valid(self, epoch: int, step: int, shard_id: int) -> int:
         """Returns the number of leading rows of a batch that are samples of its epoch.
 

@@ -99,17 +99,6 @@ class SamplePlan:
             return position.start + self.num_samples
         return (position.epoch + 1) * self.num_samples
 
-    def has(self, position: SamplePosition) -> bool:
-        """Returns whether a stream with these epochs can reach a position, for some batch sizes."""
-        end = self.end(position)
-        if self.padded and position.start != position.epoch * self.num_samples:
-            return False
-        if not position.epoch * self.num_samples <= position.start <= position.sample:
-            return False
-        if self.policy is LastBatchPolicy.DROP:  # epochs begin after the dropped samples
-            return position.sample <= end
-        return position.start < end
-
     def remaining(self, position: SamplePosition) -> int:
         """Returns the number of batches that the epoch delivers from a position to its end."""
         remaining = max(0, self.end(position) - position.sample)

@@ -6,25 +6,16 @@ A state contains the position, DALI's checkpoints and the fingerprint of the ite
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import nvidia.dali
 
-from ..formats import protobuf
 from . import envelope
-from .fingerprint import Fingerprint, split_line, unknown
+from .fingerprint import Fingerprint, unknown
 from .position import Checkpoints, Position
-from .reader_files import READERS, reader_of
 
-_MOST_TO_DROP = 1 << 16  # batches; a restore also checks the number against the epochs
-_MOST_PASSES = 1 << 31
-_MOST_SAMPLES = 1 << 31  # bound for the samples in a pass of a reader whose number is unknown
-# Readers whose states are checked here. DALI checks the states of video readers, which need a GPU.
-_KNOWN_STATES = READERS - {"video", "video_resize"}
-_PHILOX = re.compile(rb"Philox_[0-9A-F]+_[0-9A-F]+:[0-9A-F]+_[0-9A-F]+")  # a generator's state
+_MOST_TO_DROP = 1 << 16  # batches
 _TO_DROP = range(_MOST_TO_DROP + 1)
 FORM = envelope.Form(
     kind="reader",
@@ -111,98 +102,3 @@ def _checkpoints(texts: Sequence[str], to_drop: int) -> Checkpoints:
         return Checkpoints(tuple(text.encode("latin-1") for text in texts) or None, to_drop)
     except ValueError as error:
         raise envelope.damaged(str(error)) from None
-
-
-def check_checkpoints(saved: ReaderState, reader: str | None) -> None:
-    """Raises StateError if saved checkpoints do not have the form of DALI's.
-
-    Args:
-        saved: The content of the state.
-        reader: Name of the reader whose epochs the fingerprint describes; None without a reader.
-    """
-    data, position = saved.fingerprint, saved.position
-    operators = [split_line(line) for line in data["operators"]]
-    names = {name for kind, name, _ in operators if reader_of(kind) in _KNOWN_STATES}
-    readers = dict.fromkeys(names, _MOST_SAMPLES)
-    if reader in readers and min(data["epoch_size"], data["num_shards"], data["batch_size"]) > 0:
-        # At most the samples of a pass over the reader's shard, padded to full batches.
-        readers[reader] = data["epoch_size"] // data["num_shards"] + 1 + data["batch_size"]
-    pieces = [
-        checkpoints.data or ()
-        for checkpoints in (position.checkpoints, position.epoch_start)
-        if checkpoints
-    ]
-    forms = [[_check_form(piece, readers) for piece in group] for group in pieces]
-    if len(forms) < 2 or not forms[1]:
-        return
-    # DALI reads the checkpoint of the epoch's start only when the iterator is reset, which is too
-    # late for an error.
-    differ = len(forms[0]) != len(forms[1])
-    for current, start in zip(*forms):
-        states = [(current[name], start[name]) for name in current.keys() & start.keys()]
-        differ = differ or current.keys() != start.keys()
-        differ = differ or any(a != b and None not in (a, b) for a, b in states)
-    if differ:
-        raise envelope.damaged(
-            "DALI's checkpoints of the position and of the epoch's start belong to different graphs"
-        )
-
-
-def _check_form(checkpoint: bytes, readers: Mapping[str, int]) -> dict[str, bool | None]:
-    """Checks a checkpoint for values that would make DALI fail or hang.
-
-    Args:
-        checkpoint: The checkpoint of a pipeline.
-        readers: The largest possible number of samples in a pass of each reader, by name.
-
-    Returns:
-        A dict with a value for each operator, by name: True if its state is that of a random
-        generator, False if it has another state, None if it has no state.
-
-    Raises:
-        StateError: If ``checkpoint`` is not a checkpoint, or has values that no pipeline saves.
-    """
-    random: dict[str, bool | None] = {}
-    counted = False
-    try:
-        for number, content in protobuf.fields(checkpoint):
-            fields = dict(protobuf.fields(content))
-            if number == 2:
-                counts, counted = json.loads(fields[1]), True
-                counters = [counts[name] for name in ("iter", "epoch_idx")]
-                if any(type(count) is not int or count < 0 for count in counters):
-                    raise ValueError(f"its counts are {counters}")
-            elif number == 1:
-                name, state = fields[1].decode(), fields[2]
-                random[name] = state.startswith(b"Philox") if state else None
-                if {*fields} != {1, 2}:
-                    raise ValueError(f"{name} has {sorted(fields)}")
-                if random[name] and not _PHILOX.fullmatch(state):
-                    raise ValueError(f"{name} has an invalid random state")
-                if name in readers:
-                    _check_reader(name, state, readers[name])
-        if not counted:
-            raise ValueError("it has no count of runs")
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise envelope.damaged(f"in DALI's part, {error}") from None
-    return random
-
-
-def _check_reader(name: str, state: bytes, most: int) -> None:
-    """Raises ValueError if no reader can have a state.
-
-    Args:
-        name: The name of the reader.
-        state: The serialized state of the reader.
-        most: The largest possible number of samples in a pass.
-    """
-    outer = dict(protobuf.fields(state))
-    snapshot = dict(protobuf.fields(outer[1]))
-    if {*outer} != {1} or {*snapshot} != {1, 2, 3}:
-        raise ValueError(f"the state of {name} is not that of a reader")
-    generator, passes, samples = snapshot[1], snapshot[2], snapshot[3]
-    # A linear congruential generator would stay at 0 forever.
-    if not re.fullmatch(rb"0*[1-9][0-9 ]*", generator):
-        raise ValueError(f"the generator of {name} is at {generator!r}")
-    if samples > most or passes > _MOST_PASSES:
-        raise ValueError(f"{name} is at sample {samples} of pass {passes}")

@@ -119,23 +119,6 @@ def test_batches_and_the_last_one(make, count):
         assert batch["x"] == [8 * i for i in batch["i"]]
 
 
-@pytest.mark.parametrize("options", ({}, {"drop_remainder": True}, {"pad": "mask"}))
-@pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES)
-def test_a_state_whose_step_contradicts_its_records_is_refused(make, options):
-    iterator = iter(make(10).pipe(transform(**options)))
-    states = [iterator.get_state()]
-    for _ in iterator:
-        states.append(iterator.get_state())
-    for state in states:
-        iterator.set_state(state)
-        # An IterDataset may have returned incomplete lists, which were skipped.
-        lists_left_out = options.get("drop_remainder") and make is not SOURCES["MapDataset"]
-        for step in [4 * state["step"] + 5] + [state["step"] - 1] * (not lists_left_out):
-            with pytest.raises(ValueError, match="damaged: step (is -1|.* does not follow)"):
-                iterator.set_state(crafted(FORM, state, step=step))
-        assert iterator.get_state() == state
-
-
 def test_a_parent_with_another_batch_size_is_refused_and_smaller_lists_are_batches():
     lists = source(10).batch(B + 1, batch_fn=list).to_iter_dataset()
     with pytest.raises(ValueError, match="lists of 5 records, but a batch has 4 records"):

@@ -46,7 +46,6 @@ def test_each_batch_has_the_samples_of_the_simulation(case):
         assert plan.seek(number) == here
         for step, batch in enumerate(batches):
             assert plan.step(here) == step
-            assert plan.has(here)
             assert plan.remaining(here) == len(batches) - step
             rows = plan.rows(here)
             samples = [epoch * case.n + index for index, epoch, _ in batch]
@@ -55,7 +54,6 @@ def test_each_batch_has_the_samples_of_the_simulation(case):
             assert plan.seek(number, step) == here
             here = plan.skip(here, 1)
         assert plan.remaining(here) == 0
-        assert plan.has(here)
         here = plan.next_epoch(here)
 
 
@@ -117,7 +115,6 @@ def test_another_batch_size_resumes_at_the_next_sample(n, policy, padded, runs):
     for batch_size, steps in runs:
         plan = SamplePlan(n, batch_size, policy, padded)
         for _ in range(min(plan.remaining(here), steps)):
-            assert plan.has(here)
             assert plan.length(here) == plan.step(here) + plan.remaining(here)
             rows = plan.rows(here)
             samples += rows.samples[rows.valid].tolist()

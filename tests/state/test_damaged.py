@@ -1,10 +1,8 @@
-"""Damaged and crafted states of every kind raise a StateError with a fix, and have no effect."""
+"""Damaged states of every kind raise a StateError with a fix, and have no effect."""
 
 import base64
 import copy
-import dataclasses
 import json
-import random
 import zlib
 
 import grain
@@ -80,15 +78,6 @@ def plain(batch):
     return {k: np.asarray(v).tolist() for k, v in batch.items()}
 
 
-def refused(iterator, state):
-    """Whether an iterator rejects a state, with StateError only."""
-    try:
-        iterator.set_state(state)
-    except StateError:
-        return True
-    return False
-
-
 def reader(files):
     return function(as_numpy=True).stream(None, files=files[:10], batch_size=3)
 
@@ -125,70 +114,40 @@ def loader(files):
     return iter(DALIDataLoader(records(files), sampler, **options))
 
 
-GRAPH = {"operators", "outputs"}  # empty lists mean that the graph is not known yet
-# The form of each kind, an iterator, and the fields that may have another value: the position, a
-# seed that was not given, uncompared fields, lists with an item twice.
+# The form of each kind, and an iterator.
 KINDS = {
-    "reader": (
-        *(reader_state.FORM, reader, {"epoch", "step", "errors", "to_drop", "epoch_to_drop"}),
-        {"epoch_checkpoints", "dali", "seed", "sources", "unchecked", "operators", "outputs"},
-    ),
-    "source": (source_state.FORM, source, {"epoch", "start", "sample", "seed"}, GRAPH),
-    "chain": (stepped_stream.FORM, chain, {"stream"}, set()),
-    # The graph is known after the first record.
-    "transform": (
-        *(transform_module.FORM, transform, {"step", "records", "parent", "skip", "failed"}),
-        {"random"} | GRAPH,
-    ),
-    "loader": (
-        *(data_loader.FORM, loader, {"step", "random", "shards", "seed"}),
-        GRAPH,
-    ),
+    "reader": (reader_state.FORM, reader),
+    "source": (source_state.FORM, source),
+    "chain": (stepped_stream.FORM, chain),
+    "transform": (transform_module.FORM, transform),
+    "loader": (data_loader.FORM, loader),
 }
 
 
 @pytest.mark.parametrize("built", (False, True))
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_field(jpegs_many, kind, built):
-    form, make, *free = KINDS[kind]
+    _, make = KINDS[kind]
     saved, other, reference = (make(jpegs_many) for _ in range(3))
     for _ in range(5 if built else 2):
         next(saved)
     if built:
         next(other), next(reference)
     state, first = saved.get_state(), other.get_state()
-    original, count, left = copy.deepcopy(state), 0, set()
+    original, count = copy.deepcopy(state), 0
     for damaged in changes(state):
         with pytest.raises(StateError, match=CURE):
             other.set_state(damaged)
         count += 1
-    # With a matching digest, types and ranges decide; any valid position is accepted.
-    head, data = opened(form, state)
-    others = [(mutant, data) for mutant in changes(head)]
-    others += [(head, mutant) for mutant in changes(data)]
-    for parts in others:
-        if not _is_json(parts):
-            continue
-        count += 1
-        if not refused(other, sealed(*parts)):
-            flat = [_flat(one[0] | one[1]) for one in (parts, (head, data))]
-            left |= {key for key in flat[0] if flat[0][key] != flat[1].get(key)}
-            other.set_state(first)
     assert other.get_state() == first and state == original
-    assert count > 200 and left <= set().union(*free), left
+    assert count > 50
     for _ in range(4):
         assert plain(next(other)) == plain(next(reference))
 
 
-def _flat(fields):
-    return {key: value for key, value in fields.items() if key != "fingerprint"} | fields.get(
-        "fingerprint", {}
-    )
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_that_is_not_a_state(jpegs_many, kind):
-    form, make, *_ = KINDS[kind]
+    form, make = KINDS[kind]
     iterator = make(jpegs_many)
     next(iterator)
     state = iterator.get_state()
@@ -242,7 +201,7 @@ def doubled(number):
 
 @pytest.mark.parametrize("kind", ["transform", "loader"])
 def test_another_graphs_state_does_not_prevent_a_restore(jpegs_many, kind, monkeypatch):
-    _, make, *_ = KINDS[kind]
+    _, make = KINDS[kind]
     saved, iterator = make(jpegs_many), make(jpegs_many)
     next(saved)
     state = saved.get_state()
@@ -255,7 +214,7 @@ def test_another_graphs_state_does_not_prevent_a_restore(jpegs_many, kind, monke
 
 
 def test_names_of_differences_stay_on_one_line(jpegs_many):
-    form, make, *_ = KINDS["source"]
+    form, make = KINDS["source"]
     saved, iterator = make(jpegs_many), make(jpegs_many)
     next(saved), next(iterator)
     state = saved.get_state()
@@ -264,134 +223,6 @@ def test_names_of_differences_stay_on_one_line(jpegs_many):
     with pytest.raises(StateError) as error:
         iterator.set_state(forged)
     assert "\x1b" not in str(error.value) and "\nseed" not in str(error.value)
-
-
-def test_counts_out_of_range(jpegs_many):
-    iterator_fn, call = function(), dict(files=jpegs_many[:10], batch_size=3)
-    iterator = iterator_fn(**call)
-    next(iterator)
-    state = iterator.get_state()
-    _, data = opened(reader_state.FORM, state)
-    for change in (
-        dict(to_drop=-1),
-        dict(to_drop=9),
-        dict(to_drop=2**31),
-        dict(epoch_to_drop=-1),
-        dict(epoch_to_drop=2**31),
-        dict(step=-1),
-        dict(step=5),
-        dict(step=2**31),
-        dict(epoch=-1),
-        dict(errors=-1),
-        dict(errors=2**60),
-        dict(to_drop=2**31, errors=2**31),
-        dict(epoch_checkpoints=[]) | dict(checkpoints=[]),
-        dict(checkpoints=data["checkpoints"] * 2),
-        dict(epoch_checkpoints=data["epoch_checkpoints"] * 2),
-    ):
-        for fresh in (iterator_fn.stream(None, **call), iterator):
-            before = fresh.get_state()
-            with pytest.raises(StateError, match="damaged"):
-                fresh.set_state(crafted(reader_state.FORM, state, **change))
-            assert fresh.get_state() == before
-    assert (
-        next(iterator)["x"].ravel().tolist()
-        == next(again(iterator_fn, call, state))["x"].ravel().tolist()
-    )
-
-
-def again(iterator_fn, call, state):
-    iterator = iterator_fn(**call)
-    iterator.set_state(state)
-    return iterator
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_flipped_bits_of_dalis_checkpoints(jpegs_many, seed):
-    """Accepted states resume, and never hang."""
-    rng = random.Random(seed)
-    iterator_fn, call = function(), dict(files=jpegs_many[:10], batch_size=3)
-    saved = iterator_fn(**call)
-    for _ in range(seed + 1):
-        next(saved)
-    state = saved.get_state()
-    content = reader_state.decode(state)
-    position, own = content.position, content.fingerprint
-    (checkpoint,) = position.checkpoints.data
-    stream, reference = (iterator_fn.stream(None, **call) for _ in range(2))
-    first, count = stream.get_state(), 0
-    for _ in range(60):
-        data = bytearray(checkpoint)
-        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-        checkpoints = dataclasses.replace(position.checkpoints, data=(bytes(data),))
-        bad = reader_state.encode(dataclasses.replace(position, checkpoints=checkpoints), own)
-        if refused(stream, bad):
-            count += 1
-            assert stream.get_state() == first
-        else:  # another number, which is as good as any
-            next(stream)
-            stream.set_state(first)
-    assert count > 30
-    assert plain(next(stream)) == plain(next(reference))
-
-
-def test_the_reader_s_part_of_a_checkpoint(jpegs_many):
-    iterator_fn, call = function(), dict(files=jpegs_many[:10], batch_size=3)
-    saved = iterator_fn(**call)
-    next(saved)
-    state = saved.get_state()
-    content = reader_state.decode(state)
-    position, own = content.position, content.fingerprint
-    (checkpoint,) = position.checkpoints.data
-    start = checkpoint.index(b"\x12\x12\n\x10\n\n")  # the state of the reader
-    digits = checkpoint[start + 6 : start + 16]
-    assert digits.isdigit()
-    bad = [
-        checkpoint.replace(digits, b"0" * 10),  # its generator would return 0 forever
-        checkpoint.replace(digits, b"x" + digits[1:]),
-        checkpoint[: start + 4] + b"\x12" + checkpoint[start + 5 :],  # no generator
-        checkpoint[:start] + b"\x32" + checkpoint[start + 1 :],  # no state
-        checkpoint[: start + 19] + b"\x7f" + checkpoint[start + 20 :],  # more than it can have read
-        b"",
-        b"garbage",
-        b"\xff" * 100_000,
-    ]
-    for data in bad:
-        for name in ("checkpoints", "epoch_start"):
-            checkpoints = dataclasses.replace(getattr(position, name), data=(data,))
-            other = dataclasses.replace(position, **{name: checkpoints})
-            stream = iterator_fn.stream(None, **call)
-            assert refused(stream, reader_state.encode(other, own)), data[:80]
-            assert plain(next(stream)) == plain(next(iterator_fn(**call)))
-
-
-@pytest.mark.parametrize("where", ("checkpoints", "epoch_start"))
-def test_unreadable_checkpoints_are_refused_before_a_reset_needs_them(jpegs_many, where):
-    iterator_fn, call = function(), dict(files=jpegs_many[:10], batch_size=3)
-    saved = iterator_fn(**call)
-    next(saved)
-    state = saved.get_state()
-    content = reader_state.decode(state)
-    position, own = content.position, content.fingerprint
-    (checkpoint,) = position.checkpoints.data
-    counts = list(protobuf.fields(checkpoint))
-    bad = [
-        checkpoint.replace(b"Philox_", b"Philos_"),
-        checkpoint.replace(b"Philox_", b"Ph\xfflox_"),
-        checkpoint.replace(b'"epoch_idx"', b'"epoch_idy"'),
-        checkpoint.replace(b'"iter"', b'"itar"'),
-        protobuf.message([field for field in counts if field[0] != 2]),
-    ]
-    assert checkpoint not in bad
-    other = iterator_fn(**call)
-    want = plain(next(iterator_fn(**call)))
-    for data in bad:
-        checkpoints = dataclasses.replace(getattr(position, where), data=(data,))
-        damaged = dataclasses.replace(position, **{where: checkpoints})
-        assert refused(other, reader_state.encode(damaged, own)), data[:80]
-    assert plain(next(other)) == want
-    other.reset()
-    assert plain(next(other)) == want
 
 
 def test_checkpoints_as_bytes(jpegs_many):
@@ -447,9 +278,6 @@ def test_dalis_drop_is_ahead_of_the_delivered_batches(jpegs_many):
     other = ours.stream(None, jpegs_many[:10], batch_size=4)
     other.set_state(state)
     assert other.get_state() == state
-    if state["step"]:  # it is at the end
-        with pytest.raises(StateError, match="batches to drop"):
-            other.set_state(crafted(reader_state.FORM, state, step=1, to_drop=-1))
     iterator.reset()
     assert plain(next(other)) == plain(next(iterator))
 
