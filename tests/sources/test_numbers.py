@@ -6,29 +6,26 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from python_numbers import MASK, by_feistel, folded, listed_order
 
 from dalijax.core.order import shuffle as order
 from dalijax.core.order.shuffle import shuffled
 from dalijax.core.random.hashing import column_keys, fold, mix, name_key, uniform
 from dalijax.core.sources.mixture import Proportions, window_counts
 
-MASK = (1 << 64) - 1
 SEEDS, EPOCHS = st.integers(-1, 2**32 - 1), st.integers(0, 10**6)
 
 GOLDEN_BITS = [[4947037, 6730803], [4464446, 10077721], [2921179, 769046]]
-GOLDEN_SMALL = [3, 4, 2, 1, 0]
-GOLDEN_LARGE = [86758631, 797225655, 137852774]
+# By epoch.
+GOLDEN_SMALL = [[3, 4, 2, 1, 0], [4, 1, 3, 2, 0], [0, 1, 2, 4, 3]]
+GOLDEN_LARGE = [
+    [86758631, 797225655, 137852774],
+    [545114778, 720729074, 445493282],
+    [949466175, 133717984, 928394950],
+]
 GOLDEN_COMPONENTS = [0, 1, 0, 1, 0, 0]
 GOLDEN_NUMBERS = [0, 0, 1, 1, 2, 3]
 GOLDEN_NAME = 16654413820857875841
-
-
-def splitmix(x):
-    """Computes the step of splitmix64 in Python's integers."""
-    x = (x + 0x9E3779B97F4A7C15) & MASK
-    x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ x >> 27) * 0x94D049BB133111EB) & MASK
-    return x ^ x >> 31
 
 
 def test_splitmix64_matches_the_reference():
@@ -40,10 +37,7 @@ def test_splitmix64_matches_the_reference():
 
 def test_fold_matches_pythons_integers():
     for parts in ((1, 2, 3), (3, 2, 1), (0,), (-1, 5), (MASK, 1 << 63)):
-        state = 0
-        for part in parts:
-            state = splitmix(state ^ (part & MASK))
-        assert int(fold(*parts)) == state
+        assert int(fold(*parts)) == folded(*parts)
     assert int(fold(1, 3, 7)) != int(fold(1, 7, 3))
 
 
@@ -53,12 +47,25 @@ def test_golden_values():
     numbers = uniform(records, column_keys("crop", 2))
     bits = (numbers * 2.0**24).astype(int).tolist()
     assert bits == GOLDEN_BITS
-    assert shuffled(np.arange(5), 5, 1, 0).tolist() == GOLDEN_SMALL
-    assert shuffled(np.arange(3), 10**9, 1, 0).tolist() == GOLDEN_LARGE
+    for epoch in range(3):
+        assert shuffled(np.arange(5), 5, 1, epoch).tolist() == GOLDEN_SMALL[epoch]
+        assert shuffled(np.arange(3), 10**9, 1, epoch).tolist() == GOLDEN_LARGE[epoch]
     component, number = Proportions((2, 1), 9)(np.arange(6))
     assert component.tolist() == GOLDEN_COMPONENTS
     assert number.tolist() == GOLDEN_NUMBERS
     assert name_key("crop") == GOLDEN_NAME
+
+
+@pytest.mark.parametrize("epoch", (0, 1, 2, 10**6))
+@pytest.mark.parametrize("seed", (0, 7, -1))
+def test_orders_match_pythons_integers(seed, epoch):
+    for count in (1, 2, 9, 300):
+        expected = listed_order(count, seed, epoch)
+        assert shuffled(np.arange(count), count, seed, epoch).tolist() == expected
+    for count in (order.MOST_LISTED + 1, 1_281_167):
+        positions = [0, 1, 255, count // 2, count - 1]
+        expected = [by_feistel(position, count, seed, epoch) for position in positions]
+        assert shuffled(positions, count, seed, epoch).tolist() == expected
 
 
 @hypothesis.settings(max_examples=100, deadline=None)
