@@ -1,7 +1,7 @@
 """`Source`: the protocol of sources with random access, and the order of their epochs.
 
 The package's own sources may also have these members, which are called by functions of this module
-and which a wrapper of a source passes on:
+and which `core.sources.wrapper.Wrapper` passes on:
 
 - ``order(seed, shuffle)`` replaces the order of the epochs, as in a mixture; see `order_of`.
 - ``_read_ahead`` is the number of bytes to request ahead of their use. ``_range_bytes`` counts

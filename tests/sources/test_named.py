@@ -101,7 +101,7 @@ def test_names_of_files_tars_and_records(tmp_path):
         named = pickle.loads(pickle.dumps(Named(source, "path")))
         assert named.read(np.array([0]), ["path"]) == {"path": [name]}
         assert set(named.fields) == {*source.fields, "path"}
-        assert getattr(named, "classes", None) == getattr(source, "classes", None)
+        assert getattr(named, "classes", None) == getattr(source, "classes", ())
         assert named.read_threads == source.read_threads
 
 
