@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from ..core.environment.extras import extra
+from ..core.messages.printable import printable_repr
 from ..core.stats import InputStats, Watched
 
 with extra("clu,tf", "dalijax.adapters.clu.ReportInput"):
@@ -54,7 +55,8 @@ class ReportInput(periodic_actions.PeriodicAction):
     ):
         if not callable(getattr(iterator, "watch", None)):
             raise TypeError(
-                f"ReportInput requires an iterator of dalijax, not {iterator!r:.60}. Pass the "
+                f"ReportInput requires an iterator of dalijax, not "
+                f"{printable_repr(iterator, 60)}. Pass the "
                 "iterator that the loop takes its batches from"
             )
         steps = set(on_steps or ())

@@ -34,6 +34,7 @@ from .iterator.batch_stream import BatchStream
 from .iterator.iterator import DALIGenericIterator
 from .messages import replacements
 from .messages.printable import printable_repr
+from .messages.redacted_errors import raise_redacted
 from .pipeline.batch import choose_placement
 from .pipeline.engine import MakeEngine
 from .pipeline.pipeline_factory import (
@@ -151,8 +152,12 @@ class IteratorFunction:
             "enable_conditionals": enable_conditionals,
         }
         call = {k: v for k, v in named.items() if not isinstance(v, _LeftOut)} | pipeline_args
-        factory, config = self._prepared(args, call)
-        return self._iterator._from_factory(factory, config, checkpoints=checkpoints)
+        try:
+            factory, config = self._prepared(args, call)
+            return self._iterator._from_factory(factory, config, checkpoints=checkpoints)
+        except Exception as error:  # e.g. of the graph, about a URL in a record
+            raise_redacted(error)
+            raise
 
     def stream(self, num_epochs: int | None = None, *args: Any, **kwargs: Any) -> BatchStream:
         """Creates a stream of batches across epochs, for loops that count steps.

@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding, Sharding
 
 from .dtypes import is_number, narrowed
 from .errors import BatchMapError
+from .messages.printable import printable_repr
 from .messages.redacted_errors import redacted_error
 from .stats import span
 
@@ -277,7 +278,8 @@ def _check_function(function: object) -> None:
     """Raises TypeError if a value can't be called with (batch, key)."""
     if not callable(function):
         raise TypeError(
-            f"batch_map must be a function of (batch, key), or a list of them, not {function!r:.80}"
+            f"batch_map must be a function of (batch, key), or a list of them, not "
+            f"{printable_repr(function)}"
         )
     try:
         signature = inspect.signature(function)

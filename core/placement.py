@@ -19,6 +19,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from .messages.printable import printable_repr
+
 
 @dataclasses.dataclass(frozen=True)
 class DataShard:
@@ -175,7 +177,8 @@ def _output_shardings(
         )
     if all(value is None for value in sharding.values()):
         raise ValueError(
-            f"sharding={sharding!r:.80} places no output. Pass a sharding for at least one, or "
+            f"sharding={printable_repr(sharding)} places no output. Pass a sharding for at least "
+            "one, or "
             "as_numpy=True for NumPy arrays"
         )
     mesh = next((s.mesh for s in sharding.values() if isinstance(s, NamedSharding)), None)

@@ -12,6 +12,7 @@ import numpy as np
 from ...core.arguments import knows_its_names
 from ...core.feeding.record_reader import RecordBatch, RecordPosition
 from ...core.feeding.stream_engine import StreamEngine
+from ...core.messages.printable import printable_repr
 from ...core.pipeline.batch import writable
 from ...core.random.seeds import DEFAULT_SEED
 from .transform import DALITransform
@@ -213,7 +214,9 @@ class RandomInputs(grain.transforms.RandomMap):
             ValueError: If the record already has one of the keys.
         """
         if not isinstance(element, Mapping):
-            raise TypeError(f"RandomInputs requires records that are dicts, not {element!r:.80}")
+            raise TypeError(
+                f"RandomInputs requires records that are dicts, not {printable_repr(element)}"
+            )
         duplicates = sorted(set(element) & set(self._draws))
         if duplicates:
             raise ValueError(f"the records already have {duplicates}. Rename the random inputs")

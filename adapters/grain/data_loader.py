@@ -20,6 +20,7 @@ from ...core.arguments import (
 from ...core.errors import StateError
 from ...core.feeding.record_reader import Numbers, RecordBatch, RecordPosition, Restored
 from ...core.feeding.stream_part import StreamPart
+from ...core.messages.printable import printable_repr
 from ...core.placement import over_current_mesh
 from ...core.random.seeds import DEFAULT_SEED, shard_seed
 from ...core.state.agreement import Values
@@ -223,7 +224,7 @@ def _check_data_source(data_source: Any) -> None:
     cure = "Pass a list of records, or an object with __len__ and __getitem__"
     if hasattr(data_source, "read_threads"):
         cure = "Pass it as source= to DALIIterDataset or data_iterator, which define its order"
-    raise TypeError(f"data_source has no __getitem__: {data_source!r:.80}. {cure}")
+    raise TypeError(f"data_source has no __getitem__: {printable_repr(data_source)}. {cure}")
 
 
 def _check_sampler(sampler: Any) -> None:
@@ -232,7 +233,7 @@ def _check_sampler(sampler: Any) -> None:
         return
     if not is_indexed or not hasattr(sampler[0], "record_key"):
         raise TypeError(
-            f"sampler must be a sampler of Grain, not {sampler!r:.80}. Pass "
+            f"sampler must be a sampler of Grain, not {printable_repr(sampler)}. Pass "
             "grain.samplers.IndexSampler(len(data_source), shuffle=True, seed=0, num_epochs=1)"
         )
     # Private in Grain: without it, a sharded sampler is not detected.

@@ -13,6 +13,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ...core.config import IteratorConfig
 from ...core.environment.extras import extra
+from ...core.messages.printable import printable_repr
 from ...core.order.epochs import EpochPlan
 from ...core.pipeline.calls import calls
 from ...core.pipeline.output_notes import notes_of
@@ -72,7 +73,8 @@ def _text_as_bytes(path: Sequence[Any], array: Any) -> Any:
     for place, value in enumerate(array.flat):
         if not isinstance(value, (str, bytes)):
             raise TypeError(
-                f"to_tf_dataset() only supports text, but {path[-1].key!r} has {value!r:.60}. "
+                f"to_tf_dataset() only supports text, but {path[-1].key!r} has "
+                f"{printable_repr(value, 60)}. "
                 "Convert it to text in the source, e.g. by json.dumps(value), or omit the field"
             )
         if isinstance(value, str):

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..formats.field import Field, array_field, has_channels, may_be_images
 from ..formats.riff import cut_off
+from ..messages.printable import printable_repr
 from ..sources.values import (
     UnfitValueError,
     check_unmasked,
@@ -201,7 +202,7 @@ def values_of(records: Sequence[Any], key: str, label: str = "", first: int = 0)
             raise
         raise ValueError(
             f"record {first + place} of the batch has no {(label or key)!r}, which the first "
-            f"record has: that record is {records[place]!r:.80}"
+            f"record has: that record is {printable_repr(records[place])}"
         ) from None
 
 
@@ -390,13 +391,14 @@ def stacked(values: Sequence[Any], name: str) -> Any:
     if any(nested) and not nested[0]:
         raise ValueError(
             f"{name!r} of record {nested.index(True)} of the batch is a dict or a list, "
-            f"but the first record has {first!r:.60}. Make the records alike"
+            f"but the first record has {printable_repr(first, 60)}. Make the records alike"
         )
     if isinstance(first, Mapping):
         for place, value in enumerate(values):
             if not isinstance(value, Mapping) or set(value) != set(first):
                 raise ValueError(
-                    f"{name!r} of record {place} of the batch is {value!r:.60}, without the "
+                    f"{name!r} of record {place} of the batch is {printable_repr(value, 60)}, "
+                    "without the "
                     f"keys {sorted(first)} of the first record. Make the records alike"
                 )
         return {k: stacked([v[k] for v in values], f"{name}/{k}") for k in first}
@@ -455,5 +457,5 @@ def described(record: Any) -> str:
             try:
                 parts.append(f"{label or 'array'} of shape {np.shape(value)}")
             except ValueError:  # lists of different lengths
-                parts.append(f"{label or 'value'} {value!r:.60}")
+                parts.append(f"{label or 'value'} {printable_repr(value, 60)}")
     return "; ".join(parts)

@@ -13,6 +13,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..config import IteratorConfig
 from ..errors import StateError
+from ..messages.printable import printable_repr
 from ..messages.user_warnings import warn_user
 from ..order.epochs import EpochPlan, count_rows
 from ..order.samples import SamplePlan, SamplePosition, pads_by_default
@@ -459,7 +460,8 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         if changing := self._changing_record():
             raise StateError(
                 f"{changing} changes at each read, so that no state can restore its batches: "
-                f"{self._source!r:.80} draws random numbers, or depends on the time or on earlier "
+                f"{printable_repr(self._source)} draws random numbers, or depends on the time or "
+                "on earlier "
                 "reads. Draw random numbers in the graph instead, by draw.uniform() or "
                 "dalijax.augment. To resume only the order of the records, save the step and call "
                 "seek_step(step)"

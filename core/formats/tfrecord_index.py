@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import as_scalars, narrow, out_of_range
-from ..messages.printable import printable
+from ..messages.printable import printable, printable_repr
 from ..remote.storage import Storage
 from . import example, index_checks
 from .buffered_reader import BufferedReader
@@ -185,7 +185,7 @@ class FieldColumn:
                 expected = f"a list of {noun}s that fit into {dtype}"
         if not fit:
             raise ValueError(
-                f"requires {expected} as its default in defaults=, not {default!r:.80}"
+                f"requires {expected} as its default in defaults=, not {printable_repr(default)}"
             )
 
     def _add_missing(self) -> None:

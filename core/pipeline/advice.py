@@ -19,7 +19,7 @@ from ..dtypes import DALI_TYPES
 from ..formats.file_kinds import file_fault
 from ..formats.spread import spread
 from ..messages import replacements
-from ..messages.printable import printable
+from ..messages.printable import printable, printable_repr
 from ..state import reader_files
 from ..state.operators import Operator, operators_of
 
@@ -185,7 +185,8 @@ def _operand_advice(error: Exception) -> str:
             if re.search(r"\bDraw\b", repr(operand)):
                 return _NO_DRAW
             return (
-                f"The other operand is {operand!r:.80}. Operands must be DataNodes, numbers or "
+                f"The other operand is {printable_repr(operand)}. Operands must be DataNodes, "
+                "numbers or "
                 "NumPy arrays"
             )
     return ""

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 
+from ..messages.printable import printable_repr
 from ..order.shuffle import Indices
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]i?)?B?", re.IGNORECASE)
@@ -137,4 +138,6 @@ def byte_count(value: int | float | str, name: str) -> int:
     is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     if is_whole and not isinstance(value, (bool, str)) and value >= 0:
         return int(value)
-    raise ValueError(f"{name} must be a number of bytes, such as '128MB', not {value!r:.60}")
+    raise ValueError(
+        f"{name} must be a number of bytes, such as '128MB', not {printable_repr(value, 60)}"
+    )

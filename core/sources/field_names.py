@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..formats.field import Field
+from ..messages.printable import printable_repr
 
 
 def check_fields(fields: Any, parts: str, example: str) -> None:
@@ -22,12 +23,14 @@ def check_fields(fields: Any, parts: str, example: str) -> None:
     """
     if not isinstance(fields, Mapping) or not fields:
         raise ValueError(
-            f"fields must map names of fields to {parts}, as in {example}, not {fields!r:.120}"
+            f"fields must map names of fields to {parts}, as in {example}, not "
+            f"{printable_repr(fields, 120)}"
         )
     for name in fields:
         if not isinstance(name, str) or not name:
             raise TypeError(
-                f"the names of fields must be strings, not {name!r:.80}. fields maps them to "
+                f"the names of fields must be strings, not {printable_repr(name)}. fields maps "
+                "them to "
                 f"{parts}, as in {example}"
             )
 
@@ -58,7 +61,7 @@ def suggest_swapped(fields: Mapping[str, Any], parts: str) -> str:
     others = [part for name, part in fields.items() if name != part]
     return (
         f"fields maps names of fields to {parts}, not {parts} to names. Did you mean "
-        f"{swapped!r:.200}? If not, correct {others!r:.100}"
+        f"{printable_repr(swapped, 200)}? If not, correct {printable_repr(others, 100)}"
     )
 
 
@@ -75,12 +78,14 @@ def check_options(options: Mapping[str, Any], names: Any) -> None:
     """
     for argument, values in options.items():
         if not isinstance(values, Mapping):
-            raise TypeError(f"{argument} must be a dict with names of fields, not {values!r:.80}")
+            raise TypeError(
+                f"{argument} must be a dict with names of fields, not {printable_repr(values)}"
+            )
         if unknown := [name for name in values if name not in names]:
             raise ValueError(f"{argument} has {unknown}, but the fields are {list(names)}")
         for name, kind in values.items():
             if argument == "kinds" and not isinstance(kind, Field):
                 raise TypeError(
                     f"kinds[{name!r}] must be a dalijax.sources.Field, such as Field(np.float32, "
-                    f"ndim=1), not {kind!r:.80}"
+                    f"ndim=1), not {printable_repr(kind)}"
                 )

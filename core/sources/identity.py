@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import StateError
 from ..formats.spread import spread
-from ..messages.printable import printable_text
+from ..messages.printable import printable_repr, printable_text
 from ..messages.redacted_errors import redacted_error
 from ..state.envelope import digest
 from .source import Source, announce, range_bytes, read_ahead_of
@@ -92,7 +92,8 @@ def stated_identity(source: Source) -> str:
         ) from redacted_error(error)
     if not isinstance(identity, str) or not identity:
         raise StateError(
-            f"{name}.identity() returned {identity!r:.60}. It must return a string that identifies "
+            f"{name}.identity() returned {printable_repr(identity, 60)}. It must return a string "
+            "that identifies "
             "the records, such as a name with a version"
         )
     return identity

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..messages.printable import printable_repr
+
 LABEL = "label"  # the field of labels
 _INT32 = np.iinfo(np.int32)
 _UNORDERED = (str, bytes, Mapping, Set)  # iterables that are not lists of names
@@ -61,11 +63,13 @@ def class_names(classes: Any) -> tuple[str, ...]:
         cure = "sorted(d, key=d.get) for a dict d of labels" if isinstance(classes, Mapping) else ""
         cure = cure or "a list such as ['cat', 'dog'], or a source with class directories"
         raise TypeError(
-            f"classes must be names in the order of their labels, not {classes!r:.60}. Pass {cure}"
+            f"classes must be names in the order of their labels, not "
+            f"{printable_repr(classes, 60)}. Pass {cure}"
         )
     if not names:
         raise ValueError(
-            f"classes={classes!r:.60} has no names of classes. Pass a list such as ['cat', 'dog'], "
+            f"classes={printable_repr(classes, 60)} has no names of classes. Pass a list such as "
+            "['cat', 'dog'], "
             "or a source with class directories"
         )
     name, count = Counter(names).most_common(1)[0]
@@ -197,7 +201,7 @@ def _problem(label: Any) -> str:
         )
     else:
         cure = "Convert the labels to numbers, and omit paths without a label"
-    return f"is {label!r:.60}, which is not a number of 32 bits. {cure}"
+    return f"is {printable_repr(label, 60)}, which is not a number of 32 bits. {cure}"
 
 
 def _check_classes(labels: NDArray[Any], classes: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..arguments import knows_its_names
 from ..formats.field import Field
+from ..messages.printable import printable_repr
 from ..order.shuffle import Indices
 from ..random.hashing import fold, mix
 from ..remote.range_cache import Lease
@@ -57,7 +58,7 @@ def _rational(weight: Any) -> Fraction:
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         number = _fraction(weight)
     if number is None or number <= 0:
-        raise ValueError(f"weights must be positive numbers, not {weight!r:.80}")
+        raise ValueError(f"weights must be positive numbers, not {printable_repr(weight)}")
     return number
 
 
@@ -179,7 +180,7 @@ class Mixture(Source):
             if len(pair) != 2 or isinstance(pair[0], type) or not hasattr(pair[0], "fields"):
                 raise TypeError(
                     "a Mixture requires a list of pairs [(source, weight), ...], not "
-                    f"{pair[0] if len(pair) == 1 else pair!r:.80}"
+                    f"{printable_repr(pair[0] if len(pair) == 1 else pair)}"
                 )
         self._sources = tuple(source for source, _ in pairs)
         self._counts = window_counts([weight for _, weight in pairs])
@@ -187,7 +188,9 @@ class Mixture(Source):
             if hasattr(source, "order"):
                 raise TypeError("a Mixture can't contain another Mixture. List its sources instead")
             if not len(source):
-                raise ValueError(f"{source!r:.80} has no records. Omit it from the Mixture")
+                raise ValueError(
+                    f"{printable_repr(source)} has no records. Omit it from the Mixture"
+                )
         _check_alike(self._sources)
         is_integer = isinstance(length, (int, np.integer)) and not isinstance(length, bool)
         if length is not None and not (is_integer and length >= 1):

@@ -15,6 +15,7 @@ from ..arguments import knows_its_names
 from ..dtypes import as_scalars
 from ..formats.field import Field
 from ..formats.spread import spread
+from ..messages.printable import printable_repr
 from ..messages.replacements import suggest_table
 from ..order.shuffle import Indices
 from .arrow_columns import (
@@ -351,7 +352,7 @@ def _check_keys(record: Any, fields: Mapping[str, Any]) -> None:
             hash(key)
         except TypeError:
             raise TypeError(
-                f"fields[{name!r}] must be a key of the records, not {key!r:.80}"
+                f"fields[{name!r}] must be a key of the records, not {printable_repr(key)}"
             ) from None
 
     def has(key: Any) -> bool:

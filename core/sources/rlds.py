@@ -30,6 +30,7 @@ from ..formats.index import Index
 from ..formats.paths import Path, Paths, path_list
 from ..formats.rlds_features import IMAGE, NUMBER, TEXT, described
 from ..formats.shared_index import shared_columns
+from ..messages.printable import printable_repr
 from ..order.shuffle import Indices
 from ..remote.cache_folder import open_cache
 from ..remote.ranges import byte_count
@@ -392,7 +393,7 @@ def _parts(fields: Any) -> dict[str, _Part]:
         if not isinstance(feature, str) or not feature:
             raise TypeError(
                 f"fields[{name!r}] must be a feature, or a pair of a feature and steps, as in "
-                f"{_EXAMPLE}, not {value!r:.120}"
+                f"{_EXAMPLE}, not {printable_repr(value, 120)}"
             )
         if is_pair and feature in (_STEP, _EPISODE):
             raise ValueError(
@@ -425,11 +426,12 @@ def _offsets(name: str, offsets: Any) -> tuple[tuple[int, ...], bool]:
         is_single or is_list
     ):
         raise TypeError(
-            f"fields[{name!r}] has the steps {offsets!r:.80}. Pass an integer such as -1, or a "
+            f"fields[{name!r}] has the steps {printable_repr(offsets)}. Pass an integer such as "
+            "-1, or a "
             "window such as range(16)"
         )
     if not numbers:
-        raise ValueError(f"fields[{name!r}] has an empty window, {offsets!r:.80}")
+        raise ValueError(f"fields[{name!r}] has an empty window, {printable_repr(offsets)}")
     return tuple(int(number) for number in numbers), not is_single
 
 
@@ -448,7 +450,7 @@ def _with_masks(parts: Mapping[str, _Part], index: Index) -> dict[str, _Part]:
             singles = {f"{name}_{k}": (part.feature, n) for k, n in enumerate(part.offsets)}
             raise ValueError(
                 f"fields[{name!r}] is a window of {kind}s, which have different sizes. Give each "
-                f"step its own field: {singles!r:.200}"
+                f"step its own field: {printable_repr(singles, 200)}"
             )
         mask = f"{name}_mask"
         if mask in parts:

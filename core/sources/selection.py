@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..arguments import knows_its_names
+from ..messages.printable import printable_repr
 from ..order.shuffle import Indices
 from ..state.envelope import digest
 from .source import Source
@@ -35,7 +36,8 @@ class Selection(Wrapper):
         super().__init__(source)
         if hasattr(source, "order"):
             raise TypeError(
-                f"Selection can't take {source!r:.80}: select records of its sources, and mix the "
+                f"Selection can't take {printable_repr(source)}: select records of its sources, "
+                "and mix the "
                 "selections"
             )
         self._records = selected_records(records, len(source))
@@ -69,7 +71,7 @@ def selected_records(records: Any, count: int) -> Indices:
     if chosen.ndim != 1 or (chosen.dtype.kind not in "biu" and chosen.size):
         raise TypeError(
             "a selection is an array of a boolean for each record, or of numbers of records, such "
-            f"as np.arange(len(source)) < 100, not {records!r:.80}"
+            f"as np.arange(len(source)) < 100, not {printable_repr(records)}"
         )
     if chosen.dtype == np.bool_:
         if len(chosen) != count:

@@ -28,7 +28,7 @@ from ..formats.tar_index import (
     sample_key,
 )
 from ..formats.wds_index import columns_of_wds
-from ..messages.printable import printable
+from ..messages.printable import printable, printable_repr
 from ..messages.user_warnings import warn_user
 from ..order.shuffle import Indices
 from ..remote.cache_folder import open_cache
@@ -273,7 +273,7 @@ def _extensions(fields: Mapping[str, str]) -> dict[str, str]:
         if not isinstance(text, str):
             raise TypeError(
                 f"fields[{name!r}] must be an extension, or alternatives such as 'jpg;png', as in "
-                f"{_EXAMPLE}, not {text!r:.80}"
+                f"{_EXAMPLE}, not {printable_repr(text)}"
             )
     if any(";" in name for name in fields):
         raise ValueError(suggest_swapped(fields, "extensions"))

@@ -24,6 +24,7 @@ from ..formats.spread import spread
 from ..formats.tfrecord_columns import select_records, tfrecord_columns
 from ..formats.tfrecord_headers import HEADER, has_checksum
 from ..formats.tfrecord_index import MissingFeatureError, Wanted, index_records, is_valid
+from ..messages.printable import printable_repr
 from ..order.shuffle import Indices
 from ..remote.cache_folder import open_cache
 from ..remote.ranges import byte_count
@@ -213,7 +214,8 @@ def _check_features(fields: Any) -> None:
     for name, feature in fields.items():
         if not isinstance(feature, str):
             raise TypeError(
-                f"fields[{name!r}] must be a feature, as in {_EXAMPLE}, not {feature!r:.80}"
+                f"fields[{name!r}] must be a feature, as in {_EXAMPLE}, not "
+                f"{printable_repr(feature)}"
             )
 
 

@@ -10,6 +10,7 @@ from numpy.ma import MaskedArray
 
 from ..dtypes import KINDS, as_scalars, cast_to, narrow_dtype
 from ..formats.field import Field, array_field
+from ..messages.printable import printable_repr
 
 _TEXT = (str, bytes, bytearray, memoryview)
 
@@ -56,7 +57,9 @@ def leaf(value: Any) -> np.ndarray:
             )
         elif isinstance(value, (list, tuple)) and any(part is None for part in array.flat):
             cure = "replace None by a number, or do not use it in the graph"
-        raise TypeError(f"{value!r:.60} (dtype {array.dtype}) is not supported by DALI: {cure}")
+        raise TypeError(
+            f"{printable_repr(value, 60)} (dtype {array.dtype}) is not supported by DALI: {cure}"
+        )
     if not (array.flags.c_contiguous and array.dtype.isnative):  # DALI requires both
         array = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
     return array
@@ -86,10 +89,13 @@ def is_empty(value: Any) -> bool:
 def without_type(value: Any) -> str:
     """Returns why a value has no DALI type, and what to return instead, for errors."""
     if isinstance(value, str):
-        return f"it is text, {value!r:.40}; for the path of a file, return path.encode()"
+        return (
+            f"it is text, {printable_repr(value, 40)}; for the path of a file, return path.encode()"
+        )
     if isinstance(value, Mapping):
         return (
-            f"it is a dict with the keys {list(value)!r:.80}. Name a part of it, as Records does "
+            f"it is a dict with the keys {printable_repr(list(value))}. Name a part of it, as "
+            "Records does "
             "by fields={'data': 'image/bytes'}"
         )
     if is_empty(value):

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..api import IteratorFunction
-from ..messages.printable import printable
+from ..messages.printable import printable, printable_repr, printable_text
+from ..messages.redacted_errors import redacted_error
 from ..messages.replacements import source_call
 
 
@@ -80,14 +81,17 @@ def load(text: str) -> Any:
     """
     module, _, name = text.partition(":")
     if not name:
-        raise SystemExit(f"{text!r} names no function: write module:function")
+        raise SystemExit(f"{printable_repr(text)} names no function: write module:function")
     sys.path.insert(0, os.getcwd())
     try:
         target: Any = importlib.import_module(module)
         for part in name.split("."):
             target = getattr(target, part)
     except (ImportError, AttributeError) as error:
-        raise SystemExit(f"{text!r} can't be loaded from {os.getcwd()}: {error}") from error
+        raise SystemExit(
+            f"{printable_repr(text)} can't be loaded from {os.getcwd()}: "
+            f"{printable_text(str(error))}"
+        ) from redacted_error(error)
     return target
 
 

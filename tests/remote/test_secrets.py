@@ -11,7 +11,7 @@ import pytest
 
 from dalijax import data_iterator, sources
 from dalijax.core.environment.passing_errors import chain_of
-from dalijax.core.tools.command_line import arguments_of
+from dalijax.core.tools.command_line import arguments_of, load
 from dalijax.core.tools.index_command import write_indexes
 from dalijax.show import show
 from dalijax.sources import Files, Mixture, Named, Records, Selection, Tar
@@ -192,3 +192,32 @@ def test_commands_and_misplaced_urls(caplog, tmp_path):
     ):
         error, text = told(caplog, call)
         assert "127.0.0.1:1" in str(error) and SECRET[:7] not in text, text
+
+
+def failing_graph(label):
+    raise OSError(f"http://bob:{SECRET}@host/a.tar can't be opened")
+
+
+URL = f"http://bob:{SECRET}@host/a.tar?k={SECRET}"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: data_iterator(lambda label: label + 0, ["x"])(
+            source=Records([{"label": URL}]), batch_size=1
+        ),
+        lambda: data_iterator(failing_graph, ["x"])(source=Records([{"label": 1}]), batch_size=1),
+        lambda: data_iterator(lambda label: label + 0, ["x"])(
+            source=Records([{"label": 1}]), batch_size=1, seed=URL
+        ),
+        # The end of the user information is not among the first characters.
+        lambda: Mixture([(f"https://{SECRET * 10}@host", 1)]),
+        lambda: Records([{"x": 1}], f"https://{SECRET * 10}@host"),
+        lambda: load(f"https://bob:{SECRET}@host/a.tar"),
+    ],
+)
+def test_errors_of_new_iterators_and_of_long_values(call, caplog):
+    error, text = told(caplog, call)
+    assert isinstance(error, (Exception, SystemExit))
+    assert SECRET[:7] not in text, text

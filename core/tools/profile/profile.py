@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...iterator.iterator import DALIGenericIterator
+from ...messages.printable import printable_repr
 from ...pipeline.engine import NoReplica
 from .loop import LoopTimes, loop_times
 from .replay import Replay, replay
@@ -94,7 +95,7 @@ def profile(iterator: Any, *, seconds: float = 4.0) -> Iterator[Report]:
     """
     if not hasattr(iterator, "watch"):
         raise TypeError(
-            f"{iterator!r:.80} does not count its batches. Pass the iterator of "
+            f"{printable_repr(iterator)} does not count its batches. Pass the iterator of "
             "dalijax.data_iterator or of an adapter that the loop calls next() on, instead of the "
             "dataset or a wrapper"
         )

@@ -145,7 +145,8 @@ def _from_iterator(result: Taken, iterator: Any, count: int) -> None:
                 iterator.set_state(state)
     else:
         raise TypeError(
-            f"showing batches of {iterator!r:.80} would move it, because it can't return to its "
+            f"showing batches of {printable_repr(iterator)} would move it, because it can't "
+            "return to its "
             "position. Pass one of its batches, by show(next(iterator)), or the object that "
             "created it"
         )

@@ -16,6 +16,7 @@ import nvidia.dali
 from ...api import IteratorFunction
 from ...arguments import whole_number
 from ...formats.atomic_file import write_output
+from ...messages.printable import printable_repr
 from .batches import take
 from .contents import Contents, contents_of
 from .page import frame, page
@@ -126,7 +127,8 @@ def show(
     if not is_function and call:
         raise TypeError(
             f"{[*call]} are arguments of an iterator function (the result of "
-            f"dalijax.data_iterator), not of {data!r:.80}: omit them, or pass the function"
+            f"dalijax.data_iterator), not of {printable_repr(data)}: omit them, or pass the "
+            "function"
         )
     if is_function and mask is not None:
         call["mask"] = mask
