@@ -36,7 +36,7 @@ def secret_headers(options: Mapping[str, Any]) -> tuple[str, ...]:
 def check_redirects(url: str, options: Mapping[str, Any]) -> None:
     """Requests a byte of a file, and checks that no redirect leads to another server.
 
-    Does nothing if the options have no secret headers.
+    Sends no request if the options have no secret headers.
 
     Args:
         url: The URL of the file on an HTTP server.
@@ -122,7 +122,7 @@ def check_server(url: str, start: str, target: str, names: Sequence[str]) -> Non
     Args:
         url: The URL of the file, for the error.
         start: The URL of the request.
-        target: The URL to which it is redirected.
+        target: The target of the redirect.
         names: The names of the secret headers.
 
     Raises:

@@ -276,7 +276,7 @@ def ignores_ranges(url: str) -> RemoteError:
 
 
 def wrong_answer(error: Exception) -> str:
-    """Returns what is wrong with a server's answer, and a remedy; "" for other errors.
+    """Returns a description of a wrong answer of a server, with a remedy; "" for other errors.
 
     Another attempt rarely changes the answer.
     """

@@ -219,3 +219,21 @@ def test_keys_with_empty_parts(endpoint):
     # The listing fails, so that each object is requested.
     paths = [f"s3://bucket/odd/{k}.bin" for k in (2, 3)]
     assert [file.size for file in open_files(paths, storage)] == [9, 9]
+    with pytest.raises(ValueError, match=r"odd/a//1\.bin: obstore reads neither.*presigned https"):
+        Files(paths=["s3://bucket/odd/a//1.bin"]).read(np.array([0]), ["data"])
+    signed = client.generate_presigned_url(
+        "get_object", Params={"Bucket": "bucket", "Key": "odd/a//1.bin"}
+    )
+    read = Files(paths=[signed]).read(np.array([0]), ["data"])["data"]
+    assert read[0].tobytes() == b"odd/a//1.bin"
+
+
+def test_presigned_urls(endpoint):
+    _, client, folder = endpoint
+    signed = [
+        client.generate_presigned_url("get_object", Params={"Bucket": "bucket", "Key": key})
+        for key in ("a b/0.tar", "a b/1.tar")
+    ]
+    source, local = Tar(signed, FIELDS), Tar([str(folder / f"{k}.tar") for k in range(2)], FIELDS)
+    first, second = (s.read(np.array([39, 0, 25]), ["data"])["data"] for s in (source, local))
+    assert [v.tobytes() for v in first] == [v.tobytes() for v in second]
