@@ -27,7 +27,7 @@ class _BatchSize(int):
     would contain encoded records, without an error.
 
     Attributes:
-        has_function: Whether ``batch_fn`` was requested, too.
+        has_function: Whether ``batch_fn`` was read, so that the operation was not replaced.
     """
 
     has_function = False

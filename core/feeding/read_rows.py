@@ -530,8 +530,8 @@ class ReadRows:
             if not isinstance(first, ValueError):  # e.g. an OSError, which may disappear
                 raise first
             raise ValueError(
-                f"{listed([name for name, _ in bad])} can't be read, nor the other records that "
-                f"were tried in their place. {first}"
+                f"{listed([name for name, _ in bad])} can't be read, and neither can the "
+                f"records that were tried in their place. {first}"
             ) from first
         for row, (sample, (values, place)) in chosen.items():
             samples[row] = sample

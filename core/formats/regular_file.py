@@ -1,4 +1,4 @@
-"""`regular_file`: opens a local file whose headers are checked."""
+"""`regular_file`: opens a local file, and rejects FIFOs, sockets and devices."""
 
 from __future__ import annotations
 

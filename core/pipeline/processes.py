@@ -280,7 +280,7 @@ class Agreement:
         Raises:
             ProcessError: If a process did. The other processes are notified.
         """
-        self.retract_move()  # of a move that was interrupted or refused
+        self.retract_move()  # the move was interrupted or refused
         if threading.current_thread() is not threading.main_thread():
             return
         for key, text in _client().key_value_dir_get(f"{self._prefix}/moves/{self._round}/"):

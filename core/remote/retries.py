@@ -331,7 +331,7 @@ def _warn(url: str, waited: float, seconds: float, error: Exception, options: Op
     if waited > _QUIET and now - _last_warning > _REPEATED:
         _last_warning = now
         _log.warning(
-            "%s: no answer for %.0f s. It is requested again for up to %.0f s. %s",
+            "%s: no answer for %.0f s. It is requested for up to %.0f s. The last error: %s",
             printable(url),
             waited,
             seconds,

@@ -158,8 +158,8 @@ def _piece(value: Any) -> bytes:
 def _jsonable(value: Any) -> Any:
     """Returns a JSON value for a value that JSON lacks.
 
-    Of other types than NumPy's, bytes and sets, it is the name, since a repr may contain an
-    address.
+    For other types than those of NumPy, bytes and sets, returns the name of the type, since a repr
+    may contain an address.
     """
     if isinstance(value, (np.ndarray, np.generic)):
         return [value.dtype.str, value.shape, value.tolist()]

@@ -266,8 +266,8 @@ def move_text(name: str, moved: int, process: int, batches: int, position: str) 
     count = "1 batch" if batches == 1 else f"{batches} batches"
     return (
         f"process {moved} moved the iterator {name} to {position}, by seek(), skip(), reset() or "
-        f"set_state(), {count} after the processes were compared, but process {process} requests "
-        "its next batch without moving. Move the iterator in every process, to one position"
+        f"set_state(), {count} after the processes were compared, but process {process} did not. "
+        "Call it in every process, after the same batch and with the same position"
     )
 
 

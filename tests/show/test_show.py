@@ -205,7 +205,7 @@ def test_padding_is_hatched(pictures):
     assert last.valid.tolist() == [True, True, False, False, False]
     found = parsed(page)
     assert found.classes("figure").count("padding") == 3 * 4  # in each of the outputs
-    assert "3 of 5 samples are padding by the mask: they are hatched." in found.texts
+    assert "3 of 5 samples are padding (the mask is False): they are hatched." in found.texts
 
 
 def episodes(count=3):

@@ -38,8 +38,8 @@ def frames_at(path: str, times: Sequence[float], tolerance: float, fps: float) -
         return
     if turn := turn_of(path):  # its errors are OSErrors, unlike some of FFmpeg
         raise ValueError(
-            f"its frames are {turn} for display. Convert it, so that they are stored as they are "
-            "displayed: ffmpeg -i video.mp4 upright.mp4"
+            f"its frames are {turn} for display. Store them upright, by ffmpeg -i video.mp4 "
+            "upright.mp4"
         )
     try:
         with av.open(path) as container:
