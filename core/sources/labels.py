@@ -68,7 +68,7 @@ def class_names(classes: Any) -> tuple[str, ...]:
         )
     if not names:
         raise ValueError(
-            f"classes={printable_repr(classes, 60)} is empty. Pass a list such as "
+            f"classes={printable_repr(classes, 60)} has no names of classes. Pass a list such as "
             "['cat', 'dog'], "
             "or a source with class directories"
         )

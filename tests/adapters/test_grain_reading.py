@@ -348,7 +348,7 @@ def test_impossible_positions_are_refused_without_effect():
     state = iterator.get_state()
     # Three batches after the start, or three records: the parent's states look the same.
     other = iter(source().to_iter_dataset().pipe(transform())).get_state()
-    wrong = [dict(skip=B), dict(skip=-1), dict(failed="a"), dict(failed=["1"])]
+    wrong = [dict(skip=-1), dict(failed="a"), dict(failed=["1"])]
     for bad in (other, *(crafted(FORM, state, **change) for change in wrong)):
         with pytest.raises(ValueError, match="damaged: |reads: records -> lists"):
             iterator.set_state(bad)

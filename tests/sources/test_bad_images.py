@@ -68,7 +68,7 @@ def test_a_set_without_a_usable_image_names_files(tmp_path, on_error):
     make = data_iterator(lambda data: fn.decoders.image(data), ["x"], mask="mask", shuffle=False)
     iterator = make(source=sources.Files(str(tmp_path)), batch_size=4, on_error=on_error)
     for _ in range(2):  # no batch is lost
-        words = r"00.jpg, .*01.jpg, .*02.jpg, .*03.jpg can't be read, nor .* decoders: GIF$"
+        words = r"00.jpg, .*01.jpg, .*02.jpg, .*03.jpg can't be read, and neither .* decoders: GIF$"
         with pytest.raises(ValueError, match=words):
             next(iterator)
 
