@@ -1,4 +1,4 @@
-"""Reads the tracks of video files: their codecs, and how players turn their frames.
+"""Reads the tracks of video files: their codecs, and how players rotate their frames.
 
 The formats are MP4 with its relatives (MOV, 3GP, M4A), Matroska with WebM, AVI and IVF. Damaged
 files have no tracks here, because the decoder reports them.
@@ -37,14 +37,14 @@ class Track(NamedTuple):
         kind: "video" or "sound".
         codec: The file's name of the codec in lower case, such as "avc1", "v_vp9" or "mp4v.20".
             Sounds in AVI have numbers, such as "..0055".
-        turn: How players turn the frames, such as "rotated by 90 degrees clockwise"; "" if
-            they do not.
+        rotation: The rotation of the frames for display, such as "rotated by 90 degrees clockwise";
+            "" if there is none.
         enabled: Whether players show the track by default.
     """
 
     kind: str
     codec: str
-    turn: str = ""
+    rotation: str = ""
     enabled: bool = True
 
 

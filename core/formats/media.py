@@ -131,8 +131,8 @@ def media_fault(value: Any, media_input: MediaInput) -> str:
         return ""
 
 
-def turn_of(path: str) -> str:
-    """Returns how players turn the frames of a local video, e.g. "mirrored"; "" if they do not.
+def rotation_of(path: str) -> str:
+    """Returns the rotation of a local video for display, e.g. "mirrored"; "" if there is none.
 
     Raises:
         OSError: If the file can't be opened.
@@ -140,7 +140,7 @@ def turn_of(path: str) -> str:
     """
     with regular_file(os.fsencode(path)) as (file, size):
         _, tracks = read_tracks(lambda at, count: os.pread(file, count, at), size)
-    return next((track.turn for track in _shown(tracks) if track.turn), "")
+    return next((track.rotation for track in _shown(tracks) if track.rotation), "")
 
 
 def _fault(read: Read, size: int, media_input: MediaInput) -> str:
@@ -156,11 +156,11 @@ def _fault(read: Read, size: int, media_input: MediaInput) -> str:
         faults = [_codec_fault(name, device) for name in names]
         if faults and all(faults):
             return f"{UNSUPPORTED}{faults[0]}"
-    turn = next((track.turn for track in videos if track.turn), "")
-    if not turn:
+    rotation = next((track.rotation for track in videos if track.rotation), "")
+    if not rotation:
         return ""
     return (
-        f"its frames are {turn} for display, which DALI's decoders ignore. To store the frames "
+        f"its frames are {rotation} for display, which DALI's decoders ignore. To store the frames "
         f"as they are displayed, {_TO_VIDEO}. To decode them as they are stored, pass "
         "fn.copy(data) to the decoder instead of data"
     )

@@ -31,7 +31,7 @@ from ..pipeline.reader import (
     check_shards,
     epochs_of,
     graph_operators,
-    warn_of_turned_videos,
+    warn_of_rotated_videos,
 )
 from ..pipeline.runner import (
     Outputs,
@@ -529,7 +529,7 @@ class ReaderEngine(EpochEngine[Position]):
         if not self.shards:
             check_shards(pipelines, config, self._data_shards, factory)
             check_orders(pipelines, factory)
-            warn_of_turned_videos(pipelines[0])
+            warn_of_rotated_videos(pipelines[0])
             if plan is None:
                 check_epochs(pipelines, config, factory)
         elif plan and self.plan and plan.num_samples != self.plan.num_samples:

@@ -10,7 +10,7 @@ from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..config import IteratorConfig
-from ..formats.media import turn_of
+from ..formats.media import rotation_of
 from ..formats.spread import spread
 from ..messages.printable import printable
 from ..messages.user_warnings import warn_user, warn_user_once
@@ -323,8 +323,8 @@ def _text(order: Mapping[str, Any]) -> str:
     return f"{order['number of samples']:,} samples, {shuffling}"
 
 
-def warn_of_turned_videos(pipeline: Pipeline) -> None:
-    """Warns if a video reader of a graph reads a video whose frames players turn.
+def warn_of_rotated_videos(pipeline: Pipeline) -> None:
+    """Warns if a video reader of a graph reads a video whose frames players rotate.
 
     A source raises an error for such a video, but a reader reads the files itself.
     """
@@ -336,12 +336,12 @@ def warn_of_turned_videos(pipeline: Pipeline) -> None:
         files = reader_files.video_files(getattr(operator, "_init_args", {}))
         for number in spread(len(files), _MOST_VIDEOS).tolist():
             try:
-                turn = turn_of(files[number])
+                rotation = rotation_of(files[number])
             except (OSError, ValueError):  # the reader reports the file
                 continue
-            if turn:
+            if rotation:
                 warn_user(
-                    f"the frames of {printable(files[number])} are {turn} for display, which "
+                    f"the frames of {printable(files[number])} are {rotation} for display, which "
                     f"{operator_name(instance)} ignores. To store the frames as they are "
                     "displayed, convert such videos, e.g. by ffmpeg -i video.mp4 -c:v libvpx-vp9 "
                     "video.webm"

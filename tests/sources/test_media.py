@@ -1,4 +1,4 @@
-"""Videos and sounds that DALI's decoders can't decode, or whose frames players turn."""
+"""Videos and sounds that DALI's decoders can't decode, or whose frames players rotate."""
 
 import io
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...environment.extras import extra
-from ...formats.media import turn_of
+from ...formats.media import rotation_of
 
 # Seconds by which to seek further back if the first decoded frame is after the wanted frame:
 # decoders drop frames that depend on frames before a key frame.
@@ -36,9 +36,9 @@ def frames_at(path: str, times: Sequence[float], tolerance: float, fps: float) -
 
     if not len(times):
         return
-    if turn := turn_of(path):  # its errors are OSErrors, unlike some of FFmpeg
+    if rotation := rotation_of(path):  # its errors are OSErrors, unlike some of FFmpeg
         raise ValueError(
-            f"its frames are {turn} for display. Store them upright, by ffmpeg -i video.mp4 "
+            f"its frames are {rotation} for display. Store them upright, by ffmpeg -i video.mp4 "
             "upright.mp4"
         )
     try:
