@@ -49,7 +49,7 @@ URLS = {
     "zip:///a?b/https://bob:SECRET@h/x": "zip:///a?b/https://...@h/x",
     "simplecache::https://bob:SECRET@h/x?k=SECRET": "simplecache::https://...@h/x?k=...",
     "https://bob:SECRET@h/{000..127}.tar?k=SECRET": "https://...@h/{000..127}.tar?k=...",
-    "/work/https:/bob:SECRET@h.com/a?k=SECRET": "/work/https:/...@h.com/a?k=...",  # of pathlib
+    "/data/https:/bob:SECRET@h.com/a?k=SECRET": "/data/https:/...@h.com/a?k=...",  # of pathlib
 }
 PLAIN = (
     "/data/user@host.jpg",
