@@ -134,7 +134,7 @@ class ByteRecords(BaseSource):
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
         """Returns fields of some records; see `dalijax.sources.Source`."""
-        self._check_intact(indices)
+        self._check_intact(indices, names)
         arrays = self._index.arrays
         ranges = self._in_files(names)
         columns: dict[str, Values] = {
@@ -161,8 +161,8 @@ class ByteRecords(BaseSource):
                 columns[name] = decoded
         return {name: columns[name] for name in names}
 
-    def _check_intact(self, indices: Indices) -> None:
-        """Raises ValueError if a record had a wrong checksum when it was indexed."""
+    def _check_intact(self, indices: Indices, names: Sequence[str]) -> None:
+        """Raises ValueError if a record, or one of the named fields, was damaged when indexed."""
         damaged = self._are_damaged(indices)
         if damaged.any():
             raise self._damaged(int(indices[np.argmax(damaged)]))

@@ -204,7 +204,7 @@ class RLDS(ByteRecords):
             raise ValueError(
                 f"{feature!r} contains images, which stay in the files. Read them by read()"
             )
-        self._check_intact(np.arange(len(self)))
+        self._check_intact(np.arange(len(self)), [])
         rows = index.arrays[f"{feature}.value"]
         if self._selected is not None and is_of_steps(feature):
             rows = rows[self._selected]
@@ -427,8 +427,7 @@ def _offsets(name: str, offsets: Any) -> tuple[tuple[int, ...], bool]:
     ):
         raise TypeError(
             f"fields[{name!r}] has the steps {printable_repr(offsets)}. Pass an integer such as "
-            "-1, or a "
-            "window such as range(16)"
+            "-1, or a window such as range(16)"
         )
     if not numbers:
         raise ValueError(f"fields[{name!r}] has an empty window, {printable_repr(offsets)}")

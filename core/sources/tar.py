@@ -166,15 +166,17 @@ class Tar(ByteRecords):
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
         """Returns fields of some records; see `dalijax.sources.Source`."""
-        for name in names:
-            damaged = self._index.arrays.get(f"{name}.damaged")
-            if damaged is not None and damaged[indices].any():
-                raise self._bad_number(name, int(indices[np.argmax(damaged[indices])]))
         columns = super().read(indices, [name for name in names if name not in self._described])
         for name in names:
             if name in self._described:
                 columns[name] = self._described[name](self, indices)
         return columns
+
+    def _check_intact(self, indices: Indices, names: Sequence[str]) -> None:
+        for name in names:
+            damaged = self._index.arrays.get(f"{name}.damaged")
+            if damaged is not None and damaged[indices].any():
+                raise self._bad_number(name, int(indices[np.argmax(damaged[indices])]))
 
     def _bad_number(self, name: str, index: int) -> ValueError:
         """Returns the error about a record whose field ``name`` is not an integer."""
