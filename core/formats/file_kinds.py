@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import stat
 from typing import Any
+
+from .regular_file import regular_file
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _MOST_POINTER = 1024  # bytes; git-lfs does not write larger pointers
@@ -55,6 +56,11 @@ def is_tar(head: bytes) -> bool:
     return head[257:262] == b"ustar"
 
 
+def may_be_pointer(size: int) -> bool:
+    """Returns whether a file of some size, in bytes, is small enough for a git-lfs pointer."""
+    return size < _MOST_POINTER
+
+
 def pointer_fault(data: Any) -> str:
     """Returns the fix if a file's content is a git-lfs pointer to the content; otherwise "".
 
@@ -63,18 +69,14 @@ def pointer_fault(data: Any) -> str:
     Args:
         data: The content, with the buffer protocol.
     """
-    is_pointer = len(data) < _MOST_POINTER and bytes(data[: len(_POINTER)]) == _POINTER
+    is_pointer = may_be_pointer(len(data)) and bytes(data[: len(_POINTER)]) == _POINTER
     return _LFS_FAULT if is_pointer else ""
 
 
 def file_fault(path: str | bytes) -> str:
     """Returns the result of `pointer_fault` for a local file; "" if the file can't be read."""
     try:
-        status = os.stat(path)
-        # Opening a FIFO would wait.
-        if not stat.S_ISREG(status.st_mode) or status.st_size >= _MOST_POINTER:
-            return ""
-        with open(path, "rb", buffering=0) as file:
-            return pointer_fault(file.read(_MOST_POINTER))
-    except (OSError, ValueError):  # ValueError: a NUL byte in the path
+        with regular_file(os.fsencode(path)) as (file, size):
+            return pointer_fault(os.pread(file, size, 0)) if may_be_pointer(size) else ""
+    except (OSError, ValueError):  # ValueError: not a regular file
         return ""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .decoder_windows import Window
-from .file_kinds import file_fault, pointer_fault
+from .file_kinds import file_fault, may_be_pointer, pointer_fault
 from .header_values import OutsideImage, Unsupported
 from .image_headers import (
     TURNED,
@@ -154,11 +154,13 @@ def special_file(path: Any) -> str:
     """
     name = bytes(path).partition(b"\0")[0]
     try:
-        mode = os.stat(name).st_mode
+        status = os.stat(name)
     except (OSError, ValueError):
         return ""  # reading the file raises the reason
-    is_file = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
-    return file_fault(name) if is_file else "it is a FIFO, a socket or a device, and not a file"
+    if stat.S_ISREG(status.st_mode):
+        return file_fault(name) if may_be_pointer(status.st_size) else ""
+    is_folder = stat.S_ISDIR(status.st_mode)
+    return "" if is_folder else "it is a FIFO, a socket or a device, and not a file"
 
 
 def look_at(data: Any, image_input: ImageInput = _RGB) -> Look:
