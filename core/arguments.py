@@ -143,6 +143,20 @@ def refuse_sources(name: str, args: Sequence[Any]) -> None:
             )
 
 
+def call_fault(function: Callable[..., Any], *arguments: Any) -> str:
+    """Returns why a function can't be called with some positional arguments; "" if it can.
+
+    Returns "" also for functions in C without a signature.
+    """
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        return str(error)
+    except ValueError:
+        pass
+    return ""
+
+
 def refuse_positional(name: str, args: Sequence[Any]) -> None:
     """Rejects positional arguments after the iterator function of an adapter.
 

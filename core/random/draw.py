@@ -9,7 +9,6 @@ the first run has shown what the graph draws (`core.feeding.read_rows`).
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from nvidia.dali import Pipeline, fn
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..arguments import knows_its_names
+from ..arguments import call_fault, knows_its_names
 from ..dtypes import as_dtype, dali_type
 from ..messages import replacements
 from .hashing import Bits, column_keys, uniform
@@ -498,15 +497,11 @@ class Draw:
             ValueError: If the name is taken, or the draw's own graph is not being defined.
             TypeError: If the sizes of the images are unknown.
         """
-        try:
-            inspect.signature(function).bind(None, None)
-        except TypeError as error:
+        if fault := call_fault(function, None, None):
             raise TypeError(
-                f"the function of a draw is called with (u, sizes), uniform numbers [rows, columns]"
-                f" and image sizes: {error}. Write e.g. lambda u, sizes: u"
-            ) from None
-        except ValueError:  # a function in C without a signature
-            pass
+                "the function of a draw is called with (u, sizes), uniform numbers [rows, columns] "
+                f"and image sizes: {fault}. Write e.g. lambda u, sizes: u"
+            )
         return self._compute_outputs(
             lambda u, sizes: (function(u, sizes),),
             [(shape, dtype)],

@@ -16,13 +16,13 @@ and which `core.sources.wrapper.Wrapper` passes on:
 from __future__ import annotations
 
 import collections
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arguments import call_fault
 from ..formats.field import Field
 from ..formats.image_size import image_size, path_size
 from ..messages import replacements
@@ -137,12 +137,8 @@ def check_source(source: Source) -> None:
     for method, call in _METHODS.items():
         if getattr(type(source), method, None) in (None, getattr(Source, method)):
             raise TypeError(f"{name} has no method {method}. Define {call}")
-    try:
-        inspect.signature(source.read).bind(np.zeros(1, np.int64), list(fields))
-    except TypeError as error:
-        raise TypeError(f"read of {name}: {error}. Define {_METHODS['read']}") from None
-    except ValueError:  # a function in C without a signature
-        pass
+    if fault := call_fault(source.read, np.zeros(1, np.int64), list(fields)):
+        raise TypeError(f"read of {name}: {fault}. Define {_METHODS['read']}")
     if not len(source):
         raise ValueError(f"{name} has no records: its len() is 0. Check the data that it reads")
 
