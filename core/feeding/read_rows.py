@@ -112,13 +112,13 @@ def _checked(source: Source, count: int, names: Sequence[str], columns: Any) -> 
             raise ValueError(
                 f"{call()} returned {has} values of {name!r}: return one for each record"
             )
-    listed = {name: _listed(columns[name]) for name in names}
-    for name, column in listed.items():
+    lists = {name: _listed(columns[name]) for name in names}
+    for name, column in lists.items():
         try:
             check_unmasked([column] if isinstance(column, np.ndarray) else column)
         except UnfitValueError as error:
             raise ValueError(f"{call()} returned {name!r}, but {error}") from None
-    return listed
+    return lists
 
 
 def _listed(values: Values) -> Values:

@@ -182,9 +182,8 @@ class Agreement:
         self._has_offered = False
         self._failure_keys: list[str] = []  # keys of errors sent to other processes
         self._settled = ""  # the number of the last comparison
-        self._round = (
-            ""  # the comparison since which the engine counts batches; "" before the first
-        )
+        # The comparison since which the engine counts batches; "" before the first.
+        self._round = ""
         self._move_key = ""  # key of this process's move since the round, if any
         group = "-".join(map(str, processes))
         self._prefix = f"dalijax/{digest(group.encode())}"

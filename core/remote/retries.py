@@ -270,11 +270,6 @@ def misconfigured(url: str, error: Exception, options: Options) -> RemoteError:
     )
 
 
-def ignores_ranges(url: str) -> RemoteError:
-    """Returns the error about a server that does not support range requests."""
-    return RemoteError(f"{printable(url)}: {_RANGES}")
-
-
 def wrong_answer(error: Exception) -> str:
     """Returns a description of a wrong answer of a server, with a remedy; "" for other errors.
 

@@ -101,29 +101,14 @@ class Version(NamedTuple):  # created faster than a dataclass; a data set has th
             return ""
         if self.size != other.size:
             return f"{self.size:,} -> {other.size:,} bytes"
-        before = {"ETag": self.etag, "Last-Modified": self.date}
-        change = named_change(before, {"ETag": other.etag, "Last-Modified": other.date})
-        if change is None and self.etag is not None:
-            return f"ETag {self.etag!r:.80} -> none"
-        return change or ""
-
-
-def named_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Returns in words how the ETag or date differs; "" if it is equal, None if unknown.
-
-    Dates are compared only if an ETag is missing, because the servers of a site may have different
-    dates.
-
-    Args:
-        before: Names and values of the version, such as HTTP headers.
-        now: Names and values of the other version.
-    """
-    for name in ("ETag", "Last-Modified"):
-        values = before.get(name), now.get(name)
-        if values[0] is not None and values[1] is not None:
-            is_equal = without_weakness(values[0]) == without_weakness(values[1])
-            return "" if is_equal else f"{name} {values[0]!r:.80} -> {values[1]!r:.80}"
-    return None
+        # Dates are compared only if an ETag is missing, because the servers of a site may have
+        # different dates.
+        dates = "Last-Modified", self.date, other.date
+        for name, before, now in (("ETag", self.etag, other.etag), dates):
+            if before is not None and now is not None:
+                is_equal = without_weakness(before) == without_weakness(now)
+                return "" if is_equal else f"{name} {before!r:.80} -> {now!r:.80}"
+        return "" if self.etag is None else f"ETag {self.etag!r:.80} -> none"
 
 
 def without_weakness(etag: Any) -> str:

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 from nvidia.dali import Pipeline
 
 from ..formats import protobuf
@@ -76,9 +77,7 @@ def operators_of(pipeline: Pipeline) -> list[Operator]:
 
 def operator_inputs(operator: Any) -> list[Any]:
     """Returns the inputs of an operator as a flat list; DALI nests several sets of inputs."""
-    return [
-        n for inputs in operator.inputs for n in (inputs if isinstance(inputs, list) else [inputs])
-    ]
+    return jax.tree.leaves(operator.inputs)
 
 
 def file_inputs(operators: Sequence[Operator]) -> dict[str, FileInput]:

@@ -159,25 +159,6 @@ def source_batch_map():
     return delivered(over_source(batch_map=[double] if LAST else []))
 
 
-class Unidentified(sources.Source):
-    """A source without an identity, of which some records can't be read."""
-
-    def __init__(self, version):
-        self.fields = {"x": sources.Field(np.int32)}
-        self._version = version
-
-    def __len__(self):
-        return 21
-
-    def read(self, indices, names):
-        if 3 in indices:
-            raise OSError("record 3 can't be read")
-        return {"x": [np.int32(index + self._version) for index in indices]}
-
-    def identity(self):
-        raise NotImplementedError
-
-
 class Versioned(sources.Source):
     """A source with an identity of its own."""
 
@@ -193,6 +174,18 @@ class Versioned(sources.Source):
 
     def identity(self):
         return f"a data set of numbers, version {self._version}"
+
+
+class Unidentified(Versioned):
+    """A source without an identity, of which some records can't be read."""
+
+    def read(self, indices, names):
+        if 3 in indices:
+            raise OSError("record 3 can't be read")
+        return {"x": [np.int32(index + self._version) for index in indices]}
+
+    def identity(self):
+        raise NotImplementedError
 
 
 def differing_sources():
