@@ -55,9 +55,8 @@ class ReportInput(periodic_actions.PeriodicAction):
     ):
         if not callable(getattr(iterator, "watch", None)):
             raise TypeError(
-                f"ReportInput requires an iterator of dalijax, not "
-                f"{printable_repr(iterator, 60)}. Pass the "
-                "iterator that the loop takes its batches from"
+                f"ReportInput requires an iterator of dalijax, not {printable_repr(iterator, 60)}. "
+                "Pass the iterator that the loop takes its batches from"
             )
         steps = set(on_steps or ())
         if num_train_steps is not None:

@@ -74,8 +74,8 @@ def _text_as_bytes(path: Sequence[Any], array: Any) -> Any:
         if not isinstance(value, (str, bytes)):
             raise TypeError(
                 f"to_tf_dataset() only supports text, but {path[-1].key!r} has "
-                f"{printable_repr(value, 60)}. "
-                "Convert it to text in the source, e.g. by json.dumps(value), or omit the field"
+                f"{printable_repr(value, 60)}. Convert it to text in the source, e.g. by "
+                "json.dumps(value), or omit the field"
             )
         if isinstance(value, str):
             value = value.encode(errors="surrogateescape")

@@ -398,8 +398,7 @@ def stacked(values: Sequence[Any], name: str) -> Any:
             if not isinstance(value, Mapping) or set(value) != set(first):
                 raise ValueError(
                     f"{name!r} of record {place} of the batch is {printable_repr(value, 60)}, "
-                    "without the "
-                    f"keys {sorted(first)} of the first record. Make the records alike"
+                    f"without the keys {sorted(first)} of the first record. Make the records alike"
                 )
         return {k: stacked([v[k] for v in values], f"{name}/{k}") for k in first}
     if isinstance(first, (tuple, list)):

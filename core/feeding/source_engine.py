@@ -461,8 +461,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             raise StateError(
                 f"{changing} changes at each read, so that no state can restore its batches: "
                 f"{printable_repr(self._source)} draws random numbers, or depends on the time or "
-                "on earlier "
-                "reads. Draw random numbers in the graph instead, by draw.uniform() or "
+                "on earlier reads. Draw random numbers in the graph instead, by draw.uniform() or "
                 "dalijax.augment. To resume only the order of the records, save the step and call "
                 "seek_step(step)"
             )

@@ -186,8 +186,7 @@ def _operand_advice(error: Exception) -> str:
                 return _NO_DRAW
             return (
                 f"The other operand is {printable_repr(operand)}. Operands must be DataNodes, "
-                "numbers or "
-                "NumPy arrays"
+                "numbers or NumPy arrays"
             )
     return ""
 

@@ -30,8 +30,7 @@ def check_fields(fields: Any, parts: str, example: str) -> None:
         if not isinstance(name, str) or not name:
             raise TypeError(
                 f"the names of fields must be strings, not {printable_repr(name)}. fields maps "
-                "them to "
-                f"{parts}, as in {example}"
+                f"them to {parts}, as in {example}"
             )
 
 

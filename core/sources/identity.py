@@ -93,8 +93,7 @@ def stated_identity(source: Source) -> str:
     if not isinstance(identity, str) or not identity:
         raise StateError(
             f"{name}.identity() returned {printable_repr(identity, 60)}. It must return a string "
-            "that identifies "
-            "the records, such as a name with a version"
+            "that identifies the records, such as a name with a version"
         )
     return identity
 

@@ -69,8 +69,7 @@ def class_names(classes: Any) -> tuple[str, ...]:
     if not names:
         raise ValueError(
             f"classes={printable_repr(classes, 60)} has no names of classes. Pass a list such as "
-            "['cat', 'dog'], "
-            "or a source with class directories"
+            "['cat', 'dog'], or a source with class directories"
         )
     name, count = Counter(names).most_common(1)[0]
     if count > 1:

@@ -37,8 +37,7 @@ class Selection(Wrapper):
         if hasattr(source, "order"):
             raise TypeError(
                 f"Selection can't take {printable_repr(source)}: select records of its sources, "
-                "and mix the "
-                "selections"
+                "and mix the selections"
             )
         self._records = selected_records(records, len(source))
 

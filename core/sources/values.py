@@ -95,8 +95,7 @@ def without_type(value: Any) -> str:
     if isinstance(value, Mapping):
         return (
             f"it is a dict with the keys {printable_repr(list(value))}. Name a part of it, as "
-            "Records does "
-            "by fields={'data': 'image/bytes'}"
+            "Records does by fields={'data': 'image/bytes'}"
         )
     if is_empty(value):
         return (
