@@ -3,8 +3,9 @@
 The texts of the pages are in benchmarks/pages. This program replaces each comment
 ``<!-- run: MACHINE-NAME; columns: A / B; rows: REGEX -->`` by the newest run with this name on this
 kind of machine: its table, its plot, its date and machine, and its command. Without ``columns`` or
-``rows``, the table has all of them; the JSON file always does. A run with several tables has
-``tables: 2 3`` for these tables alone, and ``tables: none`` for the rest::
+``rows``, the table has all of them; the JSON file always does. ``without: REGEX`` leaves out rows
+with a matching cell. A run with several tables has ``tables: 2 3`` for these tables alone, and
+``tables: none`` for the rest::
 
     python benchmarks/page.py
 """
@@ -114,7 +115,7 @@ def shown(cell: str) -> str:
     return re.sub(r"(?<=\d) to (?=-?\d)", "\N{EN DASH}", cell)
 
 
-def select(printed: Mapping[str, Any], columns: Sequence[str], rows: str) -> str:
+def select(printed: Mapping[str, Any], columns: Sequence[str], rows: str, without: str = "") -> str:
     """Returns columns of a printed table, after the columns of names, and the rows that match."""
     labels = [LABELS.get(name, name) for name in printed["columns"]]
     missing = set(columns) - set(labels)
@@ -123,13 +124,20 @@ def select(printed: Mapping[str, Any], columns: Sequence[str], rows: str) -> str
     numbers = [k for k, label in enumerate(labels) if not k or not label or label in columns]
     if not columns:
         numbers = list(range(len(labels)))
-    matching = [list(map(shown, row)) for row in printed["rows"] if re.search(rows, row[0])]
+    matching = [
+        list(map(shown, row))
+        for row in printed["rows"]
+        if re.search(rows, row[0])
+        and not (without and any(re.search(without, cell) for cell in row))
+    ]
     if not matching:
         raise ValueError(f"no row matches {rows!r}")
     return table([labels[k] for k in numbers], [[row[k] for k in numbers] for row in matching])
 
 
-def text_of(name: str, columns: Sequence[str] = (), rows: str = "", tables: str = "") -> str:
+def text_of(
+    name: str, columns: Sequence[str] = (), rows: str = "", tables: str = "", without: str = ""
+) -> str:
     """Returns the newest run of a name as Markdown, and draws its plot.
 
     Args:
@@ -138,12 +146,13 @@ def text_of(name: str, columns: Sequence[str] = (), rows: str = "", tables: str 
         rows: Pattern of the rows.
         tables: Numbers of the tables that are returned without the plot, counted from 1; "none":
             the plot without a table; empty: everything.
+        without: Pattern of cells whose rows are left out; empty: none.
     """
     path = newest(name)
     run = json.loads(path.read_text())
     numbers = map(int, tables.replace("none", "").split())
     chosen = [run["tables"][number - 1] for number in numbers] if tables else run["tables"]
-    printed = [select(part, columns, rows) for part in chosen]
+    printed = [select(part, columns, rows, without) for part in chosen]
     if chosen and tables:
         return "\n\n".join(printed)
     picture = f"pictures/benchmark-{name}.svg"
@@ -164,7 +173,7 @@ def replace(match: re.Match[str]) -> str:
     """Returns the text of a comment of a page."""
     options = dict(part.strip().split(": ", 1) for part in match[1].split(";"))
     columns = [name.strip() for name in options.get("columns", "").split(" / ")]
-    chosen = options.get("rows", ""), options.get("tables", "")
+    chosen = [options.get(name, "") for name in ("rows", "tables", "without")]
     return text_of(options["run"], list(filter(None, columns)), *chosen)
 
 
