@@ -5,6 +5,7 @@ The images are in a folder with one folder for each class, and the examples read
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -91,6 +92,11 @@ def make_images(cache: Path, count: int, sides: tuple[int, int] = (80, 220), see
             if not folder.is_dir():  # otherwise another process has created it
                 raise
     return folder
+
+
+def draw_folder(folder: str | Path, count: int = 300) -> None:
+    """Draws a folder with one folder of JPEGs for each shape, such as imagenet/train."""
+    shutil.copytree(make_images(CACHE, count), folder, dirs_exist_ok=True)
 
 
 def split(folder: Path) -> tuple[list[str], Files, Files]:

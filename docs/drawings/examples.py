@@ -15,9 +15,8 @@ from PIL import Image
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 BATCHES = ("arrays", "audio", "image_text", "robot", "video")
-# The other steps of the tutorial draw the same images, or speeds of this machine.
-STEPS = ("quick_start", "plain_call", "length_and_loops", "random_shuffling", "augmentations")
-STEPS += ("multiple_devices",)
+# Steps of the tutorial. The other steps draw the same images, or speeds of this machine.
+STEPS = ("random_shuffling", "augmentations", "multiple_devices")
 
 
 def run(example: str, folder: str) -> pathlib.Path:

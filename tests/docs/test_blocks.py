@@ -5,13 +5,10 @@ import os
 import pathlib
 import re
 import shlex
-import shutil
 
 import pytest
 import tomllib
 from forks import run_fork
-from images import make_images
-from shared import shared
 
 from full import FULL
 from pages import PAGES, ROOT, Page, commands, words
@@ -32,25 +29,12 @@ TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MUL
 each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 
 
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory):
-    """A folder with the images that most pages draw."""
-
-    def draw():
-        folder = tmp_path_factory.mktemp("drawn")
-        make_images(folder, count=300)
-        return str(folder)
-
-    return shared(tmp_path_factory, "images_of_pages", draw)
-
-
 @pytest.mark.slow
 @each_page
-def test_its_blocks_run(path, tmp_path, drawn):
+def test_its_blocks_run(path, tmp_path):
     """In a single namespace and an empty folder, on 8 CPU devices, as a separate program.
 
-    Images that another page has drawn are copied. `make test-full` runs each page in a new process,
-    which draws its images.
+    `make test-full` runs each page in a new process.
     """
     page = Page(path)
     code = page.program()
@@ -71,8 +55,6 @@ def test_its_blocks_run(path, tmp_path, drawn):
     if FULL:
         done = run_python(program, cwd=tmp_path / "scratch", env=env)
     else:
-        if "make_images" in code or "page_data" in code:
-            shutil.copytree(drawn, tmp_path / "scratch" / "drawn")
         done = run_fork(program, modules=slow_modules(code), cwd=tmp_path / "scratch", env=env)
     printed = iter((done.stdout + done.stderr).splitlines())
     for block in page.outputs():  # each line of the page after the previous line

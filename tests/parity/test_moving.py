@@ -3,14 +3,14 @@
 import runpy
 
 import numpy as np
-from page_data import draw_folder
+from images import draw_folder
 
 from pages import DOCS, NOT_RUN, Page
 
 
 def test_pytorch_and_jax_train_on_the_same_batches(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    draw_folder()
+    draw_folder("imagenet/train")
     page = Page(DOCS / "moving" / "pytorch-dali.md")
     _, graph, before, after = [b for b in page.blocks if b.language == "python"]
     assert before.lines[0].startswith(NOT_RUN)

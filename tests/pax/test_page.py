@@ -3,7 +3,8 @@
 import runpy
 
 import numpy as np
-from page_data import TRAIN, draw_folder, train
+from images import draw_folder
+from page_data import TRAIN, train
 from praxis import pax_fiddle
 
 from pages import DOCS, NOT_RUN, Page
@@ -11,7 +12,7 @@ from pages import DOCS, NOT_RUN, Page
 
 def test_the_page_trains_and_evaluates(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    draw_folder()  # 300 images
+    draw_folder(TRAIN)  # 300 images
     TRAIN.with_name("val").symlink_to(TRAIN.name)
     (block,) = [b for b in Page(DOCS / "pax.md").blocks if b.language == "python"]
     assert block.lines[0].startswith(NOT_RUN)

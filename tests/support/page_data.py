@@ -1,19 +1,12 @@
-"""Data of pages whose blocks need another environment: a folder of images, and a graph."""
+"""The graph of docs/pax.md, whose block needs another environment, and its folder of images."""
 
 import pathlib
-import shutil
 
-from images import make_images
 from nvidia.dali import fn
 
 from dalijax import data_iterator
 
 TRAIN = pathlib.Path("imagenet/train")
-
-
-def draw_folder(count=300):
-    """Draws imagenet/train: a folder of images for each class."""
-    shutil.copytree(make_images(pathlib.Path("drawn"), count=count), TRAIN)
 
 
 @data_iterator(output_map=["images", "labels"], reader_name="reader", mask="mask")
