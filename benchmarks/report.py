@@ -72,6 +72,8 @@ def machine() -> dict[str, Any]:
                 "datasets",
                 "cv2",
                 "tensorflow",
+                "torch",
+                "torchvision",
                 "librosa",
                 "soundfile",
                 "av",
