@@ -420,16 +420,18 @@ def test_many_tars_do_not_stay_open(tmp_path, monkeypatch):
 
 
 def test_tars_are_not_kept_open_while_others_are_indexed(tmp_path):
-    paths = [write_tar(tmp_path / f"{k}.tar", samples(k, k + 1)) for k in range(60)]
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     there = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (there + 30, limits[1]))
+    count = 3 * there
+    paths = [write_tar(tmp_path / f"{k}.tar", samples(k, k + 1)) for k in range(count)]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # A source keeps files open up to half of the limit, so that another quarter remains.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4 * there, limits[1]))
     try:
         source = Tar(paths, FIELDS)
-        values = source.read(np.arange(60), ["label"])["label"]
+        values = source.read(np.arange(count), ["label"])["label"]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    np.testing.assert_array_equal(values, np.arange(60) - 3)
+    np.testing.assert_array_equal(values, np.arange(count) - 3)
 
 
 @pytest.mark.usefixtures("language")

@@ -86,10 +86,12 @@ class Kernel:
             except OSError as error:
                 return -error.errno
 
-        self._callbacks = READ(read), ADVISE(lambda *arguments: self.advised.append(arguments))
+        callbacks = READ(read), ADVISE(lambda *arguments: self.advised.append(arguments))
         functions = ctypes.CDLL(str(library))
-        for name, callback in zip(("kernel_read", "kernel_advise"), self._callbacks):
+        for name, callback in zip(("kernel_read", "kernel_advise"), callbacks):
             ctypes.c_void_p.in_dll(functions, name).value = ctypes.cast(
                 callback, ctypes.c_void_p
             ).value
-        monkeypatch.setattr(read_ranges, "_helper", read_ranges.InC(str(library)))
+        helper = read_ranges.InC(str(library))
+        helper.callbacks = callbacks  # the library has their addresses; the test may drop `self`
+        monkeypatch.setattr(read_ranges, "_helper", helper)
