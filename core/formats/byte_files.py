@@ -32,7 +32,7 @@ from ..remote.storage import Storage
 from ..remote.versions import Version, has_version, plain
 from ..workers import Result, call_each
 from .buffers import new_buffer
-from .read_ranges import checksums, read_ranges
+from .read_ranges import read_ranges
 
 _LOCAL_WINDOW = 2048  # holds the header and content of a small tar member, and the next header
 _REMOTE_WINDOW = 1 << 22
@@ -551,7 +551,7 @@ class ByteFiles:
             for row, array in zip(rows.tolist(), received, strict=True):
                 arrays[row] = array
             if self._cache is not None and (cache := self._cache.get()).stores:
-                cache.store(files[rows], offsets[rows], received, checksums(received))
+                cache.store(files[rows], offsets[rows], received)
         return arrays
 
     def _read_local(
@@ -605,9 +605,10 @@ class ByteFiles:
             opened = {number: self._copy(cache, number) for number in dict.fromkeys(numbers)}
             fds = {number: -1 if file is None else file.fd for number, file in opened.items()}
             row_fds = np.array([fds[number] for number in numbers])
-            sums = np.zeros(len(part), np.uint64)
-            counts = read_ranges(row_fds, offsets[part], sizes[part], starts[part], buffer, sums)
-            are_right = cache.are_right(files[part], offsets[part], sizes[part], counts, sums)
+            counts = read_ranges(row_fds, offsets[part], sizes[part], starts[part], buffer)
+            ends = starts[part] + sizes[part]
+            arrays = [buffer[a:b] for a, b in zip(starts[part].tolist(), ends.tolist())]
+            are_right = cache.are_right(files[part], offsets[part], arrays, counts)
             damaged.append(part[~are_right])
             for number in set(files[part[~are_right]].tolist()):
                 self._open.pop(~number, None)  # another process may have replaced the copy

@@ -16,13 +16,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..environment.extras import extra
 from ..messages.log_once import warn_once
 from ..messages.printable import printable
 from .owned_files import owned_names
 from .ranges import byte_count
 
 _MARK = "dalijax-cache-"  # an empty file marks a cache; its name ends with the version
-MARK = f"{_MARK}1"
+MARK = f"{_MARK}2"
 _RESERVE = 1 << 30  # with cache_bytes=, 1 GiB of the disk, or 1/50 if that is less, stays free
 _SHARE = 8  # all processes together may take 1/8 of the free space before it is measured again
 _STEP = 1 << 20  # bytes that a process may always store before it measures the space again
@@ -88,11 +89,14 @@ def open_cache(folder: Any, most_bytes: int | float | str | None) -> CacheFolder
         ValueError: If the folder has other files, a cache of another version, links instead of
             folders, or another owner. Also if ``most_bytes`` is invalid, or there is no folder.
         OSError: If the folder can't be created.
+        ImportError: If xxhash is not installed.
     """
     if folder is None:
         if most_bytes is not None:
             raise ValueError("cache_bytes= requires the folder of a cache: cache='/nvme/cache'")
         return None
+    with extra("remote", "xxhash, which cache= needs,"):
+        import xxhash  # noqa: F401
     text = os.fsdecode(folder)
     if "://" in text or not text:
         raise ValueError(f"cache must be a folder of a local disk, not {printable(text)!r}")

@@ -93,7 +93,11 @@ class DiskCache:
         return fold(self._objects[files], offsets, sizes)
 
     def are_right(
-        self, files: Indices, offsets: Indices, sizes: Indices, counts: Indices, checksums: Bits
+        self,
+        files: Indices,
+        offsets: Indices,
+        arrays: Sequence[NDArray[np.uint8]],
+        counts: Indices,
     ) -> NDArray[np.bool_]:
         """Returns whether each range was read completely and has the stored checksum.
 
@@ -103,14 +107,14 @@ class DiskCache:
         Args:
             files: The file of each range.
             offsets: The first byte of each range.
-            sizes: The size of each range in bytes.
+            arrays: Arrays of the sizes of the ranges, uint8, into which the ranges were read.
             counts: The number of bytes that were read of each range.
-            checksums: The checksum of the bytes that were read of each range.
 
         Returns:
             bool [ranges].
         """
-        are_right = self._journals.agree(self._objects[files], offsets, sizes, checksums)
+        sizes = np.array([array.size for array in arrays], np.int64)
+        are_right = self._journals.agree(self._objects[files], offsets, sizes, _checksums(arrays))
         are_right &= counts == sizes
         if not are_right.all():
             hashes = self._hashes(files[~are_right], offsets[~are_right], sizes[~are_right])
@@ -121,13 +125,7 @@ class DiskCache:
             )
         return are_right
 
-    def store(
-        self,
-        files: Indices,
-        offsets: Indices,
-        arrays: Sequence[NDArray[np.uint8]],
-        checksums: Bits,
-    ) -> None:
+    def store(self, files: Indices, offsets: Indices, arrays: Sequence[NDArray[np.uint8]]) -> None:
         """Stores as many of the ranges as the cache has space for.
 
         If the space is used up, or storing fails, a warning is logged, and no ranges are stored for
@@ -137,7 +135,6 @@ class DiskCache:
             files: The file of each range.
             offsets: The first byte of each range.
             arrays: The bytes of each range, as a uint8 array.
-            checksums: The checksum of each range.
         """
         if not self.stores:
             return
@@ -156,9 +153,8 @@ class DiskCache:
             if len(rows):
                 self._space.take(int(taken[num_fitting - 1]))
                 self._write(rows, files, offsets, arrays)
-                self._journals.append(
-                    self._objects[files[rows]], offsets[rows], sizes[rows], checksums[rows]
-                )
+                sums = _checksums([arrays[row] for row in rows.tolist()])
+                self._journals.append(self._objects[files[rows]], offsets[rows], sizes[rows], sums)
                 if len(self._refuted):
                     stored = self._hashes(files[rows], offsets[rows], sizes[rows])
                     self._refuted = np.setdiff1d(self._refuted, stored)
@@ -198,6 +194,18 @@ class DiskCache:
             while data:
                 count = os.pwrite(file.fd, data, offset)
                 data, offset = data[count:], offset + count
+
+
+def _checksums(arrays: Sequence[NDArray[np.uint8]]) -> Bits:
+    """Returns the checksum of each array, XXH3 of 64 bits, as uint64 [arrays].
+
+    A checksum detects damage, such as flipped bits, zeros, and bytes from another place. It does
+    not detect forgery. Journals contain checksums, so that another algorithm requires another
+    `MARK`.
+    """
+    from xxhash import xxh3_64_intdigest  # not needed for local files
+
+    return np.fromiter(map(xxh3_64_intdigest, arrays), np.uint64, len(arrays))
 
 
 def _writable(path: str) -> OpenFile:

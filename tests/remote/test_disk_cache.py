@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import stat
+import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -486,16 +487,33 @@ def test_entries_of_objects_that_were_removed(server, folder, caplog):
 def test_damaged_ranges_are_not_found_until_they_are_stored_again(folder):
     cache = DiskCache(open_cache(folder, None), NAMES)
     store(cache, range(5))
-    files, offsets, _, checksums = parts_of(range(5))
+    files, offsets, arrays = parts_of(range(5))
     sizes = SIZES[:5]
     assert len(cache.find(files, offsets, sizes)) == 5
-    # The checksum of the first range is 0, like that of memory into which nothing was read.
-    checksums[1] += np.uint64(9)
-    right = cache.are_right(files, offsets, sizes, sizes - [1, 0, 0, 0, 0], checksums)
+    arrays[1] = arrays[1] ^ np.uint8(9)
+    right = cache.are_right(files, offsets, arrays, sizes - [1, 0, 0, 0, 0])
     assert right.tolist() == [False, False, True, True, True]
     assert cache.find(files, offsets, sizes).tolist() == [2, 3, 4]
     store(cache, [1])
     assert cache.find(files, offsets, sizes).tolist() == [1, 2, 3, 4]
+
+
+def test_checksums_are_part_of_the_format(folder):
+    """Entries of journals of another algorithm would not be found; see `MARK`."""
+    cache = DiskCache(open_cache(folder, None), NAMES)
+    zero = np.zeros(1, np.int64)
+    cache.store(zero, zero, [np.frombuffer(b"abc", np.uint8)])
+    (journal,) = files_of(folder, "journals")
+    (entry,) = np.fromfile(journal, ENTRY)
+    assert entry["size"] == 3 and entry["checksum"] == 0x78AF5F94892F3950
+    assert MARK == "dalijax-cache-2"
+
+
+def test_without_xxhash_the_extra_is_named(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    with pytest.raises(ImportError, match=r'xxhash, which cache= needs.*"dalijax\[remote\]"'):
+        open_cache(folder, None)
+    assert not folder.exists() and open_cache(None, None) is None
 
 
 # Space
@@ -699,10 +717,10 @@ NAMES = [object_name(f"http://a/{k}", [9, ["ETag", "x"]], {}) for k in range(2)]
 
 
 def parts_of(records):
-    """Returns the arguments of `DiskCache` of some ranges, whose checksums are their numbers."""
+    """Returns the arguments of `DiskCache.store` of some ranges."""
     records = np.array(records)
     arrays = [np.frombuffer(content(k)[: SIZES[k]], np.uint8) for k in records.tolist()]
-    return records % 2, OFFSETS[records], arrays, records.astype(np.uint64)
+    return records % 2, OFFSETS[records], arrays
 
 
 def store(cache, records):
@@ -711,10 +729,10 @@ def store(cache, records):
 
 def stored(cache):
     """Returns the records that are found, after comparing their bytes."""
-    files, offsets, arrays, checksums = parts_of(range(N))
+    files, offsets, arrays = parts_of(range(N))
     rows = cache.find(files, offsets, SIZES)
-    ranges = files[rows], offsets[rows], SIZES[rows]
-    assert cache.are_right(*ranges, SIZES[rows], checksums[rows]).all()
+    found = [arrays[row] for row in rows.tolist()]
+    assert cache.are_right(files[rows], offsets[rows], found, SIZES[rows]).all()
     for row in rows.tolist():
         with open(cache.path(files[row]), "rb") as file:
             assert os.pread(file.fileno(), SIZES[row], offsets[row]) == arrays[row].tobytes()
@@ -873,11 +891,11 @@ def test_threads_find_what_they_have_stored(folder):
 
     def work(first):
         for record in [*range(first, N, 4)] * 5:
-            files, offsets, arrays, checksums = parts_of([record])
+            files, offsets, arrays = parts_of([record])
             size = np.array([arrays[0].size])
-            cache.store(files, offsets, arrays, checksums)
+            cache.store(files, offsets, arrays)
             assert len(cache.find(files, offsets, size))
-            assert cache.are_right(files, offsets, size, size, checksums).all()
+            assert cache.are_right(files, offsets, arrays, size).all()
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))

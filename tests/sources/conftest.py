@@ -3,20 +3,20 @@
 import pytest
 
 from dalijax.core.formats import read_ranges
-from local_reads import helper
+from local_reads import reader_library
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    """The helper in C that reads local files."""
-    return str(helper(tmp_path_factory.mktemp("helper")))
+    """The library in C that reads local files."""
+    return str(reader_library(tmp_path_factory.mktemp("library")))
 
 
 @pytest.fixture(params=("C", "Python"))
 def language(request, monkeypatch):
     """The language of the code that reads local files."""
-    helper = read_ranges.InPython()
+    reader = read_ranges.read_in_python
     if request.param == "C":
-        helper = read_ranges.InC(request.getfixturevalue("library"))
-    monkeypatch.setattr(read_ranges, "_helper", helper)
+        reader = read_ranges.read_in_c(request.getfixturevalue("library"))
+    monkeypatch.setattr(read_ranges, "_read", reader)
     return request.param

@@ -1,4 +1,4 @@
-"""The two helpers of `read_ranges`, and a kernel that a test simulates for both."""
+"""The reader in C of `read_ranges`, and a kernel that a test simulates in C and in Python."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ ADVISE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 def compiled(folder, *options):
-    """Compiles the helper in C; None without a compiler or its source."""
+    """Compiles the reader in C; None without a compiler or its source."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None or not SOURCE.exists():
         return None
@@ -29,8 +29,8 @@ def compiled(folder, *options):
     return library
 
 
-def helper(folder):
-    """Returns the helper in C, compiled from its source if possible."""
+def reader_library(folder):
+    """Returns the library of the reader in C, compiled from its source if possible."""
     library = compiled(folder) or read_ranges.LIBRARY
     if not library.exists():
         pytest.skip("no C compiler, and dalijax was installed without one")
@@ -67,7 +67,7 @@ class Kernel:
     def use(self, monkeypatch, language, folder):
         """Makes `read_ranges` use this kernel."""
         if language == "Python":
-            monkeypatch.setattr(read_ranges, "_helper", read_ranges.InPython())
+            monkeypatch.setattr(read_ranges, "_read", read_ranges.read_in_python)
             monkeypatch.setattr(
                 *(os, "preadv"), lambda fd, parts, at, flags=0: self.read(fd, *parts, at, flags)
             )
@@ -92,6 +92,6 @@ class Kernel:
             ctypes.c_void_p.in_dll(functions, name).value = ctypes.cast(
                 callback, ctypes.c_void_p
             ).value
-        helper = read_ranges.InC(str(library))
-        helper.callbacks = callbacks  # the library has their addresses; the test may drop `self`
-        monkeypatch.setattr(read_ranges, "_helper", helper)
+        reader = read_ranges.read_in_c(str(library))
+        reader.callbacks = callbacks  # the library has their addresses; the test may drop `self`
+        monkeypatch.setattr(read_ranges, "_read", reader)
