@@ -3,54 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import secrets
-import stat
-import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
 _PREFIX = ".dalijax-part-"
-_ABANDONED = 86_400.0  # seconds since the last write; only used on file systems without locks
-_ATTEMPTS = 100
 
 
 @contextlib.contextmanager
-def atomic_file(path: str | os.PathLike[str], replace: bool = True) -> Iterator[BinaryIO]:
+def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Opens a new file that replaces ``path`` if the block ends without an exception.
 
     While it is written, the new file has an unguessable name in the directory of ``path``. Its
     permissions follow the umask. Processes that have an existing file open or mapped keep seeing
     its old content. A symbolic link at ``path`` is replaced, not followed. Unfinished files that
-    killed processes left in the directory are removed.
+    killed processes left in the directory are removed if the file system has locks.
 
     Args:
         path: The file to write.
-        replace: Whether to replace an existing file.
 
     Yields:
         The new file, open for reading and writing bytes.
 
     Raises:
-        FileExistsError: If the file exists and ``replace`` is False.
         OSError: If the file can't be written.
     """
     folder, name = os.path.split(os.path.abspath(path))
     _remove_leftovers(folder)
-    descriptor, part = _new_part(folder)
+    file = _new_part(folder)
     try:
         # The file stays locked until it is renamed, so that no other process removes it.
-        with os.fdopen(descriptor, "w+b") as file:
+        with file:
             yield file
             file.flush()
-            target = os.path.join(folder, name)
-            if replace or not _linked(part, target):
-                os.replace(part, target)
+            os.replace(file.name, os.path.join(folder, name))
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(part)
+            os.unlink(file.name)
         raise
 
 
@@ -72,75 +63,22 @@ def write_output(path: str | os.PathLike[str], content: bytes) -> None:
         file.write(content)
 
 
-def _new_part(folder: str) -> tuple[int, str]:
-    """Creates an unfinished file in a directory and locks it; returns its descriptor and path.
-
-    The file is not locked if the file system has no locks.
-    """
-    for _ in range(_ATTEMPTS):
-        part = os.path.join(folder, _PREFIX + secrets.token_hex(8))
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(part, flags, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another process is about to remove it
-            os.close(descriptor)
-            with contextlib.suppress(OSError):
-                os.unlink(part)
-            continue
-        except OSError:  # a file system without locks
-            pass
-        if os.fstat(descriptor).st_nlink:
-            return descriptor, part
-        os.close(descriptor)  # another process removed it before it was locked
-    raise FileExistsError(errno.EEXIST, "other processes remove each new file", folder)
-
-
-def _linked(part: str, target: str) -> bool:
-    """Renames ``part`` to ``target`` unless ``target`` exists; returns whether it was renamed.
-
-    The file is not renamed if the file system has no hard links.
-
-    Raises:
-        FileExistsError: If the target exists.
-    """
-    try:
-        os.link(part, target)
-    except FileExistsError:
-        raise
-    except OSError:
-        if os.path.lexists(target):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
-        return False
-    os.unlink(part)
-    return True
+def _new_part(folder: str) -> BinaryIO:
+    """Creates and locks an unfinished file; `tempfile` would not follow the umask."""
+    while True:
+        file = open(os.path.join(folder, _PREFIX + secrets.token_hex(8)), "x+b")  # noqa: SIM115
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # another process removed the file before it was locked
 
 
 def _remove_leftovers(folder: str) -> None:
-    """Removes the unfinished files of killed writers from a directory."""
+    """Removes unfinished files of killed writers from a directory: files that are not locked."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith(_PREFIX):
-                with contextlib.suppress(OSError):
-                    _remove_abandoned(entry.path)
-
-
-def _remove_abandoned(part: str) -> None:
-    """Removes an unfinished file unless another process is writing it.
-
-    Files are locked while they are written. On file systems without locks, a file is removed if it
-    was not changed for a day.
-    """
-    descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
-        except OSError:
-            if time.time() - os.fstat(descriptor).st_mtime < _ABANDONED:
-                return
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.unlink(part)
-    finally:
-        os.close(descriptor)
+            if entry.name.startswith(_PREFIX) and entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(OSError), open(entry.path, "r+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(entry.path)

@@ -82,15 +82,14 @@ class DamagedIndexError(ValueError):
     """Error about a file that is not an index, or was changed after it was written."""
 
 
-def save(path: str, index: Index, replace: bool = True) -> None:
+def save(path: str, index: Index) -> None:
     """Writes an index to a file, atomically; creates the directory if it does not exist.
 
     Raises:
         OSError: If the file can't be written.
-        FileExistsError: If the file exists and ``replace`` is False.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with atomic_file(path, replace) as file:
+    with atomic_file(path) as file:
         _write(file, index)
         seal(file)
 
@@ -302,10 +301,10 @@ def load_or_build(
         pass  # writing or reading the new index reports the error
     index = build()
     try:
-        is_new = False
-        with contextlib.suppress(FileExistsError):  # another process has stored the index
-            save(path, index, replace)
-            is_new = True
+        # Another process may have stored the index: one file is mapped by all of them.
+        is_new = replace or not os.path.lexists(path)
+        if is_new:
+            save(path, index)
         _remove_unused(cache)
         return load(path, is_new)
     except (OSError, DamagedIndexError) as error:

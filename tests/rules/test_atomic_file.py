@@ -15,8 +15,8 @@ from dalijax.core.formats.atomic_file import atomic_file, write_output
 MODULE = module.__file__
 
 
-def write(path, content, replace=True):
-    with atomic_file(path, replace) as file:
+def write(path, content):
+    with atomic_file(path) as file:
         file.write(content)
 
 
@@ -47,25 +47,11 @@ def test_an_open_file_keeps_its_content(tmp_path):
     assert (tmp_path / "a").read_bytes() == b"new"
 
 
-def test_an_existing_file_is_kept_on_request(tmp_path):
-    write(tmp_path / "a", b"first", replace=False)
-    inode = (tmp_path / "a").stat().st_ino
-    with pytest.raises(FileExistsError):
-        write(tmp_path / "a", b"second", replace=False)
-    assert (tmp_path / "a").stat().st_ino == inode and os.listdir(tmp_path) == ["a"]
-    assert (tmp_path / "a").stat().st_nlink == 1
-
-
-@pytest.mark.parametrize("replace", [True, False])
-def test_a_link_is_not_followed(tmp_path, replace):
+def test_a_link_is_not_followed(tmp_path):
     (tmp_path / "target").write_bytes(b"precious")
     (tmp_path / "a").symlink_to(tmp_path / "target")
-    if replace:
-        write(tmp_path / "a", b"new")
-        assert not (tmp_path / "a").is_symlink() and (tmp_path / "a").read_bytes() == b"new"
-    else:
-        with pytest.raises(FileExistsError):
-            write(tmp_path / "a", b"new", replace)
+    write(tmp_path / "a", b"new")
+    assert not (tmp_path / "a").is_symlink() and (tmp_path / "a").read_bytes() == b"new"
     assert (tmp_path / "target").read_bytes() == b"precious"
 
 
@@ -97,8 +83,7 @@ with runpy.run_path(sys.argv[1])["atomic_file"](sys.argv[2]) as file:
 """
 
 
-@pytest.mark.parametrize("locks", [True, False])
-def test_only_files_of_killed_writers_are_removed(tmp_path, locks, monkeypatch):
+def test_only_files_of_killed_writers_are_removed(tmp_path):
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", WRITER, MODULE, str(tmp_path / name)],
@@ -112,21 +97,22 @@ def test_only_files_of_killed_writers_are_removed(tmp_path, locks, monkeypatch):
     alive, killed = writers
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
-    if not locks:
-
-        def refuse(descriptor, operation):
-            raise OSError("no locks available")
-
-        monkeypatch.setattr("fcntl.flock", refuse)
     write(tmp_path / "a", b"x")
-    # Without locks, a file younger than a day may belong to a live writer.
-    assert len(os.listdir(tmp_path)) == (2 if locks else 3)
-    for part in tmp_path.glob(".dalijax-part-*"):
-        os.utime(part, (0, 0))
+    assert len(os.listdir(tmp_path)) == 2
     alive.communicate(b"")
     assert alive.returncode == 0 and (tmp_path / "alive").read_bytes() == b"half"
-    write(tmp_path / "a", b"y")
     assert sorted(os.listdir(tmp_path)) == ["a", "alive"]
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def refuse(file, operation):
+        raise OSError("no locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with atomic_file(tmp_path / "a") as file:
+        file.write(b"first")
+        write(tmp_path / "a", b"second")  # does not remove the other file
+    assert (tmp_path / "a").read_bytes() == b"first" and os.listdir(tmp_path) == ["a"]
 
 
 def test_other_files_with_a_temporary_name_do_not_block(tmp_path):
