@@ -17,7 +17,7 @@ from .fsspec_client import filesystem, read_together
 from .locations import Place
 from .object_client import ObjectClient
 from .request_threads import request_threads
-from .retries import MissingError, each, patience, repeated
+from .retries import MissingError, patience, patiently, repeated
 from .versions import Version
 
 T = TypeVar("T")
@@ -86,11 +86,7 @@ class FsspecFolders:
         return repeated(attempt, urls, patience(self._options), options=self._options)
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """Calls a function until it succeeds, and returns its result; see `repeated`."""
-        seconds = patience(self._options, opens=True)
-        return repeated(
-            lambda rows: each(lambda _: call(), rows), [self._url], seconds, options=self._options
-        )[0]
+        return patiently(call, self._url, self._options, opens=True)
 
 
 class ObjectFolders:

@@ -11,7 +11,7 @@ from ..messages.printable import printable
 from ..workers import call_each
 from .locations import fsspec_options, kind_of, stall_seconds
 from .redirects import redirect_trace, secret_headers
-from .retries import RemoteError, changed, each, patience, repeated, wrong_length
+from .retries import RemoteError, changed, patience, patiently, repeated, wrong_length
 from .versions import unsettled_pair
 
 _CHECK_SECONDS = 60.0  # between requests of the version of a file
@@ -48,12 +48,7 @@ def filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
             f"fsspec is required to read {printable(url)}: pip install fsspec"
         ) from error
     arguments = _arguments(url, options)
-    ((system, path),) = repeated(
-        lambda rows: each(lambda _: url_to_fs(url, **arguments), rows),
-        [url],
-        patience(options, opens=True),
-        options=options,
-    )
+    system, path = patiently(lambda: url_to_fs(url, **arguments), url, options, opens=True)
     return system, str(path)
 
 
@@ -107,12 +102,7 @@ class FsspecFile:
         self.url, self.shown = url, printable(url)
         self.system, self.path = filesystem(url, options)
         self.options = options
-        (self.info,) = repeated(
-            lambda rows: each(lambda _: self.system.info(self.path), rows),
-            [url],
-            patience(options, opens=True),
-            options=options,
-        )
+        self.info = patiently(lambda: self.system.info(self.path), url, options, opens=True)
         size = self.info.get("size")
         if size is None:
             raise RemoteError(

@@ -21,6 +21,7 @@ from .retries import (
     each,
     misconfigured,
     patience,
+    patiently,
     refusal,
     repeated,
     wrong_length,
@@ -201,7 +202,7 @@ class ObjectClient:
     def _repeated(
         self, place: Place, url: str, call: Callable[[Any, Any], T], opens: bool = True
     ) -> T:
-        """Calls a function until it succeeds, and returns its result; see `repeated`.
+        """Calls a function until it succeeds, and returns its result; see `patiently`.
 
         Args:
             place: The place of an object of the store.
@@ -209,12 +210,7 @@ class ObjectClient:
             call: The function, which is called with obstore's module and the store.
             opens: Whether a source is being opened. Retries then end earlier; see `patience`.
         """
-
-        def attempt(_: int) -> T:
-            return call(*self._store(place))
-
-        seconds = patience(self._options, opens)
-        return repeated(lambda rows: each(attempt, rows), [url], seconds, options=self._options)[0]
+        return patiently(lambda: call(*self._store(place)), url, self._options, opens)
 
     def read(
         self,

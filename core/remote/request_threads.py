@@ -52,9 +52,7 @@ class RequestThreads:
         self._unfinished = collections.deque[None]()  # an item for each job
         self._wake = queue.SimpleQueue[None]()  # an item for each added job
         self._turn = threading.Lock()  # held by the thread that starts the next job
-        self._room = MOST_REQUESTS  # for further requests; negative while a thread waits for room
-        self._room_lock = threading.Lock()
-        self._has_room = queue.SimpleQueue[None]()  # wakes the thread that waits for room
+        self._room = threading.Semaphore(MOST_REQUESTS)  # for further requests
         self._count = 0
 
     def add(self, jobs: Sequence[Job], urgent: bool = False) -> None:
@@ -89,22 +87,15 @@ class RequestThreads:
         with self._turn:
             job = self._pop()
             held = min(job.weight, MOST_REQUESTS) if job.is_wanted() else 0
-            with self._room_lock:
-                self._room -= held
-                waits = self._room < 0
-            if waits:
-                self._has_room.get()
+            for _ in range(held):
+                self._room.acquire()
 
         def keep(count: int) -> None:
             """Releases the room of the job's requests, except for ``count`` requests."""
             nonlocal held
             freed, held = max(0, held - count), min(held, count)
-            with self._room_lock:
-                waited = self._room < 0
-                self._room += freed
-                ends_wait = waited and self._room >= 0
-            if ends_wait:
-                self._has_room.put(None)
+            if freed:
+                self._room.release(freed)
 
         try:
             if held:

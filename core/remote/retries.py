@@ -162,6 +162,22 @@ def repeated(
             time.sleep(min(left, _RECHECK))
 
 
+def patiently(call: Callable[[], T], url: str, options: Options, opens: bool = False) -> T:
+    """Calls a function, which sends a request, until it succeeds, and returns its result.
+
+    Args:
+        call: The function.
+        url: The URL of the request.
+        options: The user's storage options.
+        opens: Whether a source is being opened; see `patience`.
+
+    Raises:
+        RemoteError: If the request can't succeed, or did not succeed in time.
+    """
+    seconds = patience(options, opens)
+    return repeated(lambda rows: each(lambda _: call(), rows), [url], seconds, options=options)[0]
+
+
 def each(read: Callable[[int], T], rows: Sequence[int]) -> list[T | Exception]:
     """Sends requests one after the other; returns the result or the error of each request.
 
