@@ -284,7 +284,7 @@ def test_final_errors_are_raised_after_one_request(kind, error, text, server):
 
 @pytest.mark.parametrize("kind", ("503", "hang", "less", "other", "gzip"))
 def test_retries_end(kind, server):
-    source = opened(server, storage_options={"timeout": 0.1, "retry_timeout": 0.5})
+    source = opened(server, storage_options={"timeout": 2, "retry_timeout": 0.5})
     server.fault = share_of_requests(1.0, (kind,))
     text = "no answer for" if kind in ("503", "hang") else "the server is faulty"
     with pytest.raises(OSError, match=text):
