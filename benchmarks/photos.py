@@ -9,7 +9,7 @@ import tarfile
 import numpy as np
 from PIL import Image
 
-from dalijax.core.formats.example_message import record_parts
+from dalijax.core.formats.example_message import example_message, record_parts
 
 SIZE = (500, 375)
 
@@ -68,23 +68,11 @@ def tars(
 
 def tfrecord(path: pathlib.Path, files: list[str]) -> str:
     """Packs the files and their numbers into a TFRecord of tf.train.Examples; returns its path."""
-
-    def field(number: int, content: bytes) -> bytes:
-        size, head = len(content), [number << 3 | 2]
-        while size > 127:
-            head.append(size & 127 | 128)
-            size >>= 7
-        return bytes([*head, size]) + content
-
-    def feature(name: bytes, kind: int, value: bytes) -> bytes:
-        return field(1, field(1, name) + field(2, field(kind, value)))
-
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as out:
         for number, file in enumerate(files):
-            label = bytes([number & 127 | 128, number >> 7 & 127 | 128, number >> 14])
-            image = feature(b"image", 1, field(1, pathlib.Path(file).read_bytes()))
-            data = field(1, image + feature(b"label", 3, field(1, label)))
+            image = pathlib.Path(file).read_bytes()
+            data = example_message({"image": [image], "label": np.array([number])})
             out.writelines(record_parts(data))
     return str(path)
 

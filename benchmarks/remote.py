@@ -2,7 +2,7 @@
 
 The server runs on this machine, in some processes, and waits before each response. Each variant
 runs in a separate process for some seconds, in turn, for several rounds. DALI reads each byte of
-the images once, on the CPU; with ``--decode`` it decodes them as in benchmarks/scaling.py::
+the images once, on the CPU::
 
     python benchmarks/remote.py --latencies 1 20 50 100 --seconds 10
 
@@ -24,11 +24,11 @@ import time
 from typing import Any
 
 import psutil
-from nvidia.dali import fn, types
+from nvidia.dali import fn
 
 import photos
 import report
-from dalijax import augment, data_iterator, sources
+from dalijax import data_iterator, sources
 
 SERVER = pathlib.Path(__file__).resolve().parent.parent / "tests/support/range_server.py"
 LOCAL, CACHED = "local files", "second epoch from the cache"
@@ -39,26 +39,16 @@ def largest_byte(data: Any) -> Any:
     return fn.reductions.max(data, axes=[0])
 
 
-def decoded(data: Any, *, draw: Any) -> Any:
-    """Defines random resized crops to 224, mirrored and normalized, float16."""
-    device = "mixed" if report.GPU else "cpu"
-    images = fn.decoders.image(data, device=device, hw_decoder_load=1.0)
-    images = augment.random_resized_crop(images, 224, draw=draw)
-    return fn.crop_mirror_normalize(images, dtype=types.FLOAT16, mirror=draw.coin_flip())
-
-
 def worker(args: argparse.Namespace) -> None:
     """Measures a variant in this process and prints the result as JSON."""
     start = time.perf_counter()
     cache = {"cache": args.cache} if args.cache else {}
     tar = sources.Tar(args.urls, {"data": "jpg"}, read_ahead=args.read_ahead, **cache)
     opening = time.perf_counter() - start
-    graph = decoded if args.decode else largest_byte
-    on_cpu = {} if args.decode and report.GPU else {"device_id": None}
-    iterator = data_iterator(graph, ["images"], source=tar, as_numpy=bool(on_cpu))
-    call = {"batch_size": args.batch, "num_threads": args.threads, "seed": args.seed, **on_cpu}
+    iterator = data_iterator(largest_byte, ["largest"], source=tar, as_numpy=True)
+    call = {"batch_size": args.batch, "num_threads": args.threads, "seed": args.seed}
     process = psutil.Process()
-    with iterator.stream(None, **call) as stream:
+    with iterator.stream(None, device_id=None, **call) as stream:
         base, start = process.memory_info().rss, time.perf_counter()
         next(stream)
         first = time.perf_counter() - start
@@ -115,7 +105,7 @@ def run(
         command = [sys.executable, __file__, "--urls", *paths, "--cache", cache]
         for option in ("batch", "threads", "seconds", "read_ahead"):
             command += [f"--{option.replace('_', '-')}", str(getattr(args, option))]
-        command += ["--seed", str(seed), *["--decode"] * args.decode]
+        command += ["--seed", str(seed)]
         printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
         result: dict[str, float] = json.loads(printed.splitlines()[-1])
         return result
@@ -137,7 +127,6 @@ def main() -> None:
     parser.add_argument("--read-ahead", default="64MB")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--decode", action="store_true", help="decode and crop the images")
     parser.add_argument(
         "--folder", type=pathlib.Path, help="directory of the JPEGs, created if necessary"
     )

@@ -11,8 +11,7 @@ batches in memory: a pipeline for each GPU, in one thread. TensorFlow is not nee
 
     python benchmarks/robot.py --gpus 1 2 --sizes 320x180 640x480 --loads 0.9 1.0 --threads 4 8
 
-``--cold`` removes the files from the page cache before each measurement, which is then shorter than
-an epoch: use ``--episodes 1000``. ``--device cpu`` tries the program without GPUs.
+``--device cpu`` tries the program without GPUs.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import os
 import pathlib
 import statistics
@@ -192,16 +190,8 @@ def memory(key: str) -> float:
     return next(int(line.split()[1]) / 1e3 for line in lines if line.startswith(key))
 
 
-def drop_pages(paths: list[str]) -> None:
-    """Removes files from the page cache."""
-    for path in paths:
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def data_set(args: argparse.Namespace) -> tuple[list[str], int]:
-    """Returns paths and number of steps of the episodes, which are written if necessary."""
+def data_set(args: argparse.Namespace) -> list[str]:
+    """Returns the paths of the episodes, which are written if necessary."""
     width, height = map(int, args.sizes[0].split("x"))
     return droid.make(args.folder, args.episodes, args.files, (width, height))
 
@@ -215,14 +205,8 @@ def worker(args: argparse.Namespace) -> None:
     if args.gpus and args.device == "cpu":
         jax.config.update("jax_num_cpu_devices", args.gpus[0])
     jax.devices()
-    paths, steps = data_set(args)
+    paths = data_set(args)
     per_batch = args.batch * max(1, *args.gpus, 0)
-    most = math.inf
-    if args.cold:  # at most one epoch, since the next one reads the page cache
-        most = steps - (args.warm + 1) * per_batch
-        if most < LEAST * per_batch:
-            raise SystemExit(f"--cold needs more than {steps:,} steps: raise --episodes")
-        drop_pages(paths)
     base, start, busy = memory("VmRSS"), time.perf_counter(), time.process_time()
     batches = {**VARIANTS, **ON_GPUS}[args.only](paths, args)
     jax.block_until_ready(next(batches))
@@ -231,9 +215,7 @@ def worker(args: argparse.Namespace) -> None:
         last = next(batches)
     jax.block_until_ready(last)
     count, busy, start = 0, time.process_time(), time.perf_counter()
-    while count + per_batch <= most and (
-        time.perf_counter() - start < args.seconds or count < LEAST * per_batch
-    ):
+    while time.perf_counter() - start < args.seconds or count < LEAST * per_batch:
         last = next(batches)
         count += per_batch
     jax.block_until_ready(last)
@@ -265,7 +247,7 @@ def run(args: argparse.Namespace, name: str, cache: pathlib.Path, **chosen: Any)
     command = [sys.executable, __file__, "--only", name]
     for key in ("folder", "episodes", "files", "batch", "seconds", "warm", "depth", "device"):
         command += [f"--{key}", str(options[key])]
-    command += ["--seed", str(options["seed"]), *["--cold"] * args.cold]
+    command += ["--seed", str(options["seed"])]
     for key in ("sizes", "loads", "threads", "gpus"):
         if options[key]:
             command += [f"--{key}", *map(str, options[key])]
@@ -278,7 +260,7 @@ def run(args: argparse.Namespace, name: str, cache: pathlib.Path, **chosen: Any)
 
 def index_cost(args: argparse.Namespace, rounds: int) -> list[float]:
     """Returns the CPU time of building an index, in microseconds per step, for each round."""
-    (paths, _), costs = data_set(args), []
+    paths, costs = data_set(args), []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as cache:
             before = time.process_time()
@@ -338,8 +320,7 @@ def on_gpus(args: argparse.Namespace, cache: pathlib.Path) -> None:
         for (size, gpus, load, threads, name), runs in results.items()
     }
     everything = [{"cell": cell, "runs": runs} for cell, runs in results.items()]
-    name = "robot-cold" if args.cold else "robot"
-    report.write(args.out, name, everything, {"": rates}, "frames/s")
+    report.write(args.out, "robot", everything, {"": rates}, "frames/s")
 
 
 def main() -> None:
@@ -350,7 +331,6 @@ def main() -> None:
     parser.add_argument("--loads", type=float, nargs="+", default=[1.0], help="hw_decoder_load")
     parser.add_argument("--threads", type=int, nargs="+", help="threads per pipeline")
     parser.add_argument("--depth", type=int, help="prefetch_queue_depth")
-    parser.add_argument("--cold", action="store_true", help="empty the page cache of the files")
     parser.add_argument("--episodes", type=int, default=240, help="of 60 to 300 steps")
     parser.add_argument("--files", type=int, default=8)
     parser.add_argument("--batch", type=int, help="steps of a batch, per GPU")

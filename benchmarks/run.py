@@ -25,7 +25,6 @@ COMMANDS = {
     ],
     "augment": ["--rounds", "5", "--batches", "4"],
     "media": ["--rounds", "7", "--batches", "4"],
-    "files": ["--files", "1000", "10000", "100000"],
     "elastic": [
         *("--small", "--batch", "24", "--steps", "60", "--save-every", "5"),
         *("--files", "96", "--threads", "1"),

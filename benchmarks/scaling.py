@@ -30,9 +30,10 @@ from dalijax import augment, data_iterator, sources
 
 Step = Callable[[], Any]
 Options = dict[str, Any]
+LOAD = 0.9  # hw_decoder_load
 
 
-def graph(files: list[str], load: float, shard_id: int = 0, num_shards: int = 1) -> Any:
+def graph(files: list[str], shard_id: int = 0, num_shards: int = 1) -> Any:
     """Defines random resized crops to 224, mirrored and normalized, float16."""
     data, label = fn.readers.file(
         files=files,
@@ -43,7 +44,7 @@ def graph(files: list[str], load: float, shard_id: int = 0, num_shards: int = 1)
         random_shuffle=True,
         pad_last_batch=True,
     )
-    images = fn.decoders.image(data, device="mixed", hw_decoder_load=load)
+    images = fn.decoders.image(data, device="mixed", hw_decoder_load=LOAD)
     images = fn.random_resized_crop(images, size=(224, 224))
     images = fn.crop_mirror_normalize(
         images,
@@ -56,10 +57,10 @@ def graph(files: list[str], load: float, shard_id: int = 0, num_shards: int = 1)
     return images, label.gpu()
 
 
-def raw(files: list[str], load: float, batch: int, options: Options, gpus: int) -> Step:
+def raw(files: list[str], batch: int, options: Options, gpus: int) -> Step:
     """Returns a step of DALI's own loop over one pipeline for each GPU, in one thread."""
     pipelines = [
-        pipeline_def(graph)(files, load, i, gpus, batch_size=batch, device_id=i, seed=i, **options)
+        pipeline_def(graph)(files, i, gpus, batch_size=batch, device_id=i, seed=i, **options)
         for i in range(gpus)
     ]
     for pipeline in pipelines:
@@ -76,12 +77,12 @@ def raw(files: list[str], load: float, batch: int, options: Options, gpus: int) 
     return step
 
 
-def raw_threads(files: list[str], load: float, batch: int, options: Options, gpus: int) -> Step:
+def raw_threads(files: list[str], batch: int, options: Options, gpus: int) -> Step:
     """Returns the same with an independent Python thread for each GPU: DALI's maximum speed."""
     steps = []
     for i in range(gpus):
         pipeline = pipeline_def(graph)(
-            files, load, i, gpus, batch_size=batch, device_id=i, seed=i, **options
+            files, i, gpus, batch_size=batch, device_id=i, seed=i, **options
         )
         pipeline.build()
         pipeline.schedule_run()
@@ -104,28 +105,23 @@ def raw_threads(files: list[str], load: float, batch: int, options: Options, gpu
     return many  # type: ignore[return-value]
 
 
-def ours(
-    files: list[str], load: float, batch: int, options: Options, gpus: int, mesh_shape: Any = None
-) -> Step:
+def ours(files: list[str], batch: int, options: Options, gpus: int) -> Step:
     """Returns a step of dalijax, over a NamedSharding if there are several GPUs."""
     config: dict[str, Any] = {"reader_name": "reader", "auto_reset": True}
-    if gpus > 1 or mesh_shape:
-        grid = np.array(jax.devices()[: int(np.prod(mesh_shape or gpus))])
-        mesh = Mesh(grid.reshape(mesh_shape or (gpus, 1)), ("data", "model"))
+    if gpus > 1:
+        mesh = Mesh(np.array(jax.devices()), ("data",))
         config["sharding"] = NamedSharding(mesh, PartitionSpec("data"))
     iterator = data_iterator(graph, ["images", "labels"], **config)(
-        files, load, batch_size=batch * gpus, **options
+        files, batch_size=batch * gpus, **options
     )
     return lambda: next(iterator, None) or next(iterator)
 
 
-def over_source(
-    files: list[str], load: float, batch: int, options: Options, gpus: int, shards: int = 1
-) -> Step:
+def over_source(files: list[str], batch: int, options: Options, gpus: int, shards: int = 1) -> Step:
     """Returns a step of dalijax over some tars, with a global shuffle."""
 
     def of_records(data: Any, label: Any, *, draw: Any) -> Any:
-        images = fn.decoders.image(data, device="mixed", hw_decoder_load=load)
+        images = fn.decoders.image(data, device="mixed", hw_decoder_load=LOAD)
         images = augment.random_resized_crop(images, 224, draw=draw)
         images = fn.crop_mirror_normalize(
             images,
@@ -150,7 +146,7 @@ def over_source(
     return lambda: next(iterator, None) or next(iterator)
 
 
-def plugin(files: list[str], load: float, batch: int, options: Options, gpus: int) -> Step:
+def plugin(files: list[str], batch: int, options: Options, gpus: int) -> Step:
     """Returns a step of DALI's JAX plugin, over one device or all devices."""
     from nvidia.dali.plugin.jax import data_iterator as dali_data_iterator
 
@@ -159,7 +155,7 @@ def plugin(files: list[str], load: float, batch: int, options: Options, gpus: in
         mesh = Mesh(np.array(jax.devices()), ("data",))
         config["sharding"] = NamedSharding(mesh, PartitionSpec("data"))
     iterator = dali_data_iterator(graph, ["images", "labels"], **config)(
-        files, load, batch_size=batch * gpus, **options
+        files, batch_size=batch * gpus, **options
     )
     return lambda: next(iterator, None) or next(iterator)
 
@@ -168,13 +164,12 @@ def with_checkpoints(
     make: Callable[..., Step],
     enabled: bool,
     files: list[str],
-    load: float,
     batch: int,
     options: Options,
     gpus: int,
 ) -> Step:
     """Returns a step with or without DALI's checkpoints, which only dalijax enables by default."""
-    return make(files, load, batch, options | {"enable_checkpointing": enabled}, gpus)
+    return make(files, batch, options | {"enable_checkpointing": enabled}, gpus)
 
 
 def measure(step: Step, batches: int) -> float:
@@ -221,7 +216,6 @@ def variants(gpus: int, shards: int) -> dict[str, tuple[int, Callable[..., Step]
                 gpus,
                 lambda *a: with_checkpoints(ours, False, *a, gpus),
             ),
-            f"dalijax, mesh (1, {gpus}), replicas": (1, lambda *a: ours(*a, 1, (1, gpus))),
         }
     return makers
 
@@ -246,8 +240,7 @@ def worker(args: argparse.Namespace) -> None:
     files = sorted(str(path) for path in args.folder.glob("*.jpg"))
     count, make = variants(args.gpus, args.shards)[args.only]
     count = 1 if args.only.endswith(PROCESSES) else count
-    options = {"num_threads": args.threads[0], "prefetch_queue_depth": args.depth}
-    step = make(files, args.load, args.batch, options)
+    step = make(files, args.batch, {"num_threads": args.threads})
     measure(step, 20)
     waited, before = 0.0, os.times()
     seconds = measure(step, args.batches)
@@ -262,21 +255,17 @@ def worker(args: argparse.Namespace) -> None:
     print(json.dumps(result), flush=True)
 
 
-def run(args: argparse.Namespace, name: str, threads: int, gpus: int) -> dict[str, float]:
+def run(args: argparse.Namespace, name: str) -> dict[str, float]:
     """Measures a variant in a separate process, or in one process for each GPU."""
-    many = gpus if name.endswith(PROCESSES) else 1
+    many = args.gpus if name.endswith(PROCESSES) else 1
     command = [sys.executable, __file__, "--only", name, "--folder", str(args.folder)]
-    for option in ("batch", "batches", "load", "depth", "shards"):
+    for option in ("batch", "batches", "threads", "gpus", "shards"):
         command += [f"--{option}", str(getattr(args, option))]
-    command += ["--threads", str(threads)]
     started = []
     for i in range(many):
         visible = {"CUDA_VISIBLE_DEVICES": str(i)} if many > 1 else {}
-        extra = ["--gpus", str(gpus)]
         started.append(
-            subprocess.Popen(
-                command + extra, stdout=subprocess.PIPE, text=True, env=os.environ | visible
-            )
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | visible)
         )
     results = [json.loads(process.communicate()[0].splitlines()[-1]) for process in started]
     total = {k: statistics.mean(t[k] for t in results) for k in results[0]}
@@ -291,9 +280,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256, help="batch size per GPU")
     parser.add_argument("--batches", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--load", type=float, default=0.9, help="hw_decoder_load")
-    parser.add_argument("--threads", type=int, nargs="+", default=[8], help="threads per pipeline")
-    parser.add_argument("--depth", type=int, default=2, help="prefetch_queue_depth")
+    parser.add_argument("--threads", type=int, default=8, help="threads per pipeline")
     parser.add_argument("--shards", type=int, default=1024, help="number of tars of a variant")
     parser.add_argument("--match", default="", help="substrings of names of variants, as a|b")
     parser.add_argument(
@@ -311,26 +298,17 @@ def main() -> None:
         files = photos.make(args.folder, args.files)
         for count in (1, args.shards):
             photos.tars(args.folder / "packed", files, count)
-        rows = []
-        for threads in args.threads:
-            parts = args.match.split("|")
-            names = [
-                name for name in variants(args.gpus, args.shards) if any(p in name for p in parts)
-            ]
-            results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-            for _ in range(args.rounds):  # in turn, so that a disturbance affects all variants
-                for name in names:
-                    results[name].append(run(args, name, threads, args.gpus))
-            for name, runs in results.items():
-                row = {k: statistics.median(result[k] for result in runs) for k in runs[0]}
-                rates = [result["images_per_s"] for result in runs]
-                rows.append({"variant": name, "threads": threads, "rates": rates, **row})
-                print(
-                    f"{name:36s} threads {threads:3d}  {row['images_per_s']:9,.0f} images/s"
-                    f"  ({min(rates):,.0f} to {max(rates):,.0f}), batch {row['batch_ms']:.2f} ms,"
-                    f" of which waiting for DALI {row['wait_ms']:.2f}; {row['cores']:.1f} cores",
-                    flush=True,
-                )
+        parts = args.match.split("|")
+        names = [name for name in variants(args.gpus, args.shards) if any(p in name for p in parts)]
+        results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+        for _ in range(args.rounds):  # in turn, so that a disturbance affects all variants
+            for name in names:
+                results[name].append(run(args, name))
+    rows = []
+    for name, runs in results.items():
+        row = {k: statistics.median(result[k] for result in runs) for k in runs[0]}
+        rates = [result["images_per_s"] for result in runs]
+        rows.append({"variant": name, "threads": args.threads, "rates": rates, **row})
     report.table(
         ("", "threads", "images/s", "batch, ms", "waiting for DALI, ms", "cores"),
         [
@@ -345,8 +323,8 @@ def main() -> None:
             for row in rows
         ],
     )
-    rates = {f"{row['variant']}, {row['threads']} threads": row["images_per_s"] for row in rows}
-    report.write(args.out, "scaling", rows, {"": rates}, "images/s")
+    medians = {f"{row['variant']}, {row['threads']} threads": row["images_per_s"] for row in rows}
+    report.write(args.out, "scaling", rows, {"": medians}, "images/s")
 
 
 if __name__ == "__main__":

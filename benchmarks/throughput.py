@@ -51,23 +51,16 @@ STD = np.array([58.4, 57.1, 57.4], np.float32)
 NORMALIZED = ((np.arange(256, dtype=np.float32)[:, None] - MEAN) / STD).astype(np.float16)[None]
 
 
-def augment(
-    encoded: Any, hw_decoder_load: float = LOAD, antialias: bool = True, whole: bool = True
-) -> Any:
-    """Augments encoded images; decodes whole images, or only the cropped pixels."""
-    if not whole:
-        images = fn.decoders.image_random_crop(
-            encoded,
-            device="mixed" if GPU else "cpu",
-            random_area=[0.08, 1.0],
-            random_aspect_ratio=[3 / 4, 4 / 3],
-        )
-        images = fn.resize(images, size=(224, 224), antialias=antialias)
-        return normalized(images, fn.random.coin_flip())
+def decoded(encoded: Any) -> Any:
+    """Decodes images, on the GPU if there is one."""
     if GPU:
-        images = fn.decoders.image(encoded, device="mixed", hw_decoder_load=hw_decoder_load)
-    else:
-        images = fn.decoders.image(encoded)
+        return fn.decoders.image(encoded, device="mixed", hw_decoder_load=LOAD)
+    return fn.decoders.image(encoded)
+
+
+def augment(encoded: Any, antialias: bool = True) -> Any:
+    """Decodes and augments images."""
+    images = decoded(encoded)
     images = fn.random_resized_crop(images, size=(224, 224), antialias=antialias)
     return normalized(images, fn.random.coin_flip())
 
@@ -89,7 +82,6 @@ def reading(
     shard_id: int = 0,
     num_shards: int = 1,
     antialias: bool = True,
-    whole: bool = True,
 ) -> Any:
     """Defines the graph over DALI's reader."""
     encoded, labels = fn.readers.file(
@@ -101,7 +93,7 @@ def reading(
         shard_id=shard_id,
         num_shards=num_shards,
     )
-    return augment(encoded, antialias=antialias, whole=whole), labels
+    return augment(encoded, antialias), labels
 
 
 def plainly(files: list[str]) -> Any:
@@ -109,30 +101,9 @@ def plainly(files: list[str]) -> Any:
     return reading(files, antialias=False)
 
 
-def partly(files: list[str]) -> Any:
-    """Defines the same, and decodes only the cropped pixels, like TensorFlow."""
-    return reading(files, antialias=False, whole=False)
-
-
 def to_host(files: list[str]) -> Any:
     """Defines the same, and DALI copies the outputs to the host."""
     return tuple(output.cpu() for output in reading(files))
-
-
-@data_iterator(output_map=["images", "labels"], reader_name="reader")
-def folder_images(
-    folder: str, hw_decoder_load: float = LOAD, shard_id: int = 0, num_shards: int = 1
-) -> Any:
-    """Defines the same over a folder, for ``python -m dalijax.tune throughput:folder_images``."""
-    encoded, labels = fn.readers.file(
-        files=sorted(map(str, pathlib.Path(folder).glob("*.jpg"))),
-        name="reader",
-        random_shuffle=True,
-        pad_last_batch=True,
-        shard_id=shard_id,
-        num_shards=num_shards,
-    )
-    return augment(encoded, hw_decoder_load), labels
 
 
 def of_bytes(image: Any, label: Any) -> Any:
@@ -145,11 +116,7 @@ def of_paths(path: Any, label: Any) -> Any:
 
 def of_images(data: Any, *, draw: Any) -> Any:
     """Defines the same over a source, with random numbers of `draw`, without labels."""
-    if GPU:
-        images = fn.decoders.image(data, device="mixed", hw_decoder_load=LOAD)
-    else:
-        images = fn.decoders.image(data)
-    images = dalijax_augment.random_resized_crop(images, 224, draw=draw)
+    images = dalijax_augment.random_resized_crop(decoded(data), 224, draw=draw)
     return normalized(images, draw.coin_flip())
 
 
@@ -295,25 +262,18 @@ def variants(
         )
         return turns.endless(iterator)
 
-    def clu() -> Iterator[Any]:
-        from dalijax.adapters.clu import DALIDatasetIterator  # not imported in Grain's workers
-
-        element = "jax" if GPU else "numpy"
-        iterator_fn = data_iterator(reading, names, reader_name="reader")
-        return DALIDatasetIterator(iterator_fn, element=element, files=files, **call)
-
-    def dataset() -> Any:
+    def dataset() -> Iterator[Any]:
         from dalijax.adapters.tfdata import DALIDataset
 
         iterator_fn = data_iterator(reading, names, reader_name="reader")
-        return DALIDataset(iterator_fn, files=files, **call).repeat()
+        return iter(DALIDataset(iterator_fn, files=files, **call).repeat())
 
     def options(count: int) -> grain.MultiprocessingOptions:
         return grain.MultiprocessingOptions(count, per_worker_buffer_size=2)
 
-    def by_workers(graph: Any, operation: Any = None, batch_fn: Any = pack_records) -> Any:
+    def by_workers(graph: Any, operation: Any = None) -> Any:
         ds = records.map(operation) if operation else records
-        batches = ds.batch(batch, batch_fn=batch_fn).to_iter_dataset(
+        batches = ds.batch(batch, batch_fn=pack_records).to_iter_dataset(
             grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
         )
         return iter(batches.mp_prefetch(options(workers)).pipe(transform(graph)))
@@ -361,7 +321,6 @@ def variants(
         RAW: raw,
         **({f"{RAW}, to the host": lambda: raw(to_host)} if GPU else {}),
         f"{RAW}, not antialiased": lambda: raw(plainly),
-        f"{RAW}, not antialiased, decoding what is cropped": lambda: raw(partly),
         "DALI's JAX plugin": plugin,
         "dalijax.data_iterator": core,
         **{
@@ -369,9 +328,7 @@ def variants(
             for kind in (*KINDS, "Mixture")
         },
         "DALIIterDataset": source,
-        "CLU DALIDatasetIterator": clu,
-        "DALIDataset (tf.data-like)": lambda: iter(dataset()),
-        "DALIDataset.to_tf_dataset()": lambda: dataset().to_tf_dataset().as_numpy_iterator(),
+        "DALIDataset (tf.data-like)": dataset,
         **{
             f"DALITransform, MapDataset of {kind}, read threads: {count}": functools.partial(
                 of_map, graph, count, operation
@@ -387,9 +344,6 @@ def variants(
         ),
         f"DALITransform, {workers} workers, packed paths": lambda: by_workers(of_paths),
         f"DALITransform, {workers} workers, packed bytes": lambda: by_workers(of_bytes, Read()),
-        f"DALITransform, {workers} workers, lists of bytes": lambda: by_workers(
-            of_bytes, Read(), list
-        ),
         "DALIDataLoader, paths": lambda: loader(0),
         f"DALIDataLoader, paths, {workers} workers": lambda: loader(workers),
         f"Grain + OpenCV, {workers} workers": lambda: opencv(workers),
@@ -417,7 +371,6 @@ def readings(files: list[str], batch: int, threads: int) -> dict[str, Callable[[
 
 def measure(iterator: Iterator[Any], batch: int, budget: float, ahead: int) -> tuple[float, float]:
     """Measures images per second and microseconds of CPU time per image.
-
 
     Args:
         iterator: The batches.
