@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import json
 import pathlib
 import re
 import sys
@@ -306,7 +305,7 @@ def train(folder, side=8):
         "--max-seconds",
         "inf",
     ]
-    command += ["--threads", "1,2", "--plot", "tune.png", "--json", "tune.json"]
+    command += ["--threads", "1,2", "--plot", "tune.png"]
     # Like `python -m dalijax.tune`, which imports from the current folder.
     program = (
         "import runpy, sys\nsys.path[0] = ''\nrunpy.run_module('dalijax.tune', None, '__main__')"
@@ -315,13 +314,7 @@ def train(folder, side=8):
     assert "| num_threads |" in done.stdout and "iterator = train(..., num_threads=" in done.stdout
     assert "prefetch_queue_depth=4" in done.stderr  # the progress bar
     assert "memory" in done.stdout and "MiB" in done.stdout
-    written = json.loads((tmp_path / "tune.json").read_text())
-    found = Tuned("train", **written | {"measured": dict(written["measured"])})
-    assert f"\n{found.summary}\n" in done.stdout and found.line in done.stdout
-    assert [value for value, _ in written["measured"]["num_threads"]] == [1, 2, 4]
-    for name, values in written["measured"].items():
-        assert [value for value, _ in written["memory"][name]] == [value for value, _ in values]
-        assert all(memory["host"] >= 0 for _, memory in written["memory"][name])
+    assert re.findall(r"\| num_threads \| \W*(\d+)", done.stdout) == ["1", "2", "4"]
     low, high = Image.open(tmp_path / "tune.png").convert("L").getextrema()
     assert high - low > 50
     monkeypatch.chdir(tmp_path)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import dataclasses
-import json
 import os
 import pathlib
 import platform
@@ -16,7 +14,6 @@ import jax
 import nvidia.dali
 
 from ...api import IteratorFunction
-from ...formats.atomic_file import write_output
 from ...sources.files import Files
 from ..command_line import add_arguments, arguments_of, check_complete, load, write
 from .tune import Tuned, figure_class, tune
@@ -56,8 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         **call,
     )
     write(_report(tuned))
-    if options.json:
-        write_output(options.json, json.dumps(_plain(tuned), indent=1).encode())
     if options.plot:
         tuned.save_plot(options.plot)
         write(f"\nThe rates of all settings: {options.plot}")
@@ -88,7 +83,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prefetch", type=_numbers, help="prefetch_queue_depth to try: 2,3,4")
     parser.add_argument("--batch-sizes", type=_numbers, help="further batch sizes to try: 128,256")
     parser.add_argument("--plot", type=pathlib.Path, help="file for a plot of the rates, e.g. .png")
-    parser.add_argument("--json", type=pathlib.Path, help="file for all measurements")
     return parser
 
 
@@ -111,17 +105,3 @@ def _report(tuned: Tuned) -> str:
             "other programs."
         )
     return "\n".join(lines)
-
-
-def _plain(tuned: Tuned) -> dict[str, Any]:
-    """Returns the result as values that JSON supports."""
-    plain = {key: value for key, value in vars(tuned).items() if key != "name"}
-    rates = {
-        name: list(map(list, rates_by_value.items()))
-        for name, rates_by_value in tuned.measured.items()
-    }
-    memory = {
-        name: [[value, dataclasses.asdict(memory)] for value, memory in memory_by_value.items()]
-        for name, memory_by_value in tuned.memory.items()
-    }
-    return plain | {"measured": rates, "memory": memory}
