@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
+from .arguments import call_fault
 from .dtypes import is_number, narrowed
 from .errors import BatchMapError
 from .messages.printable import printable_repr
@@ -281,16 +282,11 @@ def _check_function(function: object) -> None:
             f"batch_map must be a function of (batch, key), or a list of them, not "
             f"{printable_repr(function)}"
         )
-    try:
+    if fault := call_fault(function, {}, None):
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # the function hides its parameters
-        return
-    try:
-        signature.bind({}, None)
-    except TypeError as error:
         raise TypeError(
-            f"batch_map calls {_name_of(function)}{signature} with (batch, key): {error}"
-        ) from None
+            f"batch_map calls {_name_of(function)}{signature} with (batch, key): {fault}"
+        )
 
 
 def _name_of(function: Any) -> str:
