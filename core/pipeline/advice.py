@@ -300,9 +300,9 @@ def _operator_advice(error: Exception) -> str:
     if not isinstance(error, AttributeError) or not isinstance(error.obj, DataNode):
         return ""
     name = str(error.name)
-    for module, place in ((fn, "fn"), (fn.reductions, "fn.reductions")):
+    for module, prefix in ((fn, "fn"), (fn.reductions, "fn.reductions")):
         if name in _public(module):
-            return f"{place}.{name}"
+            return f"{prefix}.{name}"
     return replacements.OPERATORS.get(replacements.plain(name), "")
 
 

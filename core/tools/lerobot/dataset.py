@@ -220,14 +220,14 @@ def _episodes_of_tables(
         number = int(row["episode_index"])
         videos = {
             camera: (
-                _place(
+                _path_of(
                     root, info, "video_path", video_key=camera, **_file(row, f"videos/{camera}")
                 ),
                 float(row[f"videos/{camera}/from_timestamp"]),
             )
             for camera in cameras
         }
-        data = _place(root, info, "data_path", **_file(row, "data"))
+        data = _path_of(root, info, "data_path", **_file(row, "data"))
         episodes.append(Episode(number, int(row["length"]), data, videos, values))
     path = os.path.join(root, "meta", "tasks.parquet")
     tasks = {}
@@ -251,10 +251,10 @@ def _episodes_of_lines(
         number = int(row["episode_index"])
         keys = {"episode_index": number, "episode_chunk": number // int(info["chunks_size"])}
         videos = {
-            camera: (_place(root, info, "video_path", video_key=camera, **keys), 0.0)
+            camera: (_path_of(root, info, "video_path", video_key=camera, **keys), 0.0)
             for camera in cameras
         }
-        data = _place(root, info, "data_path", **keys)
+        data = _path_of(root, info, "data_path", **keys)
         episodes.append(Episode(number, int(row["length"]), data, videos, values))
     tasks = _lines(os.path.join(root, "meta", "tasks.jsonl"))
     return (
@@ -280,7 +280,7 @@ def _metadata(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{name: row[name] for name in names} for row in rows]
 
 
-def _place(root: str, info: Mapping[str, Any], key: str, **values: Any) -> str:
+def _path_of(root: str, info: Mapping[str, Any], key: str, **values: Any) -> str:
     """Returns the path that a template of info.json describes.
 
     Args:

@@ -38,7 +38,8 @@ class EpisodeRows:
         self._path = ""
         self._file: Any = None
         self._numbers: NDArray[Any] = np.zeros(0)  # episode of each row of the file
-        self._first: NDArray[Any] = np.zeros(1)  # first row of each row group, and number of rows
+        # The first row of each row group, and the number of rows.
+        self._group_starts: NDArray[Any] = np.zeros(1)
         self._groups: tuple[int, int] = (0, 0)
         self._table: Any = None
 
@@ -74,7 +75,7 @@ class EpisodeRows:
             self._file = self._parquet.ParquetFile(episode.data)
             metadata = self._file.metadata
             sizes = [metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)]
-            self._first = np.cumsum([0, *sizes])
+            self._group_starts = np.cumsum([0, *sizes])
             if "episode_index" not in self._file.schema_arrow.names:
                 raise ValueError("it has no column 'episode_index'")
             self._numbers = self._file.read(["episode_index"])["episode_index"].to_numpy()
@@ -88,13 +89,13 @@ class EpisodeRows:
             raise ValueError("the rows of the episode are not adjacent")
         if not len(rows):
             return self._file.schema_arrow.empty_table()
-        low = int(np.searchsorted(self._first, rows[0], side="right")) - 1
-        high = int(np.searchsorted(self._first, rows[-1], side="right"))
+        low = int(np.searchsorted(self._group_starts, rows[0], side="right")) - 1
+        high = int(np.searchsorted(self._group_starts, rows[-1], side="right"))
         if self._table is None or self._groups != (low, high):
             names = [name for name in self._file.schema_arrow.names if name in self._features]
             self._table = self._file.read_row_groups(list(range(low, high)), names)
             self._groups = low, high
-        return self._table.slice(int(rows[0] - self._first[low]), len(rows))
+        return self._table.slice(int(rows[0] - self._group_starts[low]), len(rows))
 
     def _column(self, column: Any, feature: Feature) -> Column:
         """Returns the values of a pyarrow column; see `read`.

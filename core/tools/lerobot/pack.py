@@ -27,7 +27,7 @@ from .image_encoding import ImageEncoding
 from .manifest import Manifest
 from .processes import call_in_processes
 from .rlds_layout import dataset_info_json, features_json, packed_features
-from .shard import ShardWriter, at_place, check_features, divide
+from .shard import ShardWriter, check_features, divide, naming_episode
 
 _log = logging.getLogger("dalijax")
 
@@ -188,7 +188,7 @@ def _with_depth(dataset: LeRobotDataset) -> LeRobotDataset:
         return dataset
     from PIL import Image
 
-    with at_place(dataset.episodes[0], dataset.episodes[0].data):
+    with naming_episode(dataset.episodes[0], dataset.episodes[0].data):
         columns = EpisodeRows(gray).read(dataset.episodes[0])
     features = dict(dataset.features)
     for name, feature in gray.items():
@@ -223,8 +223,8 @@ def _plan(dataset: LeRobotDataset, options: PackOptions, name: str) -> dict[str,
                 f"{printable(path)}: the file of episode {episode.number} can't be read: "
                 f"{error.strerror}. Download the whole data set"
             ) from error
-        place = os.path.relpath(path, dataset.root), stat.st_size, stat.st_mtime_ns
-        digest.update(repr(place).encode())
+        stamp = os.path.relpath(path, dataset.root), stat.st_size, stat.st_mtime_ns
+        digest.update(repr(stamp).encode())
     described = dataset.fps, dataset.robot_type, sorted(dataset.features.items())
     digest.update(repr((described, sorted(dataset.tasks.items()))).encode())
     values = dataclasses.asdict(options)

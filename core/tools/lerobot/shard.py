@@ -113,7 +113,7 @@ class ShardWriter:
     def _features(self, rows: EpisodeRows, number: int) -> dict[str, Column]:
         """Returns the columns of the record of an episode, by key."""
         dataset, episode = self.dataset, self.dataset.episodes[number]
-        with at_place(episode, episode.data):
+        with naming_episode(episode, episode.data):
             columns = rows.read(episode)
             times = np.asarray(columns[TIMESTAMP], np.float64)
             if (np.diff(times) <= 0).any() or not np.isfinite(times).all():
@@ -122,13 +122,13 @@ class ShardWriter:
         packed: dict[str, Column] = {}
         for name, feature in dataset.features.items():
             if feature.dtype == IMAGE:
-                with at_place(episode, episode.data, name):
+                with naming_episode(episode, episode.data, name):
                     packed[step_key(name)] = [
                         self.encoding.encode_stored(data, feature) for data in columns[name]
                     ]
             elif feature.dtype == VIDEO:
                 path, start = episode.videos[name]
-                with at_place(episode, path, name):
+                with naming_episode(episode, path, name):
                     frames = frames_at(path, (start + times).tolist(), self.tolerance, dataset.fps)
                     packed[step_key(name)] = [
                         self.encoding.encode_frame(frame, feature) for frame in frames
@@ -164,21 +164,21 @@ def _column(value: Any) -> Column:
 
 
 @contextlib.contextmanager
-def at_place(episode: Episode, path: str, camera: str = "") -> Iterator[None]:
+def naming_episode(episode: Episode, path: str, camera: str = "") -> Iterator[None]:
     """Context manager that adds file, episode and camera to the messages of errors in its block.
 
     Raises:
         OSError, ValueError: If the block raises such an error.
     """
-    place = f"{printable(path)}: episode {episode.number}"
+    label = f"{printable(path)}: episode {episode.number}"
     if camera:
-        place += f", camera {printable(camera)!r}"
+        label += f", camera {printable(camera)!r}"
     try:
         yield
     except OSError as error:
-        raise OSError(f"{place} can't be read: {error.strerror or error}") from error
+        raise OSError(f"{label} can't be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise ValueError(f"{place}: {printable(str(error))}") from error
+        raise ValueError(f"{label}: {printable(str(error))}") from error
 
 
 def divide(dataset: LeRobotDataset, name: str, shard_steps: int) -> list[Shard]:

@@ -118,10 +118,10 @@ def replay(iterator: DALIGenericIterator, seconds: float) -> Replay:
     except (Exception, SourceError) as error:
         cause = error.__cause__ if isinstance(error, SourceError) else None
         raise NoReplica(f"its graph fails when it runs alone: {cause or error}") from error
-    stages = [Stage(_joined(names[:inputs]), _INPUT, read)] if inputs else []
+    stages = [Stage(_stage_name(names[:inputs]), _INPUT, read)] if inputs else []
     for (start, before), (stop, after) in pairwise(sorted(latencies.items())):
         costly = _costly(names, start, stop) or [start]
-        name = _joined([names[k] for k in costly])
+        name = _stage_name([names[k] for k in costly])
         stages.append(Stage(name, lanes[costly[-1]], after - before))
     return dataclasses.replace(alone, stages=tuple(_distinct(stages)))
 
@@ -275,7 +275,7 @@ def _run_batch(runner: Runner, run: Callable[[], Any]) -> None:
         run()
 
 
-def _joined(names: Sequence[str]) -> str:
+def _stage_name(names: Sequence[str]) -> str:
     """Returns the name of a stage: its one or two operators, or its first and last operator."""
     distinct = list(dict.fromkeys(names))
     return " and ".join(distinct) if len(distinct) < 3 else f"{distinct[0]} to {distinct[-1]}"

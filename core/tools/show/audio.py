@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_WINDOW, _HOP = 256, 64  # samples
+_FFT_SIZE, _HOP = 256, 64  # samples
 _DECIBELS = 80.0  # values this far below the loudest value are black
 # From quiet to loud: black, violet, red, yellow, white.
 _COLORS = np.array([(0, 0, 8), (80, 18, 123), (214, 69, 65), (252, 193, 80), (255, 255, 230)])
@@ -29,19 +29,19 @@ def envelope(sound: NDArray[Any], columns: int) -> NDArray[np.float64]:
 
 
 def spectrogram(sound: NDArray[Any]) -> NDArray[np.float64]:
-    """Returns the power of a sound relative to its maximum, in windows of 256 samples every 64.
+    """Returns the power of a sound relative to its maximum, in sections of 256 samples every 64.
 
     Args:
-        sound: Samples, [time]. A sound shorter than a window is padded with zeros; non-finite
+        sound: Samples, [time]. A sound shorter than a section is padded with zeros; non-finite
             values count as 0.
 
     Returns:
-        Decibels from -80 to 0, [129, windows], with the lowest frequency first.
+        Decibels from -80 to 0, [129, sections], with the lowest frequency first.
     """
     values = np.where(np.isfinite(sound), sound, 0).astype(np.float64)
-    values = np.pad(values, (0, max(0, _WINDOW - len(values))))
-    windows = np.lib.stride_tricks.sliding_window_view(values, _WINDOW)[::_HOP]
-    power = np.abs(np.fft.rfft(windows * np.hanning(_WINDOW + 1)[:-1], axis=1)).T ** 2
+    values = np.pad(values, (0, max(0, _FFT_SIZE - len(values))))
+    sections = np.lib.stride_tricks.sliding_window_view(values, _FFT_SIZE)[::_HOP]
+    power = np.abs(np.fft.rfft(sections * np.hanning(_FFT_SIZE + 1)[:-1], axis=1)).T ** 2
     loudest = power.max()
     if loudest == 0:
         return np.full(power.shape, -_DECIBELS)
@@ -49,7 +49,7 @@ def spectrogram(sound: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def spectrogram_picture(sound: NDArray[Any]) -> NDArray[np.uint8]:
-    """Returns the spectrogram of a sound as an RGB image, uint8 [129, windows, 3].
+    """Returns the spectrogram of a sound as an RGB image, uint8 [129, sections, 3].
 
     High frequencies are above.
     """

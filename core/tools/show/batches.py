@@ -59,7 +59,7 @@ class Taken:
             except Exception as error:  # any error of a graph, a function or a file system
                 self.failures.append(f"{title}: {described(error)}")
 
-    def learn(self, iterator: Any) -> None:
+    def inspect(self, iterator: Any) -> None:
         """Sets `mask` and `device_axis` from an iterator; adds its last errors to `failures`."""
         for failed in tuple(getattr(iterator, "errors", ()))[-_MOST_NAMED:]:
             text = str(getattr(failed, "message", failed))
@@ -110,7 +110,7 @@ def take(data: Any, count: int, call: Mapping[str, Any], samples: int) -> Taken:
     if isinstance(data, IteratorFunction):
         with data(**call) as iterator:
             result.take(iterator, count, lambda: next(iterator))
-            result.learn(iterator)
+            result.inspect(iterator)
     elif Source in type(data).__mro__:
         indices = np.arange(min(samples, len(data)))
         result.take(None, 1, lambda: _records(data, indices))
@@ -121,7 +121,7 @@ def take(data: Any, count: int, call: Mapping[str, Any], samples: int) -> Taken:
     elif hasattr(data, "__iter__"):
         iterator = iter(data)
         result.take(iterator, count, lambda: next(iterator))
-        result.learn(iterator)
+        result.inspect(iterator)
         getattr(iterator, "close", lambda: None)()
     else:
         cure = ". Decorate it with dalijax.data_iterator" if callable(data) else ""
@@ -150,7 +150,7 @@ def _from_iterator(result: Taken, iterator: Any, count: int) -> None:
             "position. Pass one of its batches, by show(next(iterator)), or the object that "
             "created it"
         )
-    result.learn(iterator)
+    result.inspect(iterator)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from .layouts import IN_STRIPS, OTHERS, PICTURES, VIDEOS, WINDOW, as_text, guess_layout
+from .layouts import IN_STRIPS, OTHERS, PICTURES, STEPS, VIDEOS, as_text, guess_layout
 from .pixels import Brightness, brightness
 
 _BINS = 32
@@ -259,13 +259,13 @@ def _output(
     layout = guess_layout(samples)
     # Integers with a mask are tokens, whose plot would mean nothing.
     if steps is not None and values.dtype.kind == "f" and layout in ("numbers", *PICTURES):
-        layout = WINDOW
+        layout = STEPS
     drawn = None
     if layout in (*PICTURES, *VIDEOS) and figures is not None:
         drawn = brightness(values.dtype, figures.least, figures.most, "C" in layout)
     elif layout in (*PICTURES, *VIDEOS):
         drawn = Brightness(0, 1, "no value is finite")
-    device, sharding = _place(array)
+    device, sharding = _devices_and_sharding(array)
     return Output(
         name=name,
         shape=tuple(getattr(array, "shape", values.shape)),
@@ -292,7 +292,7 @@ def _rows(array: Any, device_axis: bool) -> NDArray[Any]:
     return values.reshape(-1, *values.shape[2:]) if device_axis and values.ndim > 1 else values
 
 
-def _place(array: Any) -> tuple[str, str]:
+def _devices_and_sharding(array: Any) -> tuple[str, str]:
     """Returns the devices of an array, and its sharding, as text."""
     if not isinstance(array, jax.Array):
         return "host (NumPy)", ""

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from ...environment.extras import extra
 from .audio import envelope, spectrogram_picture
 from .contents import Output
-from .layouts import SOUNDS, WINDOW, channels_of, pictures_of
+from .layouts import SOUNDS, STEPS, channels_of, pictures_of
 from .pixels import chosen_frames, faded, to_rgb
-from .windows import window_picture
+from .step_plots import step_plot
 
 with extra("show", "dalijax.show"):
     from PIL import Image
@@ -42,7 +42,7 @@ def pixels_of(output: Output, row: int, side: int = _SIDE) -> list[Pixels]:
     sample = output.samples[row]
     if output.layout in SOUNDS:
         return [spectrogram_picture(channel) for channel in channels_of(sample, output.layout)]
-    if output.layout == WINDOW:
+    if output.layout == STEPS:
         return [_plot(output, row, side // _PLOT)]
     if output.layout == "encoded":
         pictures = [] if (decoded := _decoded(sample)) is None else [decoded]
@@ -77,7 +77,7 @@ def _plot(output: Output, row: int, height: int) -> Pixels:
     values = np.asarray(output.samples[row], np.float64)
     values = values.reshape(len(values), -1)
     valid = np.ones(len(values), np.bool_) if steps is None else steps[row]
-    return window_picture(values, valid, least, most, (_PLOT * height, height))
+    return step_plot(values, valid, least, most, (_PLOT * height, height))
 
 
 def png_uri(pixels: Pixels) -> str:

@@ -12,9 +12,9 @@ PICTURES = ("HWC", "CHW", "HW")
 VIDEOS = ("FHWC", "FCHW", "CFHW", "FHW")  # volumes, too, whose slices are the frames
 SOUNDS = ("T", "TC", "CT")
 OTHERS = ("text", "encoded", "numbers")
-WINDOW = "window"  # floats of several steps, with a mask of the valid steps
-LAYOUTS = (*PICTURES, *VIDEOS, *SOUNDS, *OTHERS, WINDOW)
-IN_STRIPS = (*PICTURES, *VIDEOS, "encoded", WINDOW)
+STEPS = "window"  # floats of several steps, with a mask of the valid steps
+LAYOUTS = (*PICTURES, *VIDEOS, *SOUNDS, *OTHERS, STEPS)
+IN_STRIPS = (*PICTURES, *VIDEOS, "encoded", STEPS)
 
 _CHANNELS = (1, 3, 4)
 _LEAST_SIDE = 8  # pixels; a smaller matrix counts as numbers
@@ -59,7 +59,7 @@ def guess_layout(samples: Sequence[Any]) -> str:
         samples: An array, a str or bytes for each sample.
 
     Returns:
-        One of `LAYOUTS`, except `WINDOW`: "HWC", "CHW" and "HW" are images, layouts with F are
+        One of `LAYOUTS`, except `STEPS`: "HWC", "CHW" and "HW" are images, layouts with F are
         videos and volumes, and layouts with T are sounds.
     """
     first = samples[0] if len(samples) else np.zeros([])

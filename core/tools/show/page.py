@@ -139,9 +139,9 @@ def _outline(columns: NDArray[np.float64]) -> str:
 
     The outline follows the maxima from left to right, and the minima from right to left.
     """
-    places = np.arange(len(columns)) * 100 / len(columns)
-    above = [f"{x:.2f},{-high:.3f}" for x, (_, high) in zip(places, columns)]
-    below = [f"{x:.2f},{-low:.3f}" for x, (low, _) in zip(places[::-1], columns[::-1])]
+    offsets = np.arange(len(columns)) * 100 / len(columns)
+    above = [f"{x:.2f},{-high:.3f}" for x, (_, high) in zip(offsets, columns)]
+    below = [f"{x:.2f},{-low:.3f}" for x, (low, _) in zip(offsets[::-1], columns[::-1])]
     return f"M{' '.join([*above, *below])}Z"
 
 

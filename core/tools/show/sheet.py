@@ -56,9 +56,9 @@ def _stacked(images: Sequence[Image.Image], axis: int) -> Image.Image:
     size[axis] = sizes[:, axis].sum()
     stacked = Image.new("RGB", (int(size[1]), int(size[0])), "white")
     for image, end in zip(images, sizes[:, axis].cumsum().tolist()):
-        place = [_GAP // 2, _GAP // 2]
-        place[1 - axis] += end - image.size[1 - axis] - _GAP
-        stacked.paste(image, (place[0], place[1]))
+        corner = [_GAP // 2, _GAP // 2]
+        corner[1 - axis] += end - image.size[1 - axis] - _GAP
+        stacked.paste(image, (corner[0], corner[1]))
     return stacked
 
 

@@ -1,4 +1,4 @@
-"""Plots windows of steps as lines."""
+"""Plots the numbers of successive steps as lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BAND, _FAINT, _ZERO = (226, 226, 226), (176, 176, 176), (205, 205, 205)
 _COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf", "#8c564b", "#e377c2")
 
 
-def window_picture(
+def step_plot(
     values: NDArray[np.float64],
     valid: NDArray[np.bool_],
     least: float,
@@ -49,17 +49,16 @@ def window_picture(
     if least < 0 < most:
         pen.line([0, y_of(0), width, y_of(0)], _ZERO, _SCALE)
     pen.rectangle([0, 0, width - 1, height - 1], outline=_BAND, width=_SCALE)
-    places = [(k + 0.5) * width / steps for k in range(steps)]
+    centers = [(k + 0.5) * width / steps for k in range(steps)]
     radius = min(2 * _SCALE, width / steps / 3)
     for number, line in enumerate(values.T):
         color = _COLORS[number % len(_COLORS)]
-        dots = [(x, y_of(y)) if np.isfinite(y) else None for x, y in zip(places, line.tolist())]
-        for k, dot in enumerate(dots):
-            after = dots[k + 1] if k + 1 < steps else None
-            if dot is not None and after is not None:
+        dots = [(x, y_of(y)) if np.isfinite(y) else None for x, y in zip(centers, line.tolist())]
+        for k, (dot, following) in enumerate(zip(dots, [*dots[1:], None])):
+            if dot is None:
+                continue
+            if following is not None:
                 inside = valid[k] and valid[k + 1]
-                pen.line([dot, after], color if inside else _FAINT, _SCALE)
-        for k, dot in enumerate(dots):
-            if dot is not None:
-                pen.circle(dot, radius, color if valid[k] else _FAINT)
+                pen.line([dot, following], color if inside else _FAINT, _SCALE)
+            pen.circle(dot, radius, color if valid[k] else _FAINT)
     return np.asarray(image.resize(size, Image.Resampling.LANCZOS))
