@@ -166,9 +166,7 @@ def test_figures():
     assert (figures.nans, figures.infinities) == (3, 1)
     assert (figures.least, figures.most) == (finite.min(), finite.max())
     np.testing.assert_allclose((figures.mean, figures.deviation), (finite.mean(), finite.std()))
-    counts, edges = np.histogram(finite, 32)
-    np.testing.assert_array_equal(figures.counts, counts)
-    np.testing.assert_array_equal(figures.edges, edges)
+    np.testing.assert_array_equal(figures.counts, np.histogram(finite, 32)[0])
     labels = RNG.integers(2, 7, 100)
     np.testing.assert_array_equal(figures_of(labels).counts, np.bincount(labels)[2:])
     assert figures_of(np.full(3, np.nan)) is None and figures_of(np.zeros(0)) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,6 @@ class Figures:
         nans: Number of NaNs.
         infinities: Number of infinities.
         counts: Number of finite values in each bin of a histogram, [bins].
-        edges: Edges of the bins, [bins + 1].
     """
 
     least: float
@@ -40,7 +40,6 @@ class Figures:
     nans: int
     infinities: int
     counts: NDArray[Any]
-    edges: NDArray[Any]
 
 
 def figures_of(values: NDArray[Any]) -> Figures | None:
@@ -53,7 +52,6 @@ def figures_of(values: NDArray[Any]) -> Figures | None:
     is_integer = values.dtype.kind in "biu"
     if is_integer and finite.max() - finite.min() < _BINS:  # a bin for each value
         bins = np.arange(finite.min(), finite.max() + 2) - 0.5
-    counts, edges = np.histogram(finite, bins)
     nans = int(np.isnan(flat).sum())
     return Figures(
         least=float(finite.min()),
@@ -62,8 +60,7 @@ def figures_of(values: NDArray[Any]) -> Figures | None:
         deviation=float(finite.std()),
         nans=nans,
         infinities=flat.size - finite.size - nans,
-        counts=counts,
-        edges=edges,
+        counts=np.histogram(finite, bins)[0],
     )
 
 
@@ -296,15 +293,12 @@ def _devices_and_sharding(array: Any) -> tuple[str, str]:
     """Returns the devices of an array, and its sharding, as text."""
     if not isinstance(array, jax.Array):
         return "host (NumPy)", ""
-    devices = [str(device) for device in sorted(array.sharding.device_set, key=_number_of)]
+    ordered = sorted(array.sharding.device_set, key=operator.attrgetter("id"))
+    devices = [str(device) for device in ordered]
     if len(devices) == 1:
         return devices[0], "one device"
     suffix = f" and {len(devices) - 4} more" if len(devices) > 4 else ""
     return ", ".join(devices[:4]) + suffix, str(array.sharding)
-
-
-def _number_of(device: Any) -> int:
-    return int(device.id)
 
 
 def _plain(row: Any) -> Any:

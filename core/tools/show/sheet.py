@@ -64,11 +64,8 @@ def _stacked(images: Sequence[Image.Image], axis: int) -> Image.Image:
 
 def _sample(contents: Contents, output: Output, row: int) -> Image.Image:
     """Returns an image of a sample: its images in a row, and its labels below."""
-    return _cell(_images(output, row), [*contents.caption(row), *_padding(contents, row)])
-
-
-def _images(output: Output, row: int) -> list[Image.Image]:
-    return [Image.fromarray(_enlarged(pixels, _CELL)) for pixels in pixels_of(output, row, _CELL)]
+    images = [Image.fromarray(_enlarged(pixels, _CELL)) for pixels in pixels_of(output, row, _CELL)]
+    return _cell(images, [*contents.caption(row), *_padding(contents, row)])
 
 
 def _of_equal_height(output: Output, row: int) -> list[Image.Image]:
