@@ -22,38 +22,26 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from nvidia.dali import Pipeline, fn, pipeline_def, types
+from nvidia.dali import Pipeline, pipeline_def
 
 import photos
 import report
-from dalijax import augment, data_iterator, sources
+import throughput
+from dalijax import data_iterator, sources
 
 Step = Callable[[], Any]
 Options = dict[str, Any]
-LOAD = 0.9  # hw_decoder_load
 
 
 def graph(files: list[str], shard_id: int = 0, num_shards: int = 1) -> Any:
-    """Defines random resized crops to 224, mirrored and normalized, float16."""
-    data, label = fn.readers.file(
-        files=files,
-        labels=list(range(len(files))),
-        name="reader",
-        shard_id=shard_id,
-        num_shards=num_shards,
-        random_shuffle=True,
-        pad_last_batch=True,
-    )
-    images = fn.decoders.image(data, device="mixed", hw_decoder_load=LOAD)
-    images = fn.random_resized_crop(images, size=(224, 224))
-    images = fn.crop_mirror_normalize(
-        images,
-        dtype=types.FLOAT16,
-        output_layout="HWC",
-        mean=[123.7, 116.3, 103.5],
-        std=[58.4, 57.1, 57.4],
-        mirror=fn.random.coin_flip(),
-    )
+    """Defines the graph of benchmarks/throughput.py, with labels on the GPU."""
+    images, label = throughput.reading(files, shard_id, num_shards)
+    return images, label.gpu()
+
+
+def of_records(data: Any, label: Any, *, draw: Any) -> Any:
+    """Defines the same over a source."""
+    images, label = throughput.of_source(data, label, draw=draw)
     return images, label.gpu()
 
 
@@ -119,20 +107,6 @@ def ours(files: list[str], batch: int, options: Options, gpus: int) -> Step:
 
 def over_source(files: list[str], batch: int, options: Options, gpus: int, shards: int = 1) -> Step:
     """Returns a step of dalijax over some tars, with a global shuffle."""
-
-    def of_records(data: Any, label: Any, *, draw: Any) -> Any:
-        images = fn.decoders.image(data, device="mixed", hw_decoder_load=LOAD)
-        images = augment.random_resized_crop(images, 224, draw=draw)
-        images = fn.crop_mirror_normalize(
-            images,
-            dtype=types.FLOAT16,
-            output_layout="HWC",
-            mean=[123.7, 116.3, 103.5],
-            std=[58.4, 57.1, 57.4],
-            mirror=draw.coin_flip(),
-        )
-        return images, label.gpu()
-
     folder = pathlib.Path(files[0]).parent / "packed"
     tars = sorted(map(str, folder.glob(f"*-of-{shards}.tar")))
     config: dict[str, Any] = {"auto_reset": True}
