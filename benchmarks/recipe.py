@@ -6,8 +6,9 @@ different order in each round::
     python benchmarks/recipe.py --config resnet50 --batch 256 --seconds 300
 
 ``--seconds`` is the time of all timed steps. Building pipelines, compiling, and untimed steps
-before the timed steps take additional time. After ``--limit`` seconds, no turn begins, but each
-input has at least one turn.
+before the timed steps take additional time. With ``--processes 2``, two processes of
+``jax.distributed`` share the GPUs of this machine, and the results are those of the first process.
+After ``--limit`` seconds, no turn begins, but each input has at least one turn.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import functools
 import gc
 import importlib.util
 import itertools
+import json
 import math
 import os
 import pathlib
 import re
+import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -34,7 +38,9 @@ os.environ["XLA_FLAGS"] = " ".join(  # XLA uses the last value of a flag
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from nvidia.dali import backend
 
 import other_inputs
 import photos
@@ -50,6 +56,7 @@ JITTER = {**PLAIN, "jitter": 0.3}
 POLICY = {**JITTER, "policy": "rand"}
 ALL = {**POLICY, "erasing": 0.25, "mixup": 0.8, "cutmix": 1.0}
 MODEL = "a batch on the devices"
+PROCESS = "RECIPE_PROCESS"  # the setup of one of several processes, as JSON
 TAR = "everything, from a tar"
 OPENCV, TENSORFLOW = "Grain, OpenCV: crop, flip, jitter", "tf.data: crop, flip, jitter"
 INPUTS = {
@@ -98,7 +105,8 @@ class Trainer:
         """Trains some steps, and returns their timing."""
         begin, busy = time.perf_counter(), cpu_seconds()
         timing = turns.time_steps(self._train, batches, count)
-        return Timing(*timing, (cpu_seconds() - busy) / (time.perf_counter() - begin))
+        cores = (cpu_seconds() - busy) / (time.perf_counter() - begin)
+        return Timing(*timing, float(np.sum(multihost_utils.process_allgather(cores))))
 
 
 def measure(
@@ -186,14 +194,40 @@ def with_soft_labels(batches: Iterator[Batch], sharding: Any) -> Iterator[Batch]
         yield jax.device_put({**batch, "labels": soft(batch["labels"])}, sharding)
 
 
-def default_workers() -> int:
-    """Returns the number of workers, so that two cores remain for the training loop."""
-    return max(1, len(os.sched_getaffinity(0)) - 2)
+def default_workers(processes: int = 1) -> int:
+    """Returns the number of workers of a process, so that two cores remain for its loop."""
+    return max(1, len(os.sched_getaffinity(0)) // processes - 2)
 
 
 def steps_in(seconds: float, step_ms: float) -> int:
-    """Returns the number of steps of a time, at least 3."""
-    return max(3, int(1e3 * seconds / step_ms))
+    """Returns the number of steps of a time, the same in all processes."""
+    return max(3, int(multihost_utils.broadcast_one_to_all(int(1e3 * seconds / step_ms))))
+
+
+def start_processes(count: int, folder: pathlib.Path) -> None:
+    """Runs this program in several processes, each with a part of the GPUs."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    share, running = backend.GetCUDADeviceCount() // count, []
+    for number in range(count):
+        setup = {"address": address, "process": number, "folder": str(folder)}
+        gpus = ",".join(map(str, range(number * share, (number + 1) * share)))
+        running.append(
+            subprocess.Popen(
+                [sys.executable, *sys.argv],
+                env=os.environ | {PROCESS: json.dumps(setup), "CUDA_VISIBLE_DEVICES": gpus},
+                stdout=subprocess.DEVNULL if number else None,
+            )
+        )
+    try:
+        while None in (codes := [process.poll() for process in running]) and not any(codes):
+            time.sleep(0.1)
+    finally:
+        for process in running:
+            process.kill()  # if a process failed, the others would wait for it
+    if any(codes):
+        raise SystemExit(f"the processes ended with {codes}")
 
 
 def main() -> None:
@@ -205,15 +239,33 @@ def main() -> None:
         "--folder", type=pathlib.Path, help="directory of the JPEGs, created if necessary"
     )
     parser.add_argument("--threads", type=int, default=8, help="DALI's threads per device")
-    parser.add_argument("--workers", type=int, default=default_workers(), help="Grain's workers")
+    parser.add_argument("--workers", type=int, help="Grain's workers (default: cores - 2)")
     parser.add_argument("--match", default="", help="pattern of names of inputs")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=300, help="time of all timed steps")
     parser.add_argument(
         "--limit", type=float, default=math.inf, help="seconds after which no turn begins"
     )
+    parser.add_argument("--processes", type=int, default=1, help="number of processes")
     args = parser.parse_args()
     ends = time.monotonic() + args.limit
+
+    def is_over() -> bool:
+        """Returns whether the time limit of the first process is over."""
+        return bool(multihost_utils.broadcast_one_to_all(time.monotonic() > ends))
+
+    if args.workers is None:
+        args.workers = default_workers(args.processes)
+    if args.processes > 1 and PROCESS not in os.environ:
+        with tempfile.TemporaryDirectory() as spare:
+            folder = args.folder or pathlib.Path(spare)
+            photos.make(folder, args.files)
+            start_processes(args.processes, folder)
+        return
+    if PROCESS in os.environ:
+        setup = json.loads(os.environ[PROCESS])
+        jax.distributed.initialize(setup["address"], args.processes, setup["process"])
+        args.folder = pathlib.Path(setup["folder"])
     report.heading()
     recipe = importlib.import_module("input")
     config = importlib.import_module(f"configs.{args.config}").config
@@ -230,14 +282,16 @@ def main() -> None:
                 dataclasses.replace(config, **changes), source, rows, args.threads
             )
 
+        host = args.batch // jax.process_count()
         inputs: dict[str, Callable[[], Any]] = {
             name: functools.partial(batches, changes) for name, changes in INPUTS.items()
         }
         if re.search(args.match, TAR):
-            tars = photos.tars(pathlib.Path(spare), files, classes=CLASSES)
+            folder = pathlib.Path(spare) / str(jax.process_index())
+            tars = photos.tars(folder, files, classes=CLASSES)
             packed = recipe.sources.Tar(tars, recipe.FIELDS)
             inputs[TAR] = functools.partial(batches, ALL, packed)
-        others_call = (list(map(str, files)), labels, args.batch)
+        others_call = (list(map(str, files)), labels, host)
         has_others = config.side == other_inputs.SIDE
         if has_others and importlib.util.find_spec("cv2"):
             inputs[OPENCV] = lambda: with_soft_labels(
@@ -261,7 +315,7 @@ def main() -> None:
             args.seconds,
             args.workers,
             args.config,
-            lambda: time.monotonic() > ends,
+            is_over,
         )[args.config]
     step_ms, over = medians(timings), longer(timings)
     report.table(
@@ -282,8 +336,11 @@ def main() -> None:
             for name, runs in timings.items()
         ],
     )
-    groups = {args.config: step_ms}
-    report.write(args.out, f"recipe-{args.config}", as_json(timings), groups, "ms per step")
+    title = f"recipe-{args.config}"
+    if args.processes > 1:
+        title += f"-{args.processes}-processes"
+    if jax.process_index() == 0:
+        report.write(args.out, title, as_json(timings), {args.config: step_ms}, "ms per step")
 
 
 if __name__ == "__main__":
