@@ -86,21 +86,21 @@ CALLS = [
 ]
 
 
+def with_batch_size(call, words):
+    return call if words[0] == "batch_size is missing" else {"batch_size": 4, **call}
+
+
 @pytest.mark.parametrize("call,error,words", [(c, e, w) for c, e, *w in CALLS], ids=str)
-@pytest.mark.parametrize("adapter", (None, DALIDatasetIterator, DALIDataset, DALIIterDataset))
-def test_a_wrong_argument_of_the_call(jpegs, call, error, words, adapter):
-    if "batch_size" not in call and words[0] != "batch_size is missing":
-        call = {**call, "batch_size": 4}
+def test_a_wrong_argument_of_the_call(jpegs, call, error, words):
+    refused(lambda: train(jpegs, **with_batch_size(call, words)), error, *words)
 
-    def make():
-        if adapter is None:
-            train(jpegs, **call)
-        elif adapter is DALIDatasetIterator:
-            DALIDatasetIterator(train, paths=jpegs, **call)
-        else:  # which call it when they are iterated
-            next(iter(adapter(train, paths=jpegs, **call)))
 
-    refused(make, error, *words)
+@pytest.mark.parametrize("adapter", (DALIDatasetIterator, DALIDataset, DALIIterDataset))
+def test_adapters_pass_the_arguments_of_the_call(jpegs, adapter):
+    """The adapters call the iterator function, two of them when they are iterated."""
+    for call, error, *words in CALLS:
+        arguments = with_batch_size(call, words)
+        refused(lambda: next(iter(adapter(train, paths=jpegs, **arguments))), error, *words)
 
 
 def test_whole_numbers_of_numpy_and_jax_are_taken(jpegs):

@@ -125,23 +125,29 @@ def with_orientation(mode, form, orientation):
     return saved(MODES[mode], form, exif=exif_data, **options)
 
 
+CHANNELS = [
+    ("L", "JPEG", 1, {}, "gray JPEG on a CPU"),
+    ("L", "JPEG", 6, {"adjust_orientation": False}, "gray JPEG on a CPU"),
+    ("RGBA", "PNG", 2, {}, "PNG with alpha and an EXIF orientation"),
+    ("RGBA", "PNG", 6, {}, "PNG with alpha and an EXIF orientation"),
+    ("LA", "WEBP", 6, {}, "WebP with alpha and an EXIF orientation"),
+    ("RGBA", "PNG", 6, {"adjust_orientation": False}, ""),
+    ("RGBA", "PNG", 1, {}, ""),
+    ("LA", "WEBP", 1, {}, ""),
+    ("RGB", "JPEG", 6, {}, ""),
+    ("RGB", "PNG", 6, {}, ""),
+    ("L", "PNG", 6, {}, ""),
+]
+
+
+# The kinds are recognized by the same function in each case.
 @pytest.mark.parametrize(
-    ("mode", "form", "orientation", "settings", "kind"),
+    ("how", "mode", "form", "orientation", "settings", "kind"),
     [
-        ("L", "JPEG", 1, {}, "gray JPEG on a CPU"),
-        ("L", "JPEG", 6, {"adjust_orientation": False}, "gray JPEG on a CPU"),
-        ("RGBA", "PNG", 2, {}, "PNG with alpha and an EXIF orientation"),
-        ("RGBA", "PNG", 6, {}, "PNG with alpha and an EXIF orientation"),
-        ("LA", "WEBP", 6, {}, "WebP with alpha and an EXIF orientation"),
-        ("RGBA", "PNG", 6, {"adjust_orientation": False}, ""),
-        ("RGBA", "PNG", 1, {}, ""),
-        ("LA", "WEBP", 1, {}, ""),
-        ("RGB", "JPEG", 6, {}, ""),
-        ("RGB", "PNG", 6, {}, ""),
-        ("L", "PNG", 6, {}, ""),
+        *(("records", *case) for case in CHANNELS),
+        *((how, *case) for how in ("paths", "Grain") for case in CHANNELS[1::3]),
     ],
 )
-@pytest.mark.parametrize("how", ["records", "paths", "Grain"])
 def test_kept_channels_are_right_or_refused(how, mode, form, orientation, settings, kind, tmp_path):
     data = with_orientation(mode, form, orientation)
     (tmp_path / "image").write_bytes(data)

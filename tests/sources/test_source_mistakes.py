@@ -204,10 +204,18 @@ OF_OTHER_KINDS = {
 }
 
 
-@pytest.mark.parametrize("make,found", OF_OTHER_KINDS.values(), ids=OF_OTHER_KINDS)
-@pytest.mark.parametrize("others", ("all", "one", "array"))
-@pytest.mark.parametrize("on_error", ("raise", "mask"))
-def test_a_value_unlike_its_field_names_source_field_and_record(make, found, others, on_error):
+# Every kind of value, and for some kinds also a single value, a whole array and masked errors.
+VALUES = [
+    *((kind, "all", "raise") for kind in OF_OTHER_KINDS),
+    *((kind, others, "raise") for kind in ("dtype", "None") for others in ("one", "array")),
+    *(("float", others, "mask") for others in ("all", "one", "array")),
+]
+
+
+@pytest.mark.parametrize("kind,others,on_error", VALUES, ids=map(" ".join, VALUES))
+def test_a_value_unlike_its_field_names_source_field_and_record(kind, others, on_error):
+    make, found = OF_OTHER_KINDS[kind]
+
     class Unlike(Rows):
         def read(self, indices, names):
             columns = super().read(indices, names)
@@ -218,8 +226,6 @@ def test_a_value_unlike_its_field_names_source_field_and_record(make, found, oth
     def value(k):
         return make(k) if others != "one" or k == 13 else np.full(3, k, np.int32)
 
-    if others == "array" and isinstance(make(0), (bytes, str)):
-        pytest.skip("NumPy has its own dtypes for them")
     options = {"on_error": on_error, "mask": "is_valid"} if on_error == "mask" else {}
     function = data_iterator(lambda x: x, ["x"], source=Unlike(value), shuffle=False, **options)
     with pytest.raises(TypeError) as caught:
