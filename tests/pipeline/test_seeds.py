@@ -7,13 +7,14 @@ import grain
 import numpy as np
 import pytest
 from nvidia.dali import fn, pipeline_def
+from python_numbers import folded
 from shardings import rows_over
 
 from dalijax import data_iterator
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform
 from dalijax.adapters.tfdata import DALIDataset
-from dalijax.core.random.seeds import ShardSeed, shard_seed
+from dalijax.core.random.seeds import ShardSeed, pass_of, pass_seed, shard_seed
 from dalijax.errors import StateError
 from numbered import read_files
 
@@ -45,6 +46,16 @@ def test_no_two_seeds_or_shards_share_a_seed():
     # Frozen values: states depend on them.
     frozen = [2220523220, 4110331940, 3957738298, 3663432494]
     assert [shard_seed(*pair) for pair in ((0, 1), (1, 1), (0, 2), (2**62, 3))] == frozen
+
+
+@pytest.mark.parametrize("seed", (0, 7, -1))
+def test_seeds_match_pythons_integers(seed):
+    for number in (1, 2, 3, 1000):
+        assert shard_seed(seed, number) == 1 << 31 | folded(seed, number) >> 33
+        assert pass_seed(seed, number) == 1 << 31 | folded(seed, 0x70617373, number) >> 33
+        assert pass_of(seed, pass_seed(seed, number)) == number
+    assert shard_seed(seed, 0) == pass_seed(seed, 0) == seed
+    assert pass_of(seed, seed) == 0 and pass_of(seed, seed + 1) is None
 
 
 def test_a_seed_of_a_shard_pickles():

@@ -68,6 +68,15 @@ def test_orders_match_pythons_integers(seed, epoch):
         assert shuffled(positions, count, seed, epoch).tolist() == expected
 
 
+@pytest.mark.parametrize("seed", (0, 7, -1))
+def test_the_network_of_large_orders_permutes_any_count(seed, monkeypatch):
+    monkeypatch.setattr(order, "MOST_LISTED", 0)
+    for count in range(1, 60):
+        found = shuffled(np.arange(count), count, seed, count % 3).tolist()
+        assert sorted(found) == list(range(count))
+        assert found == [by_feistel(k, count, seed, count % 3) for k in range(count)]
+
+
 @hypothesis.settings(max_examples=100, deadline=None)
 @hypothesis.given(st.integers(1, 3 * order.MOST_LISTED), SEEDS, EPOCHS)
 @hypothesis.example(order.MOST_LISTED, 0, 0)
