@@ -3,8 +3,12 @@
 import importlib.util
 import pathlib
 import re
+import shutil
+import subprocess
 
 import pytest
+
+from programs import run_python
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -24,6 +28,39 @@ def test_commands_exist(path):
     assert set(called) <= set(targets)
     for script in re.findall(r"bash (\S+)", " ".join(commands)):
         assert (ROOT / script).is_file()
+
+
+def test_the_full_tests_are_divided_into_all_folders():
+    parts = jobs(ROOT / ".github" / "workflows" / "full.yml")["full"]["strategy"]["matrix"]["part"]
+    folders = sorted(" ".join(parts).split())
+    elsewhere = {"gpu", "parity", "pax", "support"}
+    having_tests = {file.parent.name for file in (ROOT / "tests").glob("*/*.py")}
+    assert folders == sorted(having_tests - elsewhere)
+
+
+def git(folder, *arguments):
+    who = ("-c", "user.name=A", "-c", "user.email=a@example.com")
+    command = ["git", *who, "-C", folder, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_long_subjects_of_commits_are_refused(tmp_path):
+    script = ROOT / ".ci" / "subjects.py"
+    whole = str(tmp_path / "whole")
+    subprocess.run(["git", "init", "-q", whole], check=True)
+    commits = {}
+    for subject in ("x" * 100, "é" * 72, "y" * 73):
+        git(whole, "commit", "-q", "--allow-empty", "-m", subject, "-m", "z" * 100)
+        commits[subject[0]] = git(whole, "rev-parse", "HEAD")
+    git(whole, "checkout", "-q", commits["é"])
+    assert run_python(script, commits["x"], cwd=whole).stdout == ""
+    git(whole, "checkout", "-q", commits["y"])
+    printed = run_python(script, commits["x"], cwd=whole, code=1).stdout
+    assert printed.count("\n") == 1 and "from 73 to 72 characters: yyy" in printed
+    shallow = str(tmp_path / "shallow")
+    subprocess.run(["git", "clone", "-q", "--depth=1", f"file://{whole}", shallow], check=True)
+    assert "were not checked" in run_python(script, commits["x"], cwd=shallow).stdout
 
 
 def test_the_versions_of_ci():
