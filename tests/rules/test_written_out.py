@@ -41,6 +41,8 @@ STREAMS = {
         1: "7 8 9|10 11 12|13",
         2: "14 15 16|17 18 19|20",
     },
+    (5, 2, "DROP", False): {0: "0 1|2 3", 1: "6 7|8 9", 2: "12 13|14 15"},
+    (5, 2, "DROP", True): {0: "0 1|2 3", 1: "5 6|7 8", 2: "10 11|12 13"},
     # Epochs of less than a batch: the last batch of epoch 1 contains all samples of epoch 2.
     (2, 3, "FILL", False): {0: "0 1 (2)", 1: "3 (4) (5)", 3: "6 7 (8)"},
     (2, 3, "FILL", True): {0: "0 1 (1)", 1: "2 3 (3)", 2: "4 5 (5)"},

@@ -1,5 +1,7 @@
 """Hashes and orders of records in Python's integers, as references for NumPy's."""
 
+import hashlib
+
 MASK = (1 << 64) - 1
 
 
@@ -17,6 +19,13 @@ def folded(*parts):
     for part in parts:
         state = splitmix(state ^ (part & MASK))
     return state
+
+
+def uniform_number(seed, epoch, record, name, column=0):
+    """Returns the number from 0 to 1 that a draw with a name has for a record."""
+    name_key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    bits = splitmix(folded(seed, epoch, record) ^ folded(name_key, column))
+    return (bits >> 40) / 2**24
 
 
 def listed_order(count, seed, epoch):

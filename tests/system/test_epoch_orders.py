@@ -4,7 +4,7 @@ import grain
 import numpy as np
 import pytest
 from elastic_graphs import paths, write
-from python_numbers import listed_order
+from python_numbers import listed_order, uniform_number
 
 from dalijax import data_iterator, sources
 from dalijax.adapters.clu import DALIDatasetIterator
@@ -80,13 +80,13 @@ def over_source():
     return {"source": source, "batch_size": BATCH, "seed": SEED}
 
 
-def adapted(name):
+def adapted(name, graph=graph):
     """Returns the batches of three epochs of eight records."""
     call, steps = over_source(), EPOCHS * 2
     if name == "stream":
-        return FUNCTION.stream(EPOCHS, **call)
+        return data_iterator(graph).stream(EPOCHS, **call)
     if name == "auto_reset":
-        iterator = FUNCTION(**call, auto_reset=True)
+        iterator = data_iterator(graph)(**call, auto_reset=True)
         return [batch for _ in range(EPOCHS) for batch in iterator]
     if name == "CLU":
         iterator = DALIDatasetIterator(data_iterator(graph), **call)
@@ -101,11 +101,26 @@ def adapted(name):
     raise ValueError(name)
 
 
-@pytest.mark.parametrize(
-    "name", ("stream", "auto_reset", "CLU", "tf.data", "tf.data, each iter()", "Grain")
-)
+ADAPTERS = ("stream", "auto_reset", "CLU", "tf.data", "tf.data, each iter()", "Grain")
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
 def test_epochs_of_an_adapter(name):
     assert in_epochs(adapted(name)) == [listed_order(8, SEED, epoch) for epoch in range(EPOCHS)]
+
+
+def drawing(label, *, draw):
+    return {"label": label + 0, "pair": draw.uniform(name="pair", shape=(2,))}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_each_epoch_has_its_own_random_numbers(name):
+    batches = list(adapted(name, drawing))
+    assert len(batches) == 2 * EPOCHS
+    for number, batch in enumerate(batches):
+        for record, pair in zip(np.asarray(batch["record"]).tolist(), np.asarray(batch["pair"])):
+            expected = [uniform_number(SEED, number // 2, record, "pair", k) for k in (0, 1)]
+            assert pair.tolist() == expected
 
 
 @pytest.mark.parametrize("how", ("transform", "loader"))
