@@ -93,13 +93,11 @@ def test_fractions_of_any_type_are_rounded_equally():
     assert Mixture(list(zip(components(), (10**400, 10**400, 2 * 10**400)))).weights[2] == 0.5
 
 
-@pytest.mark.parametrize(
-    "weight",
-    (0, -1, True, np.True_, "1", b"1", None, 1j, float("nan"), np.inf, np.array([1.0]), [1]),
-)
-def test_other_weights_are_refused(weight):
-    with pytest.raises(ValueError, match="weights must be positive numbers, not"):
-        Mixture([(components()[0], weight)])
+def test_other_weights_are_refused():
+    numbers = (0, -1, True, np.True_, 1j, float("nan"), np.inf)
+    for weight in (*numbers, "1", b"1", None, np.array([1.0]), [1]):
+        with pytest.raises(ValueError, match="weights must be positive numbers, not"):
+            Mixture([(components()[0], weight)])
 
 
 def test_invalid_mixtures_are_refused():
