@@ -8,7 +8,7 @@ import pytest
 from dalijax.core.formats import episode_columns, spooled_array
 from dalijax.core.tools.index_command import write_indexes
 from dalijax.sources import RLDS
-from full import in_full
+from full import FULL
 
 pytest.importorskip("tensorflow")
 
@@ -18,7 +18,7 @@ from episodes import write_file
 NUMBERS = ("steps/scalar", "steps/vector", "steps/int", "steps/wide", "score", "box")
 TEXTS, IMAGES = ("steps/text", "name"), ("steps/cam", "goal")
 LENGTHS = (0, 0, 1, 1, 2, 3, 7, 20, 130)
-QUICK = 12  # seeds
+SEEDS = range(200 if FULL else 12)
 
 
 @dataclasses.dataclass
@@ -105,7 +105,7 @@ def wanted_value(episode, length, spec, step, is_mask):
     return at(steps) if isinstance(steps, int) else [at(offset) for offset in steps]
 
 
-@pytest.mark.parametrize("seed", [*range(QUICK), *(in_full(k) for k in range(QUICK, 200))])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_random_episodes_equal_those_of_protobuf(seed, tmp_path, monkeypatch):
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(episode_columns, "_WINDOW", (1 << 20, 64, 1000)[seed % 3])
@@ -153,7 +153,7 @@ def test_random_episodes_equal_those_of_protobuf(seed, tmp_path, monkeypatch):
         np.testing.assert_array_equal(source.column(feature), want)
 
 
-@pytest.mark.parametrize("seed", [*range(QUICK), *(in_full(k) for k in range(QUICK, 200))])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_shared_indexes_of_random_episodes_are_those_of_a_scan(seed, tmp_path):
     rng = np.random.default_rng(seed)
     counters = [f"steps/{name}" for name in ("is_first", "is_terminal") if rng.random() < 0.6]
