@@ -8,13 +8,14 @@ from typing import Any
 
 from ..messages.redacted_errors import without_secrets
 from ..workers import Result
-from .cache_folder import CacheFolder
+from .cache_folder import CacheFolder, open_cache
 from .folders import Folders, FsspecFolders, ObjectFolders
 from .fsspec_client import filesystem, read_files
 from .listing import listings_of
 from .locations import Place, check_options, folder_place_of, place_of
 from .native import obstore
 from .object_client import ObjectClient
+from .ranges import byte_count
 from .request_threads import request_threads
 from .versions import Version
 
@@ -30,20 +31,27 @@ class Storage:
     Args:
         options: The user's storage options, which both obstore and fsspec get.
         cache: The local folder that stores ranges of remote files; None: ranges are not stored.
+        read_ahead: Number of bytes of remote files that a source requests before they are needed.
     """
 
-    def __init__(self, options: Mapping[str, Any] | None = None, cache: CacheFolder | None = None):
+    def __init__(
+        self,
+        options: Mapping[str, Any] | None = None,
+        cache: CacheFolder | None = None,
+        read_ahead: int = 0,
+    ):
         if options is not None and not isinstance(options, Mapping):
             raise TypeError(f"storage_options must be a dict, not {type(options).__name__}")
         self.options = dict(options or {})
         self.cache = cache
+        self.read_ahead = read_ahead
         self.client = ObjectClient(self.options)
         self._checked: set[str] = set()  # kinds of stores that accept the options
         # Versions of objects that a pattern has matched, until a method returns the versions.
         self._found: dict[Place, Version] = {}
 
     def __reduce__(self) -> Any:
-        return Storage, (self.options, self.cache)
+        return Storage, (self.options, self.cache, self.read_ahead)
 
     def __repr__(self) -> str:
         return f"Storage({', '.join(sorted(self.options))})"  # values may be secret
@@ -199,3 +207,27 @@ class Storage:
             version: The version that the object must have.
         """
         return request_threads().call(self.client.read, place, url, [start], [end], version)
+
+
+def open_storage(
+    options: Mapping[str, Any] | None,
+    read_ahead: int | float | str,
+    cache: Any,
+    cache_bytes: int | float | str | None,
+) -> Storage:
+    """Returns access to the remote files of a source, given the user's arguments.
+
+    Args:
+        options: The user's ``storage_options=``.
+        read_ahead: The user's ``read_ahead=``, such as ``"128MB"``.
+        cache: The user's ``cache=``; see `open_cache`.
+        cache_bytes: The user's ``cache_bytes=``.
+
+    Raises:
+        TypeError: If ``options`` are not a dict.
+        ValueError: If ``read_ahead`` or ``cache_bytes`` is not a number of bytes, or the folder
+            can't be a cache.
+        OSError: If the folder of the cache can't be created.
+    """
+    ahead = byte_count(read_ahead, "read_ahead")
+    return Storage(options, open_cache(cache, cache_bytes), ahead)

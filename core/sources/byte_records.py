@@ -85,7 +85,6 @@ class ByteRecords(BaseSource):
         defaults: Values of fields for records without the field.
         index_again: Scans some files again, and returns their index; must be picklable.
         storage: Access to remote files.
-        read_ahead: Number of bytes of remote files that are requested before they are needed.
         has_content: Returns whether a numbered file still has the content of the index, given the
             index, the files and ``index_again``.
     """
@@ -102,8 +101,7 @@ class ByteRecords(BaseSource):
         defaults: Mapping[str, Any] = MappingProxyType({}),
         *,
         index_again: Callable[[Sequence[str]], Index],
-        storage: Storage | None = None,
-        read_ahead: int = 0,
+        storage: Storage,
         has_content: HasContent = _has_content,
     ):
         super().__init__(fields, identity)
@@ -119,8 +117,8 @@ class ByteRecords(BaseSource):
             storage,
         )
         are_remote = any(map(is_remote, paths))
-        self._read_ahead = read_ahead if are_remote else 0
-        if are_remote and not read_ahead:
+        self._read_ahead = storage.read_ahead if are_remote else 0
+        if are_remote and not self._read_ahead:
             self.read_threads = WAITING_THREADS
         self._first = np.array(index.about["first"], np.int64)
 

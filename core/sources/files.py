@@ -33,11 +33,9 @@ from ..messages.printable import printable, printable_repr
 from ..messages.redaction import redacted_url
 from ..messages.user_warnings import warn_user, warn_user_once
 from ..order.shuffle import Indices
-from ..remote.cache_folder import open_cache
 from ..remote.folders import MOST_KEPT, Folders
 from ..remote.range_cache import Lease
-from ..remote.ranges import byte_count
-from ..remote.storage import Storage
+from ..remote.storage import Storage, open_storage
 from ..state.reader_files import file_sizes
 from .base import BaseSource
 from .labels import LABEL, as_labels, class_names, class_numbers, few, misplaced_number
@@ -122,8 +120,7 @@ class Files(BaseSource):
         cache: Path | None = None,
         cache_bytes: int | float | str | None = None,
     ):
-        storage = Storage(storage_options, open_cache(cache, cache_bytes))
-        ahead = byte_count(read_ahead, "read_ahead")
+        storage = open_storage(storage_options, read_ahead, cache, cache_bytes)
         if (folder is None) == (paths is None):
             raise TypeError("Files requires either a directory, or paths= (and labels=)")
         self.classes: tuple[str, ...] = () if classes is None else class_names(classes)
@@ -185,7 +182,7 @@ class Files(BaseSource):
                 "are not cached. Pack them into tars, and pass them to Tar",
                 UserWarning,
             )
-        self._read_ahead = 0 if self._objects is None else ahead
+        self._read_ahead = 0 if self._objects is None else storage.read_ahead
         if self._is_remote and not self._read_ahead:
             self.read_threads = WAITING_THREADS
         fields = {"data": Field(np.dtype(np.uint8), 1, is_path=not self._is_remote)}

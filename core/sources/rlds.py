@@ -32,9 +32,7 @@ from ..formats.rlds_features import IMAGE, NUMBER, TEXT, described
 from ..formats.shared_index import shared_columns
 from ..messages.printable import printable_repr
 from ..order.shuffle import Indices
-from ..remote.cache_folder import open_cache
-from ..remote.ranges import byte_count
-from ..remote.storage import Storage
+from ..remote.storage import Storage, open_storage
 from .base import SizeTables
 from .byte_records import ByteRecords
 from .field_names import check_fields, suggest_swapped
@@ -133,8 +131,7 @@ class RLDS(ByteRecords):
         verify: bool = True,
     ):
         parts = _parts(fields)
-        storage = Storage(storage_options, open_cache(cache, cache_bytes))
-        ahead = byte_count(read_ahead, "read_ahead")
+        storage = open_storage(storage_options, read_ahead, cache, cache_bytes)
         files = path_list(paths, storage)
         self._open = functools.partial(_indexed, files, storage, cache_dir, verify)
         stored = {part.feature for part in parts.values()} - {_STEP, _EPISODE}
@@ -148,7 +145,6 @@ class RLDS(ByteRecords):
             identity,
             index_again=functools.partial(index_episodes, features=features),
             storage=storage,
-            read_ahead=ahead,
             has_content=functools.partial(has_content, features),
         )
         self._given_identity = identity

@@ -31,9 +31,7 @@ from ..formats.wds_index import columns_of_wds
 from ..messages.printable import printable, printable_repr
 from ..messages.user_warnings import warn_user
 from ..order.shuffle import Indices
-from ..remote.cache_folder import open_cache
-from ..remote.ranges import byte_count
-from ..remote.storage import Storage
+from ..remote.storage import Storage, open_storage
 from .byte_records import ByteRecords, Decode, as_json, as_text
 from .field_names import are_swapped, check_fields, suggest_swapped
 from .source import Values
@@ -105,8 +103,7 @@ class Tar(ByteRecords):
     ):
         if missing not in ("raise", "skip"):
             raise ValueError(f"missing must be 'raise' or 'skip', not {missing!r}")
-        storage = Storage(storage_options, open_cache(cache, cache_bytes))
-        ahead = byte_count(read_ahead, "read_ahead")
+        storage = open_storage(storage_options, read_ahead, cache, cache_bytes)
         tars = path_list(paths, storage)
         wds_indexes: list[str] | None = None
         if index_paths is not None and any(map(is_remote, tars)):
@@ -157,7 +154,6 @@ class Tar(ByteRecords):
             identity,
             index_again=index_again,
             storage=storage,
-            read_ahead=ahead,
         )
         for name in kinds:
             damaged = index.arrays.get(f"{name}.damaged")

@@ -26,9 +26,7 @@ from ..formats.tfrecord_headers import HEADER, has_checksum
 from ..formats.tfrecord_index import MissingFeatureError, Wanted, index_records, is_valid
 from ..messages.printable import printable_repr
 from ..order.shuffle import Indices
-from ..remote.cache_folder import open_cache
-from ..remote.ranges import byte_count
-from ..remote.storage import Storage
+from ..remote.storage import open_storage
 from .byte_records import ByteRecords, Decode, as_text
 from .field_names import are_swapped, check_fields, check_options, suggest_swapped
 
@@ -95,8 +93,7 @@ class TFRecord(ByteRecords):
         kinds = {} if kinds is None else kinds
         defaults = {} if defaults is None else defaults
         check_options({"kinds": kinds, "defaults": defaults}, fields)
-        storage = Storage(storage_options, open_cache(cache, cache_bytes))
-        ahead = byte_count(read_ahead, "read_ahead")
+        storage = open_storage(storage_options, read_ahead, cache, cache_bytes)
         files = path_list(paths, storage)
         features = {name: feature.encode() for name, feature in fields.items()}
         wanted = Wanted(features, kinds, defaults, storage, verify)
@@ -143,7 +140,6 @@ class TFRecord(ByteRecords):
             values,
             index_again=index_again,
             storage=storage,
-            read_ahead=ahead,
         )
         self._verify = verify
         self._whole: dict[tuple[str, ...], bool] = {}  # results of `_reads_records`

@@ -95,12 +95,14 @@ import numpy as np
 from dalijax.core.sources.byte_records import ByteRecords
 from dalijax.core.formats.index import load
 from dalijax.core.formats.field import Field
+from dalijax.core.remote.storage import Storage
 from dalijax.core.sources.source import order_of
 
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 before, start = peak(), time.process_time()
 fields = {"data": Field(np.dtype(np.uint8), 1), "label": Field(np.dtype(np.int32))}
-source = ByteRecords(load(sys.argv[1]), [sys.argv[2]], fields, {}, None, index_again=load)
+source = ByteRecords(load(sys.argv[1]), [sys.argv[2]], fields, {}, None, index_again=load,
+    storage=Storage())
 order = order_of(source, 1, True)
 for batch in range(20):
     rows, _ = order(np.arange(batch * 256, batch * 256 + 256))
