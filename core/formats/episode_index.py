@@ -195,7 +195,7 @@ def select_episodes(
     names = features.needed
     if table.damaged.any() and not features.verify:
         return None
-    if names & table.unknown or not (table.is_complete or names <= table.columns.keys()):
+    if not table.knows(names):
         return None
     joined, placed = _Joined(), PlacedEpisodes(table, paths, stamps, features)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from ..order.shuffle import Indices
 
 # States of the value of a record. EMPTY: an empty list. UNSET: a feature that contains no list.
 ABSENT, PRESENT, EMPTY, UNSET = 0, 1, 2, 3
-_MOST_COLUMNS = 256
+MOST_COLUMNS = 256
 _DTYPES = ("|i1", "<i2", "<i4", "<i8", "<f4")
 
 
@@ -107,6 +107,10 @@ class FileColumns:
     def __len__(self) -> int:
         return len(self.starts)
 
+    def knows(self, names: Set[str]) -> bool:
+        """Returns whether extensions or features without a column have no values."""
+        return not names & self.unknown and (self.is_complete or names <= self.columns.keys())
+
 
 def rows_of(first: Indices, files: Indices) -> Indices:
     """Returns the rows of the records of some files in a table, in the order of ``files``.
@@ -153,10 +157,12 @@ def _of_rows(column: Column, rows: Indices) -> Column:
     )
 
 
-def joined(tables: Sequence[FileColumns]) -> FileColumns:
+def joined(tables: Sequence[FileColumns], most: int = MOST_COLUMNS) -> FileColumns:
     """Returns the columns of several groups of files, concatenated.
 
-    If there are more than 256 columns, only the 256 columns with the most values are kept.
+    Args:
+        tables: The columns of each group.
+        most: The largest number of columns. Of more, the columns with the most values are kept.
     """
     if len(tables) == 1:
         return tables[0]
@@ -169,7 +175,7 @@ def joined(tables: Sequence[FileColumns]) -> FileColumns:
     unknown = {name for table in tables for name in table.unknown}
     unknown |= {name for name, part in parts.items() if len({c.kind for _, c in part} - {0}) > 1}
     often = sorted(parts, key=lambda name: -sum(int(c.states.sum()) for _, c in parts[name]))
-    names = {*often[:_MOST_COLUMNS]} - unknown
+    names = {*often[:most]} - unknown
     total = [table.first[1:] + start for table, start in zip(tables, starts, strict=True)]
     return FileColumns(
         np.concatenate([[0], *total]),
@@ -178,7 +184,7 @@ def joined(tables: Sequence[FileColumns]) -> FileColumns:
         np.concatenate([table.damaged for table in tables]),
         {name: _joined(part, ends[-1]) for name, part in parts.items() if name in names},
         unknown,
-        len(parts) <= _MOST_COLUMNS and all(table.is_complete for table in tables),
+        len(parts) <= most and all(table.is_complete for table in tables),
     )
 
 

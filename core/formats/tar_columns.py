@@ -1,11 +1,11 @@
-"""Locates all members of tars, and selects the index of any fields from their locations."""
+"""Builds indexes of tars: locates their members, and selects the wanted fields from the places."""
 
 from __future__ import annotations
 
 import array
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,17 +15,19 @@ from ..dtypes import narrow
 from ..order.shuffle import Indices
 from ..remote.storage import Storage
 from .buffered_reader import SMALL_WINDOW, BufferedReader
-from .byte_files import open_files
+from .byte_files import is_remote, open_files
 from .each_file import each_file
-from .file_columns import ABSENT, PRESENT, Column, FileColumns, joined
+from .file_columns import ABSENT, MOST_COLUMNS, PRESENT, Column, FileColumns, joined
 from .index import Index
+from .index_checks import column_digest
+from .paths import object_names
 from .tar_headers import members
 from .tar_index import (
     NAMED,
     NOT_NUMBER,
-    Columns,
+    Incomplete,
     Sample,
-    about_tars,
+    apart,
     counted,
     grouped,
     kind_of_extension,
@@ -35,7 +37,8 @@ from .tar_index import (
     scattered,
 )
 
-_MOST_EXAMINED = 100  # incomplete samples whose headers are read for errors
+# Incomplete samples whose headers are read for errors. A remote sample needs a request.
+_MOST_EXAMINED, _MOST_EXAMINED_REMOTE = 100_000, 100
 
 
 @dataclasses.dataclass
@@ -56,42 +59,58 @@ class _Members:
     values: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
 
 
-def tar_columns(paths: Sequence[str], storage: Storage) -> FileColumns:
-    """Reads the headers of tars; returns the columns of the tars, with a row for each sample.
+def tar_columns(
+    paths: Sequence[str], storage: Storage, names: Collection[str] | None = None
+) -> tuple[list[int], FileColumns]:
+    """Reads the headers of tars; returns the sizes in bytes of the tars, and their columns.
+
+    Args:
+        paths: The tars.
+        storage: Access to remote files.
+        names: The wanted extensions; None: all.
+
+    Returns:
+        The sizes, and the columns with a row for each sample.
 
     Raises:
         OSError: If a tar can't be read.
         ValueError: If a tar is damaged.
     """
-    return joined(each_file(paths, "tars", storage, _columns)[1])
+
+    def columns(take: BufferedReader, advance: Any) -> FileColumns:
+        file = take.file
+        samples = grouped(members(take, file.size, file.shown), file.shown)
+        return columns_of_samples(counted(samples, file.size, advance), take, names)
+
+    sizes, tables = each_file(paths, "tars", storage, columns)
+    return sizes, joined(tables, MOST_COLUMNS if names is None else len(names))
 
 
-def _columns(take: BufferedReader, advance: Any) -> FileColumns:
-    file = take.file
-    samples = grouped(members(take, file.size, file.shown), file.shown)
-    return columns_of_samples(counted(samples, file.size, advance), take)
-
-
-def columns_of_samples(samples: Iterable[Sample], take: Callable[[int, int], bytes]) -> FileColumns:
+def columns_of_samples(
+    samples: Iterable[Sample],
+    take: Callable[[int, int], bytes],
+    names: Collection[str] | None = None,
+) -> FileColumns:
     """Returns the columns of the samples of a tar, including the numbers in ``.cls`` etc.
 
     Args:
         samples: The samples.
         take: ``take(offset, count)`` returns bytes of the tar.
+        names: The wanted extensions; None: all.
     """
-    starts, repeated = array.array("q"), array.array("b")
-    row_of: dict[bytes, int] = {}
+    # A dict of all names would take more memory. Equal hashes of different names do no harm, since
+    # the names of repeated samples are compared later.
+    starts, hashes = array.array("q"), array.array("q")
     by_extension: dict[str, _Members] = {}
     for row, sample in enumerate(samples):
         starts.append(sample.start)
-        before = row_of.setdefault(sample.name, row)
-        repeated.append(before < row)
-        if before < row:
-            repeated[before] = 1
+        hashes.append(hash(sample.name))
         for extension, member in sample.members.items():
             if member.link:
                 continue
             name = extension.decode(errors="surrogateescape")
+            if names is not None and name not in names:
+                continue
             column = by_extension.get(name)
             if column is None:
                 column = by_extension[name] = _Members()
@@ -102,10 +121,11 @@ def columns_of_samples(samples: Iterable[Sample], take: Callable[[int, int], byt
                 value = number_of(take(member.offset, member.size))
                 column.values.append(NOT_NUMBER if value is None else value)
     rows = len(starts)
+    _, places, counts = np.unique(hashes, return_inverse=True, return_counts=True)
     return FileColumns(
         np.array([0, rows], np.int64),
         np.array(starts, np.int64),
-        np.array(repeated, np.bool_),
+        counts[places] > 1,
         np.zeros(rows, np.bool_),
         {name: _column(name, column, rows) for name, column in by_extension.items()},
     )
@@ -133,47 +153,63 @@ def _column(name: str, found: _Members, rows: int) -> Column:
     return Column(0, states, spread(found.offsets), spread(found.sizes), values)
 
 
+def index_tars(paths: Sequence[str], extensions: Mapping[str, str], storage: Storage) -> Index:
+    """Reads tars, and returns their index; see `dalijax.core.formats.index_checks`.
+
+    Args:
+        paths: The tars.
+        extensions: The field of each extension, e.g. {"jpg": "image", "png": "image"}.
+        storage: Access to remote files.
+
+    Raises:
+        OSError: If a tar can't be read.
+        ValueError: If a tar is damaged, or a sample has a field twice.
+    """
+    sizes, table = tar_columns(paths, storage, extensions)
+    return select_tars(table, paths, sizes, extensions, storage)
+
+
+def has_columns(table: FileColumns, extensions: Mapping[str, str]) -> bool:
+    """Returns whether `select_tars` can select the index of the wanted fields from columns."""
+    numbers = {name for name in extensions if kind_of_extension(name) == "number"}
+    found = [table.columns[name] for name in numbers & table.columns.keys()]
+    return table.knows(extensions.keys()) and all(column.values is not None for column in found)
+
+
 def select_tars(
     table: FileColumns,
     paths: Sequence[str],
     sizes: Sequence[int],
     extensions: Mapping[str, str],
     storage: Storage,
-) -> Index | None:
-    """Returns the index of the wanted fields, which is equal to the result of `index_tars`.
+) -> Index:
+    """Returns the index of the wanted fields, given the columns of tars.
 
     Args:
-        table: The columns of the tars.
+        table: The columns of the tars, which have the wanted extensions; see `has_columns`.
         paths: The tars.
         sizes: The sizes of the tars in bytes.
-        extensions: The field of each extension, e.g. {"jpg": "image", "png": "image"}.
+        extensions: The field of each extension.
         storage: Access to remote files.
 
-    Returns:
-        The index; None if it can't be selected from the columns.
-
     Raises:
+        OSError: If an incomplete sample can't be read.
         ValueError: If a sample has a field twice.
     """
     kinds = kinds_of(extensions)
     counts = {name: np.zeros(len(table), np.int64) for name in kinds}
     for extension, name in extensions.items():
-        column = table.columns.get(extension)
-        if extension in table.unknown or (column is None and not table.is_complete):
-            return None
-        if column is not None:
-            if kinds[name] == "number" and column.values is None:
-                return None
-            counts[name] += column.states == PRESENT
+        if extension in table.columns:
+            counts[name] += table.columns[extension].states == PRESENT
     is_complete: NDArray[np.bool_] = np.ones(len(table), np.bool_)
     is_double: NDArray[np.bool_] = np.zeros(len(table), np.bool_)
     for count in counts.values():
         is_complete &= count == 1
         is_double |= count > 1
+    # A sample that has a field twice is read first, which raises an error.
     odd = np.flatnonzero(is_double)[:1] if is_double.any() else np.flatnonzero(~is_complete)
-    tars = list(_examined(odd[:_MOST_EXAMINED], table, paths, extensions, storage))
-    if is_double.any():
-        return None  # the caller indexes the tars by `index_tars`, which raises an error
+    most = _MOST_EXAMINED_REMOTE if any(map(is_remote, paths)) else _MOST_EXAMINED
+    tars = list(_examined(odd[:most], most, table, paths, extensions, storage))
     arrays: dict[str, NDArray[Any]] = {"start": table.starts[is_complete]}
     for name, kind in kinds.items():
         found = [
@@ -204,22 +240,34 @@ def select_tars(
             arrays[f"{name}.size"] = chosen([column.sizes for column in found])
     before = np.concatenate([[0], np.cumsum(is_complete)])
     first = before[table.first].tolist()
-    about = about_tars(paths, sizes, first, arrays, tars, kinds.keys())
-    about["incomplete"] = int(len(table) - is_complete.sum())
+    about = {
+        "names": object_names(paths),
+        "sizes": list(sizes),
+        "first": first,
+        "columns": column_digest(arrays),
+        "incomplete": int(len(table) - is_complete.sum()),
+        "reasons": [reason for tar in tars for reason in tar.reasons][:NAMED],
+        "extensions": sorted({extension for tar in tars for extension in tar.extensions}),
+        "scattered": [name for tar in tars for name in tar.scattered][:NAMED],
+        "has_links": any(tar.has_links for tar in tars),
+        "apart": [] if first[-1] else apart(tars, kinds.keys()),
+    }
     return Index(about, arrays)
 
 
 def _examined(
     rows: Indices,
+    most: int,
     table: FileColumns,
     paths: Sequence[str],
     extensions: Mapping[str, str],
     storage: Storage,
-) -> Iterator[Columns]:
-    """Yields the `Columns` of the given samples of each tar, after reading their headers.
+) -> Iterator[Incomplete]:
+    """Yields the descriptions of the given samples of each tar, after reading their headers.
 
     Args:
         rows: The rows of the samples in the table, which are incomplete or have a field twice.
+        most: The largest number of other samples of the same names whose headers are read.
         table: The columns of the tars.
         paths: The tars.
         extensions: The field of each extension.
@@ -231,14 +279,14 @@ def _examined(
     numbers = np.searchsorted(table.first, rows, side="right") - 1
     for number in dict.fromkeys(numbers.tolist()):
         (file,) = open_files([paths[number]], storage)
-        columns = Columns(extensions, file.shown)
-        repeated: list[Sample] = []
-        for row in rows[numbers == number].tolist():
-            take = BufferedReader(file, SMALL_WINDOW)
-            sample = sample_at(take, int(table.starts[row]))
-            columns.add([sample], take)
-            if table.repeated[row]:
-                repeated.append(sample)
-        names = itertools.islice(scattered(columns.incomplete, repeated), NAMED)
-        columns.scattered = [f"{file.shown}: {name}" for name in names]
-        yield columns
+        incomplete = Incomplete(extensions, file.shown)
+        starts = table.starts[rows[numbers == number]].tolist()
+        for start in starts:
+            incomplete.add(sample_at(BufferedReader(file, SMALL_WINDOW), start))
+        of_tar = slice(*table.first[number : number + 2])
+        repeated = table.starts[of_tar][table.repeated[of_tar]][:most].tolist()
+        if not set(starts).isdisjoint(repeated):
+            samples = (sample_at(BufferedReader(file, SMALL_WINDOW), start) for start in repeated)
+            names = itertools.islice(scattered(incomplete.fields, samples), NAMED)
+            incomplete.scattered = [f"{file.shown}: {name}" for name in names]
+        yield incomplete

@@ -1,28 +1,18 @@
-"""Builds indexes of tars: the byte ranges of each sample's members, or the numbers in them."""
+"""Groups the members of tars to samples, and describes samples that lack a member."""
 
 from __future__ import annotations
 
-import array
-import itertools
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from ..dtypes import narrow
 from ..messages.printable import printable
-from ..remote.storage import Storage
 from .buffered_reader import SMALL_WINDOW, BufferedReader
 from .byte_files import ByteFile
-from .each_file import each_file
 from .file_kinds import pointer_fault
-from .index import Index
-from .index_checks import column_digest
-from .paths import object_names
 from .tar_headers import Member, members
 
-# Types of the entries of ``about`` that only indexes of tars have; see `about_tars`.
+# Types of the entries of ``about`` that only indexes of tars have.
 ABOUT: Mapping[str, type] = {
     "incomplete": int,
     "reasons": list,
@@ -39,7 +29,6 @@ NOT_NUMBER = -(1 << 63)  # stands for a member that does not contain an integer
 NAMED = 3  # samples named in an error
 _MOST_SHOWN = 40  # bytes of a member in an error
 _REPORTED = 1000  # samples between two updates of the progress bar
-_MOST_INCOMPLETE = 100_000  # incomplete samples of a tar whose other members are searched for
 
 
 class Sample(NamedTuple):
@@ -147,8 +136,8 @@ def grouped(walk: Iterable[Member], path: str) -> Iterator[Sample]:
         yield Sample(links_start, links_key[1], links)
 
 
-class Columns:
-    """The arrays of the index of one tar, and descriptions of its incomplete samples.
+class Incomplete:
+    """Descriptions of the incomplete samples of one tar, i.e. samples that lack a field.
 
     This object does not keep the tar open, because there may be thousands of tars.
 
@@ -158,12 +147,8 @@ class Columns:
 
     Attributes:
         shown: As above.
-        arrays: "start", and "NAME.value" and "NAME.damaged", or "NAME.offset" and "NAME.size", of
-            each field, with a row for each complete sample; see
-            `dalijax.core.formats.index_checks`.
-        num_incomplete: Number of samples that lack a field.
-        incomplete: Fields of the first 100,000 incomplete samples, by the name of the sample.
-        reasons: Texts that describe the first three incomplete samples.
+        fields: The fields that each sample has, by the name of the sample.
+        reasons: Texts that describe the first three samples.
         extensions: Extensions of the samples in ``reasons``.
         has_links: Whether a sample has only links for a field.
         scattered: Names of samples whose members are not adjacent.
@@ -171,75 +156,40 @@ class Columns:
 
     def __init__(self, extensions: Mapping[str, str], shown: str):
         self.shown = shown
-        # For each field its extensions, whether it is a number, and its two columns.
-        self._fields: list[tuple[str, list[bytes], bool, array.array[int], array.array[int]]] = []
-        self.arrays: dict[str, array.array[int]] = {}
-        for name, kind in kinds_of(extensions).items():
-            keys = [e.encode() for e, field in extensions.items() if field == name]
-            first, second = (
-                self.arrays.setdefault(f"{name}.{part}", array.array("q"))
-                for part in _PARTS[kind == "number"]
-            )
-            self._fields.append((name, keys, kind == "number", first, second))
-        self.start = self.arrays["start"] = array.array("q")
-        self.num_incomplete = 0
-        self.incomplete: dict[bytes, frozenset[str]] = {}
+        self._extensions: dict[str, list[bytes]] = {}  # by field
+        for extension, name in extensions.items():
+            self._extensions.setdefault(name, []).append(extension.encode())
+        self.fields: dict[bytes, frozenset[str]] = {}
         self.reasons: list[str] = []
         self.extensions: set[str] = set()
         self.has_links = False
         self.scattered: list[str] = []
 
-    def add(self, samples: Iterable[Sample], take: BufferedReader) -> None:
-        """Adds rows for the complete samples of a tar, and describes the incomplete samples.
-
-        Args:
-            samples: The samples.
-            take: Reads the tar.
+    def add(self, sample: Sample) -> None:
+        """Describes a sample that lacks a field.
 
         Raises:
-            ValueError: If a sample has a field twice.
+            ValueError: If the sample has a field twice instead.
         """
-        for sample in samples:
-            row = []
-            for name, extensions, *_ in self._fields:
-                candidates = [sample.members[e] for e in extensions if e in sample.members]
-                matches = [member for member in candidates if not member.link]
-                if len(matches) > 1:
-                    raise ValueError(
-                        f"{take.file.shown}: {printable(sample.name)} has {name!r} twice: "
-                        f"{[printable(member.name) for member in matches]}"
-                    )
-                row += matches
-            if len(row) < len(self._fields):
-                self._add_incomplete(sample)
-                continue
-            for (_, _, is_number, first, second), member in zip(self._fields, row):
-                if is_number:
-                    value = number_of(take(member.offset, member.size))
-                    first.append(value or 0)
-                    second.append(value is None)
-                else:
-                    first.append(member.offset)
-                    second.append(member.size)
-            self.start.append(sample.start)
-
-    def _add_incomplete(self, sample: Sample) -> None:
-        """Counts and describes a sample that lacks a field."""
-        self.num_incomplete += 1
         lacking, members = [], sample.members
         found_fields = set()
-        for name, extensions, *_ in self._fields:
+        for name, extensions in self._extensions.items():
             matches = [members[e] for e in extensions if e in members]
+            contents = [member for member in matches if not member.link]
+            if len(contents) > 1:
+                raise ValueError(
+                    f"{self.shown}: {printable(sample.name)} has {name!r} twice: "
+                    f"{[printable(member.name) for member in contents]}"
+                )
             if matches:
                 found_fields.add(name)
             if not matches:
                 expected = " or ".join(f".{printable(extension)}" for extension in extensions)
                 lacking.append(f"{expected} ({name!r})")
-            elif all(member.link for member in matches):
+            elif not contents:
                 self.has_links = True
                 lacking.append(f"{printable(matches[0].name)}, which is a {matches[0].link} link")
-        if len(self.incomplete) < _MOST_INCOMPLETE:
-            self.incomplete[sample.name] = frozenset(found_fields)
+        self.fields[sample.name] = frozenset(found_fields)
         if len(self.reasons) < NAMED:
             has = [printable(extension) for extension, member in members.items() if not member.link]
             self.extensions.update(has)
@@ -253,7 +203,7 @@ def scattered(names: Collection[bytes], samples: Iterable[Sample]) -> Iterator[s
 
     Args:
         names: Names of incomplete samples.
-        samples: The samples of the tar, which may be only the samples with the given names.
+        samples: The samples of the tar with the given names, and possibly others.
     """
     extensions_of: dict[bytes, set[bytes]] = {}
     for _, name, extensions in samples:
@@ -265,14 +215,14 @@ def scattered(names: Collection[bytes], samples: Iterable[Sample]) -> Iterator[s
             extensions_of[name].update(extensions)
 
 
-def _apart(tars: Sequence[Columns], fields: Set[str]) -> list[str]:
+def apart(tars: Sequence[Incomplete], fields: Set[str]) -> list[str]:
     """Returns descriptions of groups of incomplete samples that together have all fields.
 
     The samples of a group have the same name in different directories, as ``images/1`` and
     ``labels/1``, or in different tars.
 
     Args:
-        tars: The columns of the tars.
+        tars: The incomplete samples of each tar.
         fields: The names of all fields.
 
     Returns:
@@ -280,9 +230,7 @@ def _apart(tars: Sequence[Columns], fields: Set[str]) -> list[str]:
     """
     groups: dict[bytes, dict[str, frozenset[str]]] = {}
     for tar in tars:
-        for name, fields_found in itertools.islice(
-            tar.incomplete.items(), _MOST_INCOMPLETE // len(tars)
-        ):
+        for name, fields_found in tar.fields.items():
             label = f"{tar.shown}: {printable(name)}"
             groups.setdefault(name.rpartition(b"/")[2], {})[label] = fields_found
     return [
@@ -371,84 +319,6 @@ def columns_of(extensions: Mapping[str, str]) -> set[str]:
     columns = {"start"}
     for name, kind in kinds_of(extensions).items():
         columns |= {f"{name}.{part}" for part in _PARTS[kind == "number"]}
-    return columns
-
-
-def index_tars(
-    paths: Sequence[str], extensions: Mapping[str, str], storage: Storage | None = None
-) -> Index:
-    """Reads tars, and returns their index; see `dalijax.core.formats.index_checks`.
-
-    Args:
-        paths: The tars.
-        extensions: The field of each extension.
-        storage: Access to remote files.
-
-    Raises:
-        OSError: If a tar can't be read.
-        ValueError: If a tar is damaged, or a sample has a field twice.
-    """
-    sizes, tars = each_file(
-        paths,
-        "tars",
-        storage or Storage(),
-        lambda take, advance: _indexed(take, extensions, advance),
-    )
-    arrays = {
-        name: np.concatenate([np.frombuffer(tar.arrays[name], np.int64) for tar in tars])
-        for name in tars[0].arrays
-    }
-    arrays |= {name: narrow(arrays[name]) for name in arrays if name.endswith(".value")}
-    arrays |= {name: arrays[name] > 0 for name in arrays if name.endswith(".damaged")}
-    first = [0, *np.cumsum([len(tar.arrays["start"]) for tar in tars]).tolist()]
-    fields = kinds_of(extensions).keys()
-    return Index(about_tars(paths, sizes, first, arrays, tars, fields), arrays)
-
-
-def about_tars(
-    paths: Sequence[str],
-    sizes: Sequence[int],
-    first: Sequence[int],
-    arrays: Mapping[str, Any],
-    tars: Sequence[Columns],
-    fields: Set[str],
-) -> dict[str, Any]:
-    """Returns the ``about`` of an index of tars, which also describes incomplete samples.
-
-    Args:
-        paths: The tars.
-        sizes: The sizes of the tars in bytes.
-        first: Number of complete samples before each tar, and in total.
-        arrays: The arrays of the index.
-        tars: Columns with the incomplete samples of each tar, or of some tars.
-        fields: Names of the fields.
-    """
-    return {
-        "names": object_names(paths),
-        "sizes": list(sizes),
-        "first": list(first),
-        "columns": column_digest(arrays),
-        "incomplete": sum(tar.num_incomplete for tar in tars),
-        "reasons": [reason for tar in tars for reason in tar.reasons][:NAMED],
-        "extensions": sorted({extension for tar in tars for extension in tar.extensions}),
-        "scattered": [name for tar in tars for name in tar.scattered][:NAMED],
-        "has_links": any(tar.has_links for tar in tars),
-        "apart": [] if first[-1] else _apart(tars, fields),
-    }
-
-
-def _indexed(take: BufferedReader, extensions: Mapping[str, str], advance: Any) -> Columns:
-    """Returns the index columns of one tar, after reading its headers."""
-    file = take.file
-    columns = Columns(extensions, file.shown)
-
-    def samples() -> Iterator[Sample]:
-        return grouped(members(take, file.size, file.shown), file.shown)
-
-    columns.add(counted(samples(), file.size, advance), take)
-    if columns.incomplete:
-        names = itertools.islice(scattered(columns.incomplete, samples()), NAMED)
-        columns.scattered = [f"{file.shown}: {name}" for name in names]
     return columns
 
 

@@ -219,7 +219,7 @@ def select_records(
         field, default = wanted.kinds.get(result.name), wanted.defaults.get(result.name)
         wants_list = field is not None and field.ndim > 0
         if column is None:
-            if _text(feature) in table.unknown or not table.is_complete or not len(table):
+            if not table.knows({_text(feature)}) or not len(table):
                 return None
             if not wants_list and default is None:
                 _raise_missing(table, int(np.argmax(intact)), paths, wanted)

@@ -8,10 +8,9 @@ between two members are also compared, because the gap may contain an extended h
 
 from __future__ import annotations
 
-import functools
 import os
 import pathlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -66,22 +65,26 @@ def columns_of_wds(
     files = ByteFiles(paths, sizes, stamps, storage=storage)
     found = _checked(files, found, index_paths)
     numbers = _numbers(files, found, index_paths, names)
-    tables = []
-    for path, listed, values in zip(paths, found, numbers, strict=True):
-        samples = grouped(listed, printable(path))
-        tables.append(columns_of_samples(samples, functools.partial(_content, values)))
-    return joined(tables)
+    tables = [
+        _columns(path, listed, values, names)
+        for path, listed, values in zip(paths, found, numbers, strict=True)
+    ]
+    return joined(tables, len(names))
 
 
-def _content(values: Mapping[int, bytes], at: int, count: int) -> bytes:
-    """Returns the content of the member at an offset; b"" if the content was not read.
+def _columns(
+    path: str, listed: Iterable[Member], values: Mapping[int, bytes], names: Collection[str]
+) -> FileColumns:
+    """Returns the columns of a tar.
 
     Args:
+        path: The tar.
+        listed: The members of the tar.
         values: Maps the offsets of members that contain numbers to their content.
-        at: The offset of the member.
-        count: Not used; the size of the member.
+        names: The wanted extensions.
     """
-    return values.get(at, b"")
+    samples = grouped(listed, printable(path))
+    return columns_of_samples(samples, lambda at, count: values[at], names)
 
 
 def members_of(content: bytes, index_path: str, end: int) -> list[Member]:

@@ -14,16 +14,16 @@ from ..arguments import knows_its_names
 from ..formats.byte_files import Stamp, is_remote
 from ..formats.cached_index import cached_index
 from ..formats.field import Field
+from ..formats.file_columns import FileColumns
 from ..formats.index import Index
 from ..formats.index_checks import is_valid
 from ..formats.paths import Path, Paths, path_list
 from ..formats.shared_index import shared_columns
-from ..formats.tar_columns import select_tars, tar_columns
+from ..formats.tar_columns import has_columns, index_tars, select_tars, tar_columns
 from ..formats.tar_index import (
     ABOUT,
     bad_number,
     columns_of,
-    index_tars,
     kinds_of,
     sample_key,
 )
@@ -120,6 +120,7 @@ class Tar(ByteRecords):
                 UserWarning,
             )
         extensions = _extensions(fields)
+        members = kinds_of(extensions)
         self._described = {
             name: _DESCRIPTIONS[part] for name, part in fields.items() if part in _DESCRIPTIONS
         }
@@ -136,7 +137,7 @@ class Tar(ByteRecords):
         _check_complete(tars, fields, index.about, missing)
         kinds: dict[str, Field] = {}
         decoders: dict[str, Decode] = {}
-        for name, kind in kinds_of(extensions).items():
+        for name, kind in members.items():
             if kind == "number":
                 kinds[name] = Field(index.arrays[f"{name}.value"].dtype)
             elif kind in _DECODERS:
@@ -235,14 +236,15 @@ def _without_scan(
         wds_indexes: The index of wds2idx of each tar, if the user passed ``index_paths=``.
         stamps: The stamps of the tars.
     """
+    table: FileColumns | None
     if wds_indexes is not None:
         table = columns_of_wds(tars, wds_indexes, stamps, extensions, storage)
     else:
-        scan = functools.partial(tar_columns, storage=storage)
-        found = shared_columns("tar", tars, stamps, extensions, storage, scan)
-        if found is None:
-            return None
-        table = found
+        table = shared_columns(
+            "tar", tars, stamps, extensions, storage, lambda few: tar_columns(few, storage)[1]
+        )
+    if table is None or not has_columns(table, extensions):
+        return None
     sizes = [stamp[0] for stamp in stamps]
     return select_tars(table, tars, sizes, extensions, storage)
 

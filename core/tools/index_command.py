@@ -87,7 +87,7 @@ def write_indexes(
 
     def scan(names: Sequence[str]) -> FileColumns:
         if kind == "tar":
-            return tar_columns(names, storage)
+            return tar_columns(names, storage)[1]
         if kind == "rlds":
             return episode_places(names, storage)
         return tfrecord_columns(names, storage)[1]
