@@ -38,7 +38,7 @@ from .tar_index import (
 )
 
 # Incomplete samples whose headers are read for errors. A remote sample needs a request.
-_MOST_EXAMINED, _MOST_EXAMINED_REMOTE = 100_000, 100
+_MOST_EXAMINED, _MOST_EXAMINED_REMOTE = 10_000, 100
 
 
 @dataclasses.dataclass
