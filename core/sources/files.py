@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import collections
-import errno
 import logging
 import os
-import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +36,7 @@ from ..remote.range_cache import Lease
 from ..remote.storage import Storage, open_storage
 from ..state.reader_files import file_sizes
 from .base import BaseSource
+from .file_lists import LocalFolders, files_below, listed
 from .labels import LABEL, as_labels, class_names, class_numbers, few, misplaced_number
 from .source import Values
 
@@ -48,7 +47,6 @@ EXTENSIONS = (
     *("jpg", "jpeg", "png", "bmp", "tif", "tiff", "pnm", "ppm", "pgm", "pbm", "jp2", "webp"),
     *("flac", "ogg", "wav"),
 )
-_HIDDEN = (b".", b"__MACOSX")  # macOS's archives have metadata of each file in __MACOSX
 _MOST_CHECKED = 1000  # paths of a list whose existence is checked
 _MOST_SIZES = 100_000  # files whose sizes are part of the identity
 
@@ -125,14 +123,14 @@ class Files(BaseSource):
             raise TypeError("Files requires either a directory, or paths= (and labels=)")
         self.classes: tuple[str, ...] = () if classes is None else class_names(classes)
         self._labels: NDArray[np.int32] | NDArray[np.float32] | None = None
-        self._storage: Storage | None = None  # of a list with URLs
-        self._folders: Folders | None = None  # of a remote directory, except on HTTP servers
+        # Return the contents of remote files, and the URL of a file, given paths.
+        self._read: Callable[[Sequence[str]], Sequence[Any]] = storage.contents
+        self._url: Callable[[str], str] = str
         if paths is not None:
             if isinstance(paths, (str, bytes, os.PathLike)) and os.path.isdir(paths):
                 raise TypeError(f"paths={paths!r} is a directory. Pass it as Files({paths!r})")
             expanded_paths = path_list(paths, storage)
-            if any(map(is_remote, expanded_paths)):
-                self._storage = storage
+            self._is_remote = self._are_urls = any(map(is_remote, expanded_paths))
             below = below_common_root(expanded_paths)
             self._root = os.fsencode(expanded_paths[0][: len(expanded_paths[0]) - len(below[0])])
             self._names = Names([(b"", [os.fsencode(name) for name in below])])
@@ -140,7 +138,8 @@ class Files(BaseSource):
                 self._labels = as_labels(labels, len(self._names), self.classes)
             elif self.classes:
                 raise TypeError("classes= with paths= requires labels=, as numbers or names")
-            self._check_files()
+            if not self._is_remote:  # it would take long
+                self._check_files()
         else:
             if labels is not None:
                 raise TypeError("labels= requires paths=; class directories define the labels")
@@ -150,13 +149,18 @@ class Files(BaseSource):
                     "Pass a list of files as paths="
                 )
             root = path_text(folder)
-            if is_remote(root):
-                self._folders, path = storage.folders(root)
-                is_folder = self._folders.isdir(path)  # on HTTP servers, folders are files, too
-                is_file = not is_folder and self._folders.isfile(path)
+            self._is_remote = is_remote(root)
+            if self._is_remote:
+                lister: Folders | LocalFolders
+                lister, path = storage.folders(root)
+                self._are_urls = is_remote(path)  # as on HTTP servers
+                if not self._are_urls:
+                    self._read, self._url = lister.read, lister.unstrip_protocol
             else:
                 root = path = os.path.abspath(home_expanded(root))
-                is_folder, is_file = os.path.isdir(path), os.path.isfile(path)
+                lister, self._are_urls = LocalFolders(), False
+            is_folder = lister.isdir(path)  # on HTTP servers, folders are files, too
+            is_file = not is_folder and lister.isfile(path)
             if is_file:
                 raise NotADirectoryError(
                     f"{printable(root)} is a file, but Files takes a directory. Pass files as "
@@ -171,10 +175,7 @@ class Files(BaseSource):
                 raise FileNotFoundError(f"{printable(root)} is not a directory. Check the URL")
             # The path of a whole bucket is "".
             self._root = os.path.join(os.fsencode(path), b"") if path else b""
-            self._list(_suffixes(extensions))
-            if self._folders is not None and is_remote(path):  # paths of HTTP servers are URLs
-                self._folders, self._storage = None, storage
-        self._is_remote = self._storage is not None or self._folders is not None
+            self._list(lister, _suffixes(extensions))
         self._objects = self._with_versions(storage) if self._is_remote else None
         if self._is_remote and self._objects is None and cache is not None:
             warn_user(
@@ -197,7 +198,7 @@ class Files(BaseSource):
         """
         if len(self) > MOST_KEPT:
             return None
-        urls = [self._path(index) for index in range(len(self))]
+        urls = [self._url(self._path(index)) for index in range(len(self))]
         versions = storage.listed_versions(urls)
         if versions is None:
             return None
@@ -205,16 +206,15 @@ class Files(BaseSource):
         stamps = [version.stamp(now) for version in versions]
         return ByteFiles(urls, [stamp[0] for stamp in stamps], stamps, storage=storage)
 
-    def _list(self, suffixes: tuple[bytes, ...]) -> None:
+    def _list(self, lister: Folders | LocalFolders, suffixes: tuple[bytes, ...]) -> None:
         """Lists the directory, and sets the names, the labels and the classes.
 
         Args:
+            lister: Lists the directory.
             suffixes: The suffixes of the wanted files; empty if all files are wanted.
         """
-        files, folders = self._listed(b"", suffixes)
-        root = printable(self._root)
-        if self._folders is not None:
-            root = printable(self._folders.unstrip_protocol(os.fsdecode(self._root)))
+        files, folders = listed(lister, self._root, suffixes)
+        root = printable(lister.unstrip_protocol(os.fsdecode(self._root)))
         if not folders:
             self._names = Names([(b"", files)])
             if not files:
@@ -243,9 +243,10 @@ class Files(BaseSource):
         def below() -> Iterator[tuple[bytes, list[bytes]]]:
             """Yields the prefix and the names of the files of each class directory."""
             for folder in folders:
-                files = sorted(self._below(folder, b"", suffixes, []))
+                prefix = folder + b"/"
+                files = sorted(files_below(lister, self._root + prefix, suffixes))
                 counts.append(len(files))
-                yield folder + b"/", files
+                yield prefix, files
 
         self._names = Names(below())
         empty = [folder for folder, count in zip(folders, counts) if not count]
@@ -281,13 +282,13 @@ class Files(BaseSource):
                     *self._ranges(self._objects, indices), lambda row: self.name(int(indices[row]))
                 )
             else:
-                paths = [self._root + self._names[i] for i in indices.tolist()]
-                if self._storage is not None:
-                    columns[name] = _arrays(self._storage.contents(list(map(os.fsdecode, paths))))
-                elif self._folders is not None:
-                    columns[name] = _arrays(self._folders.read(list(map(os.fsdecode, paths))))
-                else:
-                    columns[name] = [np.frombuffer(path, np.uint8) for path in paths]
+                data: Sequence[Any] = [self._root + self._names[i] for i in indices.tolist()]
+                if self._is_remote:  # DALI reads local files, given their paths
+                    data = self._read(list(map(os.fsdecode, data)))
+                # Arrays without copies; np.frombuffer does not take empty files.
+                columns[name] = [
+                    np.frombuffer(c, np.uint8) if len(c) else np.zeros(0, np.uint8) for c in data
+                ]
         return columns
 
     def _ranges(self, files: ByteFiles, indices: Indices) -> tuple[Indices, Indices, Indices]:
@@ -314,12 +315,11 @@ class Files(BaseSource):
 
     def name(self, index: int) -> str:
         """Returns the path or URL of a record, without the secrets of a URL."""
-        return redacted_url(self._path(index))
+        return redacted_url(self._url(self._path(index)))
 
     def _path(self, index: int) -> str:
-        """Returns the path or URL of a record."""
-        path = os.fsdecode(self._root + self._names[index])
-        return path if self._folders is None else self._folders.unstrip_protocol(path)
+        """Returns the path of a record, which is a key in a bucket, and a URL on HTTP servers."""
+        return os.fsdecode(self._root + self._names[index])
 
     def _content(self) -> tuple[Any, ...]:
         """Returns the names and labels of files, and the sizes of local files, for the identity."""
@@ -330,114 +330,18 @@ class Files(BaseSource):
         )
         labels = b"" if self._labels is None else self._labels
         names = self._names
-        if self._storage is not None and (b"?" in names.joined or b"@" in names.joined):
+        if self._are_urls and (b"?" in names.joined or b"@" in names.joined):
             urls = [self._path(index) for index in range(len(self))]
             names = Names([(b"", [os.fsencode(name) for name in object_names(urls)])])
         return names.joined, names.ends, labels, sizes
 
-    def _below(
-        self, folder: bytes, part: bytes, suffixes: tuple[bytes, ...], above: list[bytes]
-    ) -> Iterator[bytes]:
-        """Yields the names of the wanted files in a class directory and its subdirectories.
-
-        Args:
-            folder: The class directory.
-            part: The subdirectory, with a final slash; b"" for the class directory itself.
-            suffixes: The suffixes of the wanted files; empty if all files are wanted.
-            above: Real paths of the parent directories, to detect cycles.
-        """
-        names, deeper = self._listed(os.path.join(folder, part), suffixes)
-        yield from (part + name for name in names)
-        if deeper and self._folders is None:
-            place = os.path.join(self._root, folder, part)
-            target = os.path.realpath(place)
-            if target in above:
-                raise ValueError(
-                    f"{printable(place)} is a link to {printable(target)}, which contains it. "
-                    "Remove it, or list the wanted files by paths= and labels="
-                )
-            above = [*above, target]
-        for name in deeper:
-            below = os.path.join(part + name, b"")
-            yield from self._below(folder, below, suffixes, above)
-
-    def _listed(
-        self, folder: bytes, suffixes: tuple[bytes, ...]
-    ) -> tuple[list[bytes], list[bytes]]:
-        """Returns the sorted names of the wanted files and of the directories in a directory."""
-        files: list[bytes] = []
-        folders: list[bytes] = []
-        special_files: list[bytes] = []
-        dangling: list[bytes] = []
-        if self._folders is not None:
-            for found in self._folders.ls(os.fsdecode(self._root + folder)):
-                name = os.fsencode(found["name"].rstrip("/").rpartition("/")[2])
-                (folders if found["type"] == "directory" else files).append(name)
-            files = [name for name in files if not suffixes or name.lower().endswith(suffixes)]
-        else:
-            try:
-                entries = os.scandir(self._root + folder)
-            except OSError as error:
-                error.filename = os.fsdecode(
-                    error.filename
-                )  # so that its text has no bytes literal
-                raise
-            with entries:
-                for entry in entries:
-                    matches = not suffixes or entry.name.lower().endswith(suffixes)
-                    kind = _kind(entry)
-                    if kind == "folder":
-                        folders.append(entry.name)
-                    elif matches:
-                        (files if kind == "file" else special_files).append(entry.name)
-                    elif entry.is_symlink() and not os.path.exists(entry.path):
-                        dangling.append(entry.name)  # may point to a directory that is not mounted
-        if dangling:
-            _log.warning(
-                "%s: skipped %s, because the targets of these links do not exist. If they are "
-                "class directories, the labels of later classes differ. Repair or remove the links",
-                printable(self._root + folder),
-                few(sorted(dangling)),
-            )
-        if special_files:
-            _log.warning(
-                "%s: skipped %s. Reading FIFOs, sockets and devices may block, and links to "
-                "themselves can't be read. Remove them",
-                printable(self._root + folder),
-                few(sorted(special_files)),
-            )
-        files.sort()
-        return files, sorted(name for name in folders if not name.startswith(_HIDDEN))
-
     def _check_files(self) -> None:
         """Raises FileNotFoundError if one of 1,000 evenly spread local files does not exist."""
-        most = 0 if self._storage is not None else _MOST_CHECKED  # remote files would take long
-        for index in spread(len(self), most).tolist():
+        for index in spread(len(self), _MOST_CHECKED).tolist():
             path = self._path(index)
             if not os.path.isfile(path):
                 problem = "is not a file" if os.path.exists(path) else "does not exist"
                 raise FileNotFoundError(f"paths[{index}] {problem}: {printable(path)}")
-
-
-def _arrays(contents: Sequence[Any]) -> list[NDArray[np.uint8]]:
-    """Returns the contents of files as read-only uint8 arrays, without copies."""
-    return [np.frombuffer(c, np.uint8) if len(c) else np.zeros(0, np.uint8) for c in contents]
-
-
-def _kind(entry: os.DirEntry[bytes]) -> str:
-    """Returns the kind of a directory entry: "folder", "file" or "special" (e.g. a FIFO)."""
-    try:
-        # A dangling link is a record that can't be read, so that its name is reported.
-        mode = entry.stat().st_mode if entry.is_symlink() else None
-    except FileNotFoundError:
-        return "file"
-    except OSError as error:  # other errors, e.g. of permissions, are reported by reading it
-        return "special" if error.errno == errno.ELOOP else "file"
-    if mode is not None:
-        is_folder, is_file = stat.S_ISDIR(mode), stat.S_ISREG(mode)
-    else:
-        is_folder, is_file = entry.is_dir(), entry.is_file()
-    return "folder" if is_folder else "file" if is_file else "special"
 
 
 def _suffixes(extensions: Sequence[str]) -> tuple[bytes, ...]:
