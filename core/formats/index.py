@@ -112,13 +112,7 @@ def from_bytes(content: bytes, shown: str) -> Index:
     Raises:
         DamagedIndexError: If the content is damaged.
     """
-    size = len(content) - _DIGEST
-    _check_magic(content[: len(_MAGIC) + 8], size, shown)
-    if _digest(_reader(content), size) != content[size:]:
-        raise DamagedIndexError(f"{shown} is damaged: its digest differs")
-    length = int.from_bytes(content[len(_MAGIC) : len(_MAGIC) + 8], "little")
-    head = content[len(_MAGIC) + 8 : len(_MAGIC) + 8 + min(length, size)]
-    about, layout = _checked_head(head, length, size, shown)
+    about, layout = _checked_head(_reader(content), len(content) - _DIGEST, shown)
     return Index(about, _views(np.frombuffer(content, np.uint8), layout))
 
 
@@ -191,14 +185,8 @@ def load(path: str, is_new: bool = False) -> Index:
         size = status.st_size - _DIGEST
         if not stat.S_ISREG(status.st_mode):
             raise DamagedIndexError(f"{printable(path)} is not a regular file")
-        head = file.read(len(_MAGIC) + 8)
-        _check_magic(head, size, printable(path))
-        read_at = functools.partial(os.pread, file.fileno())
-        if not is_new and _digest(read_at, size) != read_at(_DIGEST, size):
-            raise DamagedIndexError(f"{printable(path)} is damaged: its digest differs")
-        length = int.from_bytes(head[-8:], "little")
-        text = file.read(min(length, size))
-        about, layout = _checked_head(text, length, size, printable(path))
+        read = functools.partial(os.pread, file.fileno())
+        about, layout = _checked_head(read, size, printable(path), is_new)
         pages = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
     pages.madvise(mmap.MADV_RANDOM)  # readahead would fill the memory
     return Index(about, _views(np.frombuffer(pages, np.uint8), layout), path)
@@ -208,27 +196,30 @@ def load(path: str, is_new: bool = False) -> Index:
 _Layout = dict[str, tuple[int, int, np.dtype[Any], list[int]]]
 
 
-def _check_magic(head: bytes, size: int, shown: str) -> None:
-    if size < len(head) or len(head) < len(_MAGIC) + 8 or not head.startswith(_MAGIC):
-        raise DamagedIndexError(f"{shown} is not an index of this version")
-
-
 def _checked_head(
-    text: bytes, length: int, size: int, shown: str
+    read: Callable[[int, int], bytes], size: int, shown: str, is_new: bool = False
 ) -> tuple[dict[str, Any], _Layout]:
     """Returns the JSON object of an index and the layout of its arrays; see `_parsed`.
 
     Args:
-        text: The header, which is shorter than ``length`` if the file is damaged.
-        length: The length of the header in bytes.
+        read: ``read(count, offset)`` returns bytes of the file.
         size: Total size of the header and the arrays in bytes.
         shown: The name of the file, for errors.
+        is_new: Whether the digest is not checked.
 
     Raises:
-        DamagedIndexError: If the header is damaged.
+        DamagedIndexError: If the content is damaged.
     """
+    start = len(_MAGIC) + 8
+    head = read(start, 0)
+    if size < start or not head.startswith(_MAGIC):
+        raise DamagedIndexError(f"{shown} is not an index of this version")
+    if not is_new and _digest(read, size) != read(_DIGEST, size):
+        raise DamagedIndexError(f"{shown} is damaged: its digest differs")
+    length = int.from_bytes(head[-8:], "little")
+    text = read(min(length, size), start)
     try:
-        return _parsed(text, len(_MAGIC) + 8 + length, size)
+        return _parsed(text, start + length, size)
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise DamagedIndexError(f"{shown} is damaged: {printable_text(str(error))}") from error
 
