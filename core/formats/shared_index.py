@@ -113,22 +113,16 @@ def load(
         return None
     except Exception as error:
         return error
-    return _usable(path, kind, content, names)
-
-
-def _to_extend(folder: str, kind: str, storage: Storage) -> SharedIndex | None:
-    """Returns the shared index of a folder, to add files to it; None if there is no usable index.
-
-    Raises:
-        OSError: If the index can't be read. It may be valid, so that a new index must not replace
-            it.
-    """
-    path = folder + file_name(kind)
     try:
-        content = _content(path, folder, storage)
-    except (FileNotFoundError, DamagedIndexError):
+        return _parsed(path, kind, content, names)
+    except (ValueError, TypeError, LookupError, OverflowError, MemoryError) as error:
+        _log.warning(
+            "the shared index %s can't be used: %s. Write it again: "
+            "python -m dalijax.sources index, followed by the files",
+            printable(path),
+            printable_text(str(error)),
+        )
         return None
-    return _usable(path, kind, content, None)
 
 
 def _content(path: str, folder: str, storage: Storage) -> bytes:
@@ -146,22 +140,6 @@ def _content(path: str, folder: str, storage: Storage) -> bytes:
     if is_remote(path):
         return bytes(storage.contents([path], opens=True)[0])
     return _local_content(path, folder)
-
-
-def _usable(
-    path: str, kind: str, content: bytes, names: Collection[str] | None
-) -> SharedIndex | None:
-    """Returns the result of `_parsed`; None, after a warning, if the content is damaged."""
-    try:
-        return _parsed(path, kind, content, names)
-    except (ValueError, TypeError, LookupError, OverflowError, MemoryError) as error:
-        _log.warning(
-            "the shared index %s can't be used: %s. Write it again: "
-            "python -m dalijax.sources index, followed by the files",
-            printable(path),
-            printable_text(str(error)),
-        )
-        return None
 
 
 def _local_content(path: str, folder: str) -> bytes:
@@ -401,7 +379,9 @@ def write_shared(
         raise ValueError(f"--output takes files of one folder, not of {len(groups):,}")
     written = []
     for folder, stamp_of in groups.items():
-        old = _to_extend(folder, kind, storage)
+        old = load(folder, kind, storage)
+        if isinstance(old, Exception):  # it may be valid, so that a new index must not replace it
+            raise old
         entries: dict[str, tuple[Stamp, int]] = {}
         if old is not None:
             stored = zip(old.names, old.stamps, strict=True)
