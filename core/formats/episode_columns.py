@@ -18,6 +18,7 @@ from ..remote.storage import Storage
 from . import example
 from .buffered_reader import BufferedReader
 from .byte_files import LocalFile
+from .progress import counted
 from .rlds_features import ENCODED, IMAGE, NUMBER, RAGGED, STEPS, TEXT, Spec
 from .tfrecord_headers import is_intact, records
 from .tfrecord_index import KINDS, features_of, with_gaps
@@ -381,16 +382,12 @@ def read_episodes(
 
     def located() -> Iterator[Episode]:
         """Yields the episodes, and reports their bytes to the progress bar."""
-        reported = 0
-        for number, (at, size) in enumerate(records(take, file.size, file.shown)):
+        walk = counted(records(take, file.size, file.shown), file.size, advance, _REPORTED)
+        for number, (at, size) in enumerate(walk):
             if features.verify and size < _MOST_BYTES and not is_intact(take, at, size):
                 yield at, size, None
             else:
                 yield at, size, _located(f"{file.shown}: episode {number}", take, at, size, names)
-            if number % _REPORTED == 0:
-                advance(at - reported)
-                reported = at
-        advance(file.size - reported)
 
     return columns_of(located(), take, features)
 

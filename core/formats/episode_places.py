@@ -33,6 +33,7 @@ from .file_columns import (
     PRESENT,
     UNSET,
     Column,
+    ColumnRows,
     FileColumns,
     head_sizes,
     item_offsets,
@@ -52,10 +53,7 @@ class _ListPlaces:
     def __init__(self) -> None:
         self.kind = 0  # kind of the feature in the first record that has a list
         self.is_odd = False
-        self._states = array.array("B")
-        self._rows, self._offsets, self._sizes, self._counts, self._items = (
-            array.array("q") for _ in range(5)
-        )
+        self._rows, self._items = ColumnRows(), array.array("q")
 
     def add(self, row: int, feature: example.Feature, take: BufferedReader) -> None:
         """Adds the list of a record; see `Places.add`."""
@@ -76,31 +74,15 @@ class _ListPlaces:
             self.is_odd |= count > 1
         if self.is_odd:
             return
-        self._rows.append(row)
-        self._states.append(PRESENT if len(ranges) else EMPTY if kind else UNSET)
-        self._offsets.append(at)
-        self._sizes.append(size)
-        self._counts.append(count)
+        self._rows.append(row, at, size, PRESENT if len(ranges) else EMPTY if kind else UNSET)
+        self._rows.counts.append(count)
         if kind == example.BYTES:
             self._items.extend(ranges[:, 1].tolist())
 
     def column(self, count: int) -> Column:
         """Returns the column of the feature, with ``count`` rows; see `Places.column`."""
-
-        def spread(values: Any, dtype: Any) -> Any:
-            """Returns ``values`` in an array of all records, 0 for records without the feature."""
-            column = np.zeros(count, dtype)
-            column[np.array(self._rows, np.int64)] = np.array(values, dtype)
-            return column
-
-        return Column(
-            self.kind,
-            spread(self._states, np.uint8),
-            spread(self._offsets, np.int64),
-            spread(self._sizes, np.int64),
-            counts=spread(self._counts, np.int64),
-            items=np.array(self._items, np.int64) if self.kind == example.BYTES else None,
-        )
+        items = np.array(self._items, np.int64) if self.kind == example.BYTES else None
+        return self._rows.column(count, self.kind, items=items)
 
 
 def _count(data: bytes, kind: int) -> tuple[int, bool]:

@@ -7,6 +7,7 @@ and zlib compresses the deviations.
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import zlib
 from collections.abc import Collection, Mapping, Sequence, Set
@@ -49,6 +50,71 @@ class Column:
     has_list: bool = False
     counts: Indices | None = None
     items: Indices | None = None
+
+
+class ColumnRows:
+    """Collects the values of a `Column` in the records of a file; other records are ABSENT.
+
+    Attributes:
+        values: The numbers, if each value is a single number.
+        counts: The lengths of lists of features of episodes.
+    """
+
+    def __init__(self) -> None:
+        self._states = array.array("B")
+        self._rows, self._offsets, self._sizes = (array.array("q") for _ in range(3))
+        self.values: array.array[Any] = array.array("q")
+        self.counts = array.array("q")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def append(self, row: int, offset: int, size: int, state: int = PRESENT) -> None:
+        """Adds a value.
+
+        Args:
+            row: The number of the record in the file.
+            offset: The offset of the value in the file.
+            size: The size of the value in bytes.
+            state: PRESENT, EMPTY or UNSET.
+        """
+        self._rows.append(row)
+        self._states.append(state)
+        self._offsets.append(offset)
+        self._sizes.append(size)
+
+    def column(
+        self,
+        count: int,
+        kind: int = 0,
+        value_dtype: Any = None,
+        has_list: bool = False,
+        items: Indices | None = None,
+    ) -> Column:
+        """Returns the column of all records.
+
+        Args:
+            count: The number of records of the file.
+            kind: The kind of the column.
+            value_dtype: The dtype of the column's numbers; None: the column has no numbers.
+            has_list: Whether no value is a single number.
+            items: The sizes of the byte strings of all lists.
+        """
+        rows = np.array(self._rows, np.int64)
+
+        def spread(values: Any, dtype: Any = np.int64) -> NDArray[Any]:
+            return _spread(np.array(values, dtype), rows, count)
+
+        return Column(
+            kind,
+            spread(self._states, np.uint8),
+            spread(self._offsets),
+            spread(self._sizes),
+            None if value_dtype is None else spread(self.values, value_dtype),
+            has_list,
+            spread(self.counts) if self.counts else None,
+            items,
+        )
 
 
 def head_sizes(sizes: Indices) -> Indices:
@@ -303,19 +369,19 @@ def unpacked(
             states = stream(f"{number}.state", rows).view(np.uint8)
         present = states == PRESENT
         count = int(present.sum())
-        sizes = _spread(stream(f"{number}.size", count), present, np.int64)
-        steps = _spread(stream(f"{number}.offset", count), present, np.int64)
+        sizes = _spread(stream(f"{number}.size", count).astype(np.int64), present, rows)
+        steps = _spread(stream(f"{number}.offset", count).astype(np.int64), present, rows)
         places = ends + steps + layout.header
         ends = np.where(present, places + _padded(sizes, layout), ends)
         if names is not None and name not in names:
             continue
         values = None
         if f"{number}.value" in arrays:
-            found = stream(f"{number}.value", count)
-            values = _spread(found, present, found.dtype)
+            values = _spread(stream(f"{number}.value", count), present, rows)
         column = Column(int(kind), states, places, sizes, values, bool(has_list))
         if f"{number}.count" in arrays:
-            column.counts = _spread(stream(f"{number}.count", count), present, np.int64)
+            counts = stream(f"{number}.count", count).astype(np.int64)
+            column.counts = _spread(counts, present, rows)
             if (column.counts < 0).any():
                 raise ValueError("a list has a negative length")
         if f"{number}.item" in arrays and column.counts is not None:
@@ -339,18 +405,18 @@ def unpacked(
     return FileColumns(first, starts, repeated, damaged, columns, unknown, is_complete)
 
 
-def _spread(values: NDArray[Any], present: NDArray[np.bool_], dtype: Any) -> NDArray[Any]:
+def _spread(values: NDArray[Any], rows: NDArray[Any], count: int) -> NDArray[Any]:
     """Returns an array of the values of all records, 0 for records without a value.
 
     Args:
         values: The values of the records that have a value.
-        present: Whether each record has a value, bool [records].
-        dtype: The dtype of the result.
+        rows: The numbers of these records, or a boolean for each record.
+        count: The number of all records.
     """
-    if len(values) == len(present):
-        return values.astype(dtype)
-    whole = np.zeros(len(present), dtype)
-    whole[present] = values
+    if len(values) == count:
+        return values
+    whole = np.zeros(count, values.dtype)
+    whole[rows] = values
     return whole
 
 

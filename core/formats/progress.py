@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from ..messages.printable import printable
 
 _log = logging.getLogger("dalijax")
+
+T = TypeVar("T", bound=tuple[Any, ...])
 
 
 @contextlib.contextmanager
@@ -37,6 +40,26 @@ def progress(task: str, total: int, unit: str = "bytes") -> Iterator[Callable[[i
     short = "B" if unit == "bytes" else f" {unit}"
     with tqdm(total=total, desc=task, unit=short, unit_scale=True, file=sys.stderr) as bar:
         yield bar.update
+
+
+def counted(
+    items: Iterable[T], size: int, advance: Callable[[int], object], step: int = 1000
+) -> Iterator[T]:
+    """Yields the same items of a file, and reports their bytes to the progress bar.
+
+    Args:
+        items: Tuples that begin with the offset of the item in the file.
+        size: The size of the file in bytes.
+        advance: Is called with the number of bytes processed since the last call.
+        step: The number of items between two reports.
+    """
+    at = 0
+    for number, item in enumerate(items):
+        if number % step == 0:
+            advance(item[0] - at)
+            at = item[0]
+        yield item
+    advance(size - at)
 
 
 def report_remote(paths: Sequence[str], num_bytes: int, can_share: bool) -> None:

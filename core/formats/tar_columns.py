@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,10 +16,11 @@ from ..remote.storage import Storage
 from .buffered_reader import SMALL_WINDOW, BufferedReader
 from .byte_files import is_remote, open_files
 from .each_file import each_file
-from .file_columns import ABSENT, MOST_COLUMNS, PRESENT, Column, FileColumns, joined
+from .file_columns import MOST_COLUMNS, PRESENT, ColumnRows, FileColumns, joined
 from .index import Index
 from .index_checks import column_digest
 from .paths import object_names
+from .progress import counted
 from .tar_headers import members
 from .tar_index import (
     NAMED,
@@ -28,7 +28,6 @@ from .tar_index import (
     Incomplete,
     Sample,
     apart,
-    counted,
     grouped,
     kind_of_extension,
     kinds_of,
@@ -39,24 +38,6 @@ from .tar_index import (
 
 # Incomplete samples whose headers are read for errors. A remote sample needs a request.
 _MOST_EXAMINED, _MOST_EXAMINED_REMOTE = 10_000, 100
-
-
-@dataclasses.dataclass
-class _Members:
-    """The members of a tar with the same extension.
-
-    Attributes:
-        rows: The number of each member's sample in the tar.
-        offsets: The offset of each member's content.
-        sizes: The size of each member's content in bytes.
-        values: The integers in the members, if the extension is one of numbers; `NOT_NUMBER` for
-            members that do not contain an integer.
-    """
-
-    rows: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
-    offsets: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
-    sizes: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
-    values: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
 
 
 def tar_columns(
@@ -101,7 +82,7 @@ def columns_of_samples(
     # A dict of all names would take more memory. Equal hashes of different names do no harm, since
     # the names of repeated samples are compared later.
     starts, hashes = array.array("q"), array.array("q")
-    by_extension: dict[str, _Members] = {}
+    by_extension: dict[str, ColumnRows] = {}
     for row, sample in enumerate(samples):
         starts.append(sample.start)
         hashes.append(hash(sample.name))
@@ -113,10 +94,8 @@ def columns_of_samples(
                 continue
             column = by_extension.get(name)
             if column is None:
-                column = by_extension[name] = _Members()
-            column.rows.append(row)
-            column.offsets.append(member.offset)
-            column.sizes.append(member.size)
+                column = by_extension[name] = ColumnRows()
+            column.append(row, member.offset, member.size)
             if kind_of_extension(name) == "number":
                 value = number_of(take(member.offset, member.size))
                 column.values.append(NOT_NUMBER if value is None else value)
@@ -127,30 +106,11 @@ def columns_of_samples(
         np.array(starts, np.int64),
         counts[places] > 1,
         np.zeros(rows, np.bool_),
-        {name: _column(name, column, rows) for name, column in by_extension.items()},
+        {
+            name: column.column(rows, value_dtype=np.int64 if column.values else None)
+            for name, column in by_extension.items()
+        },
     )
-
-
-def _column(name: str, found: _Members, rows: int) -> Column:
-    """Returns the column of an extension in a tar.
-
-    Args:
-        name: The extension.
-        found: The members with the extension.
-        rows: The number of samples of the tar.
-    """
-    places = np.array(found.rows, np.int64)
-
-    def spread(values: Any) -> Indices:
-        """Returns ``values`` in an array of all samples, 0 for samples without the member."""
-        column = np.zeros(rows, np.int64)
-        column[places] = np.array(values, np.int64)
-        return column
-
-    states = np.full(rows, ABSENT, np.uint8)
-    states[places] = PRESENT
-    values = spread(found.values) if kind_of_extension(name) == "number" else None
-    return Column(0, states, spread(found.offsets), spread(found.sizes), values)
 
 
 def index_tars(paths: Sequence[str], extensions: Mapping[str, str], storage: Storage) -> Index:
@@ -201,43 +161,32 @@ def select_tars(
     for extension, name in extensions.items():
         if extension in table.columns:
             counts[name] += table.columns[extension].states == PRESENT
-    is_complete: NDArray[np.bool_] = np.ones(len(table), np.bool_)
-    is_double: NDArray[np.bool_] = np.zeros(len(table), np.bool_)
-    for count in counts.values():
-        is_complete &= count == 1
-        is_double |= count > 1
+    is_complete = np.all([count == 1 for count in counts.values()], axis=0)
+    is_double = np.any([count > 1 for count in counts.values()], axis=0)
     # A sample that has a field twice is read first, which raises an error.
     odd = np.flatnonzero(is_double)[:1] if is_double.any() else np.flatnonzero(~is_complete)
     most = _MOST_EXAMINED_REMOTE if any(map(is_remote, paths)) else _MOST_EXAMINED
     tars = list(_examined(odd[:most], most, table, paths, extensions, storage))
-    arrays: dict[str, NDArray[Any]] = {"start": table.starts[is_complete]}
+    starts = table.starts[is_complete]
+
+    def chosen(name: str, part: str) -> NDArray[Any]:
+        """Returns the offsets, sizes or values of a field in the complete samples.
+
+        A complete sample has exactly one of the field's extensions; the columns of others have 0.
+        """
+        found = [e for e, field in extensions.items() if field == name and e in table.columns]
+        parts = (getattr(table.columns[e], part)[is_complete] for e in found)
+        return sum(parts, np.zeros(len(starts), np.int64))
+
+    arrays: dict[str, NDArray[Any]] = {"start": starts}
     for name, kind in kinds.items():
-        found = [
-            table.columns[e]
-            for e, field in extensions.items()
-            if field == name and e in table.columns
-        ]
-        masks = [column.states[is_complete] == PRESENT for column in found]
-
-        def chosen(
-            columns: Sequence[NDArray[Any]], masks: Sequence[NDArray[np.bool_]] = masks
-        ) -> NDArray[Any]:
-            """Returns the values of the complete samples, joined from a field's extensions.
-
-            Each complete sample has exactly one of the extensions.
-            """
-            whole = np.zeros(int(is_complete.sum()), np.int64)
-            for column, mask in zip(columns, masks, strict=True):
-                whole[mask] = column[is_complete][mask]
-            return whole
-
         if kind == "number":
-            values = chosen([column.values for column in found if column.values is not None])
+            values = chosen(name, "values")
             damaged = arrays[f"{name}.damaged"] = values == NOT_NUMBER
             arrays[f"{name}.value"] = narrow(np.where(damaged, 0, values))
         else:
-            arrays[f"{name}.offset"] = chosen([column.offsets for column in found])
-            arrays[f"{name}.size"] = chosen([column.sizes for column in found])
+            arrays[f"{name}.offset"] = chosen(name, "offsets")
+            arrays[f"{name}.size"] = chosen(name, "sizes")
     before = np.concatenate([[0], np.cumsum(is_complete)])
     first = before[table.first].tolist()
     about = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..messages.printable import printable
 from .buffered_reader import SMALL_WINDOW, BufferedReader
@@ -28,7 +28,6 @@ _PARTS = ("offset", "size"), ("value", "damaged")  # the arrays of a field, and 
 NOT_NUMBER = -(1 << 63)  # stands for a member that does not contain an integer
 NAMED = 3  # samples named in an error
 _MOST_SHOWN = 40  # bytes of a member in an error
-_REPORTED = 1000  # samples between two updates of the progress bar
 
 
 class Sample(NamedTuple):
@@ -320,20 +319,3 @@ def columns_of(extensions: Mapping[str, str]) -> set[str]:
     for name, kind in kinds_of(extensions).items():
         columns |= {f"{name}.{part}" for part in _PARTS[kind == "number"]}
     return columns
-
-
-def counted(samples: Iterable[Sample], size: int, advance: Any) -> Iterator[Sample]:
-    """Yields the same samples, and reports their bytes to the progress bar.
-
-    Args:
-        samples: The samples of a tar.
-        size: The size of the tar in bytes.
-        advance: Is called with the number of bytes processed since the last call.
-    """
-    at = 0
-    for count, sample in enumerate(samples):
-        if count % _REPORTED == 0:
-            advance(sample.start - at)
-            at = sample.start
-        yield sample
-    advance(size - at)

@@ -14,14 +14,14 @@ from . import example
 from .buffered_reader import SMALL_WINDOW, BufferedReader
 from .byte_files import open_files
 from .each_file import each_file
-from .file_columns import ABSENT, EMPTY, PRESENT, Column, FileColumns, joined
+from .file_columns import ABSENT, EMPTY, PRESENT, Column, ColumnRows, FileColumns, joined
 from .index import Index
+from .progress import counted
 from .tfrecord_headers import Intact, is_intact_or_large, records
 from .tfrecord_index import EMPTY as EMPTY_OFFSET
 from .tfrecord_index import (
     KINDS,
     MISSING,
-    REPORTED,
     Wanted,
     about_records,
     add_record,
@@ -67,10 +67,7 @@ class _Places:
     def __init__(self) -> None:
         self.kind = 0  # kind of the feature in the first record that has the feature
         self.is_odd = False
-        self.num_single = 0
-        self.states = array.array("B")
-        self.rows, self.offsets, self.sizes = (array.array("q") for _ in range(3))
-        self.values: array.array[Any] = array.array("q")
+        self._rows = ColumnRows()
 
     def add(self, row: int, feature: example.Feature, take: BufferedReader) -> None:
         """Adds the values of a record; see `Places.add`."""
@@ -78,7 +75,8 @@ class _Places:
             return
         if not self.kind:
             self.kind = feature.kind
-            self.values = array.array("d" if feature.kind == example.FLOATS else "q")
+            if feature.kind == example.FLOATS:
+                self._rows.values = array.array("d")
         is_list = feature.kind != example.BYTES
         self.is_odd |= feature.kind not in KINDS
         self.is_odd |= feature.kind != self.kind or bool(feature.loose)
@@ -86,38 +84,20 @@ class _Places:
         if self.is_odd:
             return
         offset, size = feature.ranges[0] if feature.ranges else (0, 0)
-        self.rows.append(row)
-        self.states.append(PRESENT if feature.ranges else EMPTY)
-        self.offsets.append(offset)
-        self.sizes.append(size)
+        self._rows.append(row, offset, size, PRESENT if feature.ranges else EMPTY)
         if is_list and 0 < size <= _MOST_BYTES:
             numbers = example.numbers(take, feature)
             if len(numbers) == 1:
-                self.num_single += 1
-                self.values.extend(numbers)
+                self._rows.values.extend(numbers)
 
     def column(self, count: int) -> Column | None:
         """Returns the column of the feature, with ``count`` rows; see `Places.column`."""
         if not self.kind:
             return None
-        rows = np.array(self.rows, np.int64)
-        is_number = self.kind != example.BYTES and self.num_single == len(rows)
-
-        def spread(values: Any, dtype: Any) -> Any:
-            """Returns ``values`` in an array of all records, 0 for records without the feature."""
-            column = np.zeros(count, dtype)
-            column[rows] = np.array(values, dtype)
-            return column
-
+        num_single = len(self._rows.values)
+        is_number = self.kind != example.BYTES and num_single == len(self._rows)
         dtype = np.float32 if self.kind == example.FLOATS else np.int64
-        return Column(
-            self.kind,
-            spread(self.states, np.uint8),
-            spread(self.offsets, np.int64),
-            spread(self.sizes, np.int64),
-            spread(self.values, dtype) if is_number else None,
-            self.num_single == 0,
-        )
+        return self._rows.column(count, self.kind, dtype if is_number else None, num_single == 0)
 
 
 def tfrecord_columns(
@@ -157,10 +137,11 @@ def _columns(
     advance: Any,
 ) -> FileColumns:
     """Returns the columns of one file; see `tfrecord_columns`."""
-    file, starts, reported = take.file, array.array("q"), 0
+    file, starts = take.file, array.array("q")
     by_name: dict[bytes, Places] = {}
     damaged = array.array("b")
-    for number, (at, size) in enumerate(records(take, file.size, file.shown)):
+    walk = counted(records(take, file.size, file.shown), file.size, advance)
+    for number, (at, size) in enumerate(walk):
         label = f"{file.shown}: record {number}"
         damaged.append(intact is not None and not intact(take, at, size))
         found = {} if damaged[-1] else features_of(label, take, at, size, names)
@@ -170,10 +151,6 @@ def _columns(
                 places = by_name[name] = new_places()
             places.add(number, feature, take)
         starts.append(at)
-        if number % REPORTED == 0:
-            advance(at - reported)
-            reported = at
-    advance(file.size - reported)
     rows = len(starts)
     regular = {_text(name): p.column(rows) for name, p in by_name.items() if not p.is_odd}
     return FileColumns(

@@ -20,12 +20,11 @@ from .byte_files import open_files
 from .field import Field
 from .index import Index
 from .paths import object_names
-from .progress import progress
+from .progress import counted, progress
 from .tfrecord_headers import Intact, is_intact_or_large, records
 
 MISSING = 0  # offset of a value that a record lacks: a file begins with a header, not with a value
 EMPTY = 1  # offset of an empty list of numbers, never used by a payload
-REPORTED = 1000  # records between two updates of the progress bar
 KINDS = {
     example.BYTES: "bytes",
     example.FLOATS: "floats",
@@ -325,8 +324,9 @@ def index_records(paths: Sequence[str], wanted: Wanted) -> Index:
     with progress(f"Indexing {len(paths)} TFRecord files", sum(sizes)) as advance:
         for path in paths:
             (file,) = open_files([path], storage)
-            take, reported = BufferedReader(file), 0
-            for number, (at, size) in enumerate(records(take, file.size, file.shown)):
+            take = BufferedReader(file)
+            walk = counted(records(take, file.size, file.shown), file.size, advance)
+            for number, (at, size) in enumerate(walk):
                 label = f"{file.shown}: record {number}"
                 damaged.append(wanted.intact is not None and not wanted.intact(take, at, size))
                 starts.append(at)
@@ -335,10 +335,6 @@ def index_records(paths: Sequence[str], wanted: Wanted) -> Index:
                     if has is None:
                         has = set(features_of(label, take, at, size, None))
                     add_record(label, take, at, size, columns, is_first)
-                if number % REPORTED == 0:
-                    advance(at - reported)
-                    reported = at
-            advance(file.size - reported)
             first.append(len(starts))
     if not len(starts):
         raise ValueError(f"{', '.join(map(printable, paths[:3]))} has no records")
