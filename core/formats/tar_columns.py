@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from ..dtypes import narrow
 from ..order.shuffle import Indices
 from ..remote.storage import Storage
+from . import index_checks
 from .buffered_reader import SMALL_WINDOW, BufferedReader
 from .byte_files import is_remote, open_files
 from .each_file import each_file
 from .file_columns import MOST_COLUMNS, PRESENT, ColumnRows, FileColumns, joined
 from .index import Index
-from .index_checks import column_digest
 from .paths import object_names
 from .progress import counted
 from .tar_headers import members
-from .tar_index import (
+from .tar_samples import (
     NAMED,
     NOT_NUMBER,
     Incomplete,
@@ -36,6 +36,16 @@ from .tar_index import (
     scattered,
 )
 
+# Types of the entries of ``about`` that only indexes of tars have.
+_ABOUT: Mapping[str, type] = {
+    "incomplete": int,
+    "reasons": list,
+    "extensions": list,
+    "scattered": list,
+    "has_links": bool,
+    "apart": list,
+}
+_PARTS = ("offset", "size"), ("value", "damaged")  # the arrays of a field, and of a number
 # Incomplete samples whose headers are read for errors. A remote sample needs a request.
 _MOST_EXAMINED, _MOST_EXAMINED_REMOTE = 10_000, 100
 
@@ -193,7 +203,7 @@ def select_tars(
         "names": object_names(paths),
         "sizes": list(sizes),
         "first": first,
-        "columns": column_digest(arrays),
+        "columns": index_checks.column_digest(arrays),
         "incomplete": int(len(table) - is_complete.sum()),
         "reasons": [reason for tar in tars for reason in tar.reasons][:NAMED],
         "extensions": sorted({extension for tar in tars for extension in tar.extensions}),
@@ -202,6 +212,19 @@ def select_tars(
         "apart": [] if first[-1] else apart(tars, kinds.keys()),
     }
     return Index(about, arrays)
+
+
+def is_valid(index: Index, extensions: Mapping[str, str]) -> bool:
+    """Returns whether a stored index has the wanted fields, and its ranges lie within the tars.
+
+    Args:
+        index: The index.
+        extensions: The field of each extension.
+    """
+    columns = {"start"}
+    for name, kind in kinds_of(extensions).items():
+        columns |= {f"{name}.{part}" for part in _PARTS[kind == "number"]}
+    return index_checks.is_valid(index, columns, _ABOUT)
 
 
 def _examined(

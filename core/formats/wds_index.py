@@ -23,7 +23,7 @@ from .file_kinds import pointer_fault
 from .spread import spread
 from .tar_columns import columns_of_samples
 from .tar_headers import BLOCK, Member, members
-from .tar_index import grouped, kind_of_extension, split_name
+from .tar_samples import grouped, kind_of_extension, split_name
 
 _VERSION = "v1.2"
 _CHECKED = 4  # members of each tar that are compared with their headers

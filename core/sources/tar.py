@@ -16,17 +16,10 @@ from ..formats.cached_index import cached_index
 from ..formats.field import Field
 from ..formats.file_columns import FileColumns
 from ..formats.index import Index
-from ..formats.index_checks import is_valid
 from ..formats.paths import Path, Paths, path_list
 from ..formats.shared_index import shared_columns
-from ..formats.tar_columns import has_columns, index_tars, select_tars, tar_columns
-from ..formats.tar_index import (
-    ABOUT,
-    bad_number,
-    columns_of,
-    kinds_of,
-    sample_key,
-)
+from ..formats.tar_columns import has_columns, index_tars, is_valid, select_tars, tar_columns
+from ..formats.tar_samples import bad_number, kinds_of, sample_key
 from ..formats.wds_index import columns_of_wds
 from ..messages.printable import printable, printable_repr
 from ..messages.user_warnings import warn_user
@@ -130,7 +123,7 @@ class Tar(ByteRecords):
             tars,
             extensions,
             lambda: index_tars(tars, extensions, storage),
-            lambda index: is_valid(index, columns_of(extensions), ABOUT),
+            lambda index: is_valid(index, extensions),
             storage,
             functools.partial(_without_scan, tars, extensions, storage, wds_indexes),
         )

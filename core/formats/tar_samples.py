@@ -12,19 +12,9 @@ from .byte_files import ByteFile
 from .file_kinds import pointer_fault
 from .tar_headers import Member, members
 
-# Types of the entries of ``about`` that only indexes of tars have.
-ABOUT: Mapping[str, type] = {
-    "incomplete": int,
-    "reasons": list,
-    "extensions": list,
-    "scattered": list,
-    "has_links": bool,
-    "apart": list,
-}
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")  # decoded as in WebDataset
 _TEXTS = ("txt", "text", "transcript")
 _JSONS = ("json", "jsn")
-_PARTS = ("offset", "size"), ("value", "damaged")  # the arrays of a field, and of a number
 NOT_NUMBER = -(1 << 63)  # stands for a member that does not contain an integer
 NAMED = 3  # samples named in an error
 _MOST_SHOWN = 40  # bytes of a member in an error
@@ -311,11 +301,3 @@ def sample_key(file: ByteFile, start: int, head: bytes = b"") -> str:
     for member in members(take, file.size, file.shown, start):
         return os.fsdecode(split_name(member.name)[0])
     raise ValueError(f"{file.shown} has no sample at byte {start:,}")
-
-
-def columns_of(extensions: Mapping[str, str]) -> set[str]:
-    """Returns the names of the arrays in an index of tars, given the field of each extension."""
-    columns = {"start"}
-    for name, kind in kinds_of(extensions).items():
-        columns |= {f"{name}.{part}" for part in _PARTS[kind == "number"]}
-    return columns
