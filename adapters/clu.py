@@ -11,10 +11,11 @@ clu's periodic actions import TensorFlow.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import inspect
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -23,11 +24,12 @@ from ..core.api import IteratorFunction, data_iterator, iterator_function
 from ..core.arguments import knows_its_names, refuse_positional
 from ..core.environment.extras import extra
 from ..core.errors import StateError
+from ..core.iterator.batch_stream import BatchStream
 from ..core.iterator.iterator import DALIGenericIterator
 from ..core.messages import replacements
-from ..core.stats import InputStats
 from ..core.workers import Workers
 from .process_files import write_text_atomically
+from .stream_adapter import StreamAdapter
 
 with extra("clu", "dalijax.adapters.clu"):
     from clu.data import dataset_iterator
@@ -85,7 +87,7 @@ def _path_of(filename: epath.PathLike) -> epath.Path:
         ) from None
 
 
-class DALIDatasetIterator(dataset_iterator.DatasetIterator):
+class DALIDatasetIterator(StreamAdapter, dataset_iterator.DatasetIterator):
     """Iterates over the batches of an iterator function, in CLU's training loops.
 
     `save` writes the position after the last batch that ``next()`` returned; peeked batches don't
@@ -105,6 +107,8 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         TypeError: If an argument is unknown or has the wrong type.
         ValueError: If a value is invalid or two arguments exclude each other.
     """
+
+    _stream: BatchStream
 
     def __new__(cls, *args: Any, **kwargs: Any) -> DALIDatasetIterator:
         """Returns a new instance; with ``num_epochs``, of a subclass that has a length."""
@@ -192,20 +196,13 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
 
     def reset(self) -> None:
         """Moves back to the start of the first epoch."""
-        self._forget_future()
-        self._stream.reset()
+        with self._moving():
+            self._stream.reset()
 
-    def seek_step(self, step: int) -> None:
-        """Moves to a global step, for loops that save only the step; see `BatchStream.seek_step`.
-
-        Args:
-            step: Number of batches before the position.
-
-        Raises:
-            ValueError: If ``step`` is negative or exceeds the number of batches; over a source with
-                ``on_error="skip"``, because the number of skipped batches is unknown.
-        """
-        self._stream.seek_step(step)
+    @contextlib.contextmanager
+    def _moving(self) -> Iterator[None]:
+        self._forget_future()  # before moving, in case the call is interrupted
+        yield
         self._forget_future()
 
     @property
@@ -239,8 +236,8 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
 
         Raises:
             FileNotFoundError: If the file does not exist.
-            ValueError: If the file does not contain a state, or a state of different data; nothing
-                changes.
+            ValueError: If the file does not contain a state, or a state of different data; the
+                position is unchanged.
         """
         if not self._checkpoint:
             return
@@ -254,39 +251,9 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         """Restores the position from a file; deprecated by CLU."""
         self.restore(filename)
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns the position after the last delivered batch, as a dict of JSON values."""
-        return self._stream.get_state()
-
-    def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
-        """Restores the position that a state describes.
-
-        Raises:
-            ValueError: If ``state`` is not a state, or a state of different data; nothing changes.
-        """
-        self._forget_future()  # before moving, in case the call is interrupted
-        self._stream.set_state(state)
-        self._forget_future()
-
-    def watch(self) -> InputStats:
-        """Returns the counters of the batches delivered since the first call of `watch`.
-
-        `ReportInput` writes the counters as metrics.
-        """
-        return self._stream.watch()
-
-    @property
-    def _core(self) -> DALIGenericIterator:
-        """The underlying iterator, which `dalijax.profile` measures."""
-        return self._stream._iterator
-
-    def start_prefetch(self) -> None:
-        """Builds the pipelines and schedules batches, without waiting for the batches."""
-        self._stream.start_prefetch()
-
     def close(self) -> None:
         """Frees the pipelines; later calls of ``next()`` raise ValueError."""
-        self._stream.close()
+        super().close()
         if self._workers is not None:
             self._workers.end(drop=False)  # a pending peek then reports that the iterator is closed
 

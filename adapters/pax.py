@@ -42,10 +42,9 @@ from ..core.dtypes import check_width
 from ..core.environment.extras import extra
 from ..core.errors import BatchError, StateError
 from ..core.iterator.batch_stream import BatchStream
-from ..core.iterator.iterator import DALIGenericIterator
 from ..core.pipeline.batch import Batch
-from ..core.stats import InputStats
 from .process_files import file_of_any_process
+from .stream_adapter import StreamAdapter
 
 with extra("pax", "dalijax.adapters.pax, which requires Python 3.10,"):
     from etils import epath
@@ -70,7 +69,7 @@ class _HandedOver:
     def __init__(self, data: DALIInput):
         self._configuration = data._configuration
         self._process = os.getpid()
-        self._stream: BatchStream | None = data._opened()
+        self._stream: BatchStream | None = data._stream
 
     def take(self, configuration: tuple[Any, ...]) -> BatchStream | None:
         """Returns the stream to the first input with an equal configuration in the same process.
@@ -97,7 +96,8 @@ _handed_over: list[weakref.ref[_HandedOver]] = []
 _opening = threading.RLock()
 
 
-class DALIInput(base_input.BaseInput):
+# BaseInput is the first base class, because Pax's get_state and set_state use bytes.
+class DALIInput(base_input.BaseInput, StreamAdapter):
     """An input of Pax over an iterator function, which reads this host's shard of the data.
 
     For training (``is_training``), or if ``reset_for_eval`` is False, the input is endless.
@@ -113,8 +113,8 @@ class DALIInput(base_input.BaseInput):
             ``infeed_host_index`` and ``num_infeed_hosts``.
         arguments: Keyword arguments of the graph function, of ``nvidia.dali.pipeline_def`` and of
             `dalijax.data_iterator`. The batch size of each host is a field of the input;
-            ``input_random_seed`` (default 0) is the seed of host 0, from which the seeds of the
-            other hosts are derived.
+            ``input_random_seed`` (default 0) is the seed of host 0, and determines the seeds of
+            the other hosts.
         weights: Name of the array of weights, float32 [batch]: 1 for a sample, 0 for padding.
         element: "numpy" for NumPy arrays (outputs of GPU pipelines are copied to the host), "jax"
             for jax.Arrays on the pipeline's device.
@@ -129,7 +129,7 @@ class DALIInput(base_input.BaseInput):
     arguments: dict[str, Any] | None = None
     weights: str = "eval_sample_weights"
     element: str = "numpy"
-    _stream: Any = dataclasses.field(init=False, repr=False, default=None)
+    _opened: Any = dataclasses.field(init=False, repr=False, default=None)
     _call: Any = dataclasses.field(init=False, repr=False, default=None)
     _mask: Any = dataclasses.field(init=False, repr=False, default=None)
 
@@ -165,10 +165,10 @@ class DALIInput(base_input.BaseInput):
         # At creation, because Pax drops the provider before it requests the first batch.
         handed_over = _handed_over[0]() if _handed_over else None
         if handed_over is not None:
-            self._stream = handed_over.take(self._configuration)
+            self._opened = handed_over.take(self._configuration)
 
     def _checked_call(self, iterator_fn: IteratorFunction) -> dict[str, Any]:
-        """Returns the arguments of the iterator function, with those that Pax determines.
+        """Returns the arguments of the iterator function, including arguments that Pax sets.
 
         Raises:
             ValueError: If ``arguments`` contains an argument that Pax determines, or arguments
@@ -218,7 +218,7 @@ class DALIInput(base_input.BaseInput):
 
     @property
     def _loops(self) -> int:
-        """Number of batches of an evaluation; -1 for all, for which Pax also allows None and 0."""
+        """Number of batches of an evaluation; -1 for all batches (Pax also allows None and 0)."""
         return self.eval_loop_num_batches or -1
 
     @property
@@ -229,14 +229,15 @@ class DALIInput(base_input.BaseInput):
     def __bool__(self) -> bool:
         return True  # paxml does not save the state of a falsy input
 
-    def _opened(self) -> BatchStream:
-        """Returns the stream of batches; the first call opens it."""
+    @property
+    def _stream(self) -> BatchStream:  # type: ignore[override] # opened on demand
+        """The stream of batches, which the first access opens."""
         with _opening:
-            if self._stream is None:
+            if self._opened is None:
                 numpy = self.element == "numpy"
                 iterator_fn = self.iterator_fn._for_host(self._call) if numpy else self.iterator_fn
-                self._stream = iterator_fn.stream(None if self._endless else 1, **self._call)
-            return self._stream
+                self._opened = iterator_fn.stream(None if self._endless else 1, **self._call)
+            return self._opened
 
     def get_next(self) -> py_utils.NestedMap:
         """Returns the next batch of this host, a NestedMap of arrays [batch, ...].
@@ -246,7 +247,7 @@ class DALIInput(base_input.BaseInput):
             TypeError: If an output has a dtype of 64 bits, which JAX would narrow to 32 bits.
             Exception: Any error of ``next()`` of `dalijax.DALIGenericIterator`.
         """
-        stream = self._opened()
+        stream = self._stream
         if not self._endless and self._loops > 0 and stream._iterator.step == 0:
             self._warn_if_short(stream)
         return self._nested(next(stream))
@@ -309,7 +310,7 @@ class DALIInput(base_input.BaseInput):
 
         Produces at most one batch, which the following `get_next` delivers.
         """
-        specs = dict(self._opened().element_spec)
+        specs = dict(self._stream.element_spec)
         valid = specs.pop(self._mask, None)
         rows = self._check_shapes(specs, valid)
         arrays = {
@@ -321,21 +322,8 @@ class DALIInput(base_input.BaseInput):
     def reset(self) -> None:
         """Moves back to the start of the first epoch."""
         super().reset()
-        if self._stream is not None:
-            self._stream.reset()
-
-    def seek_step(self, step: int) -> None:
-        """Moves to a global step, for loops that save only the step; see `BatchStream.seek_step`.
-
-        Args:
-            step: Number of batches before the position.
-
-        Raises:
-            ValueError: If ``step`` is negative or exceeds the number of batches; over a source with
-                ``on_error="skip"``, because the number of skipped batches is unknown.
-        """
-        self._opened().seek_step(step)
-        self._peek = self._state_before_peek = None
+        if self._opened is not None:
+            self._opened.reset()
 
     def peek_padded(self) -> Any:
         """Returns the batch that get_next_padded() will return; None at the end.
@@ -346,7 +334,7 @@ class DALIInput(base_input.BaseInput):
         Raises:
             RuntimeError: If DALI failed to produce the batch, which then counts as delivered.
         """
-        stream = self._opened()
+        stream = self._stream
         try:
             batch = self._nested(stream.peek())
         except StopIteration:
@@ -369,8 +357,8 @@ class DALIInput(base_input.BaseInput):
 
         Raises:
             FileNotFoundError: If there is no file.
-            ValueError: If the file does not contain a state, or a state of different data; nothing
-                changes.
+            ValueError: If the file does not contain a state, or a state of different data; the
+                position is unchanged.
         """
         path = epath.Path(checkpoint_path)
         if self.iterator_fn._has_source(self._call):
@@ -379,7 +367,7 @@ class DALIInput(base_input.BaseInput):
 
     def _get_state_internal(self) -> bytes:
         try:
-            return json.dumps(self._opened().get_state()).encode()
+            return json.dumps(self._stream.get_state()).encode()
         except StateError as error:
             if self.input_checkpointing_enabled:
                 raise
@@ -387,24 +375,7 @@ class DALIInput(base_input.BaseInput):
             raise NotImplementedError(str(error)) from error
 
     def _set_state_internal(self, state: bytes) -> None:
-        self._opened().set_state(state)
-
-    def start_prefetch(self) -> None:
-        """Builds the pipelines and schedules batches, without waiting for the batches."""
-        self._opened().start_prefetch()
-
-    def close(self) -> None:
-        """Frees the pipelines; later calls of ``get_next()`` raise ValueError."""
-        self._opened().close()
-
-    @property
-    def _core(self) -> DALIGenericIterator:
-        """The underlying iterator, which `dalijax.profile` measures."""
-        return self._opened()._iterator
-
-    def watch(self) -> InputStats:
-        """Returns the counters of the batches delivered since the first call of `watch`."""
-        return self._opened().watch()
+        self._stream.set_state(state)
 
 
 class DALIInputSpecsProvider(base_input.DatasetInputSpecsProvider):
@@ -437,7 +408,7 @@ class DALIInputSpecsProvider(base_input.DatasetInputSpecsProvider):
                 return
             specs = dali_input.specs()
             self._handed = _HandedOver(dali_input)
-            dali_input._stream = None  # the next input will own it
+            dali_input._opened = None  # the next input will own it
             _handed_over[:] = [weakref.ref(self._handed)]
         count = jax.local_device_count()
 

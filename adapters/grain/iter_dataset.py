@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import grain
@@ -12,11 +13,10 @@ from ...core.api import IteratorFunction, data_iterator
 from ...core.arguments import function_parameters, refuse_positional, whole_number
 from ...core.config import EpochRules
 from ...core.iterator.batch_stream import BatchStream
-from ...core.iterator.iterator import DALIGenericIterator
 from ...core.messages.printable import printable_repr
-from ...core.pipeline.batch import writable
-from ...core.stats import InputStats
-from .record_iterator import Passes
+from ...core.pipeline.batch import Batch
+from ..stream_adapter import StreamAdapter
+from .record_iterator import BatchIterator, Passes
 from .transform import BatchDataset, check_policy, choose_device, element_spec
 
 __all__ = ["DALIIterDataset"]
@@ -142,7 +142,7 @@ class DALIIterDataset(BatchDataset):
 
     def __iter__(self) -> DALIDatasetIterator:
         over_source = self._iterator_fn._has_source(self._call)
-        return DALIDatasetIterator(self._stream(), self._writable, over_source, self._passes)
+        return DALIDatasetIterator(self._stream(), over_source, self._passes, self._writable)
 
     def _stream(self) -> BatchStream:
         call, iterator_fn = dict(self._call), self._iterator_fn
@@ -176,85 +176,49 @@ class DALIIterDataset(BatchDataset):
         return f"DALIIterDataset({self._iterator_fn.__name__}, shard {index} of {count})"
 
 
-class DALIDatasetIterator(grain.DatasetIterator):
+class DALIDatasetIterator(StreamAdapter, BatchIterator):
     """Iterates over the batches of a `DALIIterDataset`.
 
     Attributes:
         over_source: Whether the dataset reads a source, so that states are equal in all processes.
     """
 
-    def __init__(self, stream: BatchStream, writable: bool, over_source: bool, passes: Passes):
+    _stream: BatchStream
+
+    def __init__(self, stream: BatchStream, over_source: bool, passes: Passes, writable: bool):
         super().__init__()
         self._stream = stream
-        self._writable = writable
         self._passes = passes
-        self._starts = True  # whether the iterator is new: it delivered no batch, and was not moved
+        self._writable = writable
         self.over_source = over_source
 
-    def __reduce__(self) -> Any:
-        return self._stream.__reduce__()  # raises an error that tells what to pickle instead
+    def _next(self) -> Batch:
+        return next(self._stream)
 
-    def __next__(self) -> Any:
-        self._assert_not_closed()
-        starts, self._starts = self._starts, False
-        batch = self._passes.deliver(
-            self._stream.__next__, starts, lambda: self._core._engine.draws_numbers()
-        )
-        return writable(batch, self._writable)
+    def _draws_numbers(self) -> bool:
+        return self._core._engine.draws_numbers()
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns the position after the last delivered batch, as a dict of JSON values."""
-        return self._stream.get_state()
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restores the position that a state describes.
-
-        Raises:
-            ValueError: If ``state`` is not a state, or a state of different data; nothing changes.
-        """
-        self._stream.set_state(state)
+    @contextlib.contextmanager
+    def _moving(self) -> Iterator[None]:
+        yield
         self._starts = False
+
+    def seek_step(self, step: int) -> None:
+        self._assert_not_closed()
+        super().seek_step(step)
+
+    _set_next_index = seek_step
 
     def _get_next_index(self) -> int:
         raise ValueError(_NO_INDEX)
 
-    def seek_step(self, step: int) -> None:
-        """Moves to a global step, for loops that save only the step; see `BatchStream.seek_step`.
-
-        Args:
-            step: Number of batches before the position.
-
-        Raises:
-            ValueError: If ``step`` is negative or exceeds the number of batches; over a source with
-                ``on_error="skip"``, because the number of skipped batches is unknown.
-        """
-        self._assert_not_closed()
-        self._stream.seek_step(step)
-        self._starts = False
-
-    _set_next_index = seek_step
-
     def start_prefetch(self) -> None:
-        """Builds the pipelines and schedules batches, without waiting for the batches."""
         self._assert_not_closed()
-        self._stream.start_prefetch()
-
-    @property
-    def _core(self) -> DALIGenericIterator:
-        """The underlying iterator, which `dalijax.profile` measures."""
-        return self._stream._iterator
-
-    def watch(self) -> InputStats:
-        """Returns the counters of the batches delivered since the first call of `watch`.
-
-        `dalijax.adapters.clu.ReportInput` writes the counters as metrics.
-        """
-        return self._stream.watch()
+        super().start_prefetch()
 
     def close(self) -> None:
-        """Frees the pipelines; later calls of ``next()`` raise ValueError."""
+        grain.DatasetIterator.close(self)
         super().close()
-        self._stream.close()
 
     def __str__(self) -> str:
         return "DALIDatasetIterator()"

@@ -1,9 +1,9 @@
-"""`RecordIterator`: base class of Grain's iterators over pipelines that are fed with records."""
+"""Base classes of Grain's iterators over batches, and over batches of records."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import grain
@@ -33,46 +33,63 @@ class Passes:
     repeats: bool = False
     warned: bool = False
 
-    def deliver(self, take: Callable[[], Batch], starts: bool, draws: Callable[[], bool]) -> Batch:
-        """Returns the next batch of a pass.
-
-        Args:
-            take: Returns the next batch.
-            starts: Whether this is the first batch of an iterator that was not moved.
-            draws: Returns whether the graph draws random numbers.
-        """
-        if starts and self.repeats and not self.warned:
+    def begin(self) -> None:
+        """Notes that a pass begins, and warns if it repeats the augmentation of an earlier pass."""
+        if self.repeats and not self.warned:
             self.warned = True
             warn_user(
                 "this dataset is iterated again after its end, and draws the same random numbers: "
                 f"the augmentation of each epoch is that of the first. {self.cure}"
             )
+
+
+class BatchIterator(grain.DatasetIterator):
+    """Iterates over batches, and warns about equal passes over their dataset.
+
+    Attributes:
+        _passes: Warns about equal passes; shared by the iterators of a dataset. Set by subclasses.
+        _writable: Whether NumPy arrays of batches are writable copies; set by subclasses.
+        _starts: Whether the iterator is new: it delivered no batch, and was not moved.
+    """
+
+    _passes: Passes
+    _writable: bool
+    _starts = True
+
+    @abc.abstractmethod
+    def _next(self) -> Batch:
+        """Returns the next batch, whose arrays may be views of DALI's buffers."""
+
+    @abc.abstractmethod
+    def _draws_numbers(self) -> bool:
+        """Returns whether the graph draws random numbers."""
+
+    def __next__(self) -> Any:
+        self._assert_not_closed()
+        if self._starts:
+            self._starts = False
+            self._passes.begin()
         try:
-            return take()
+            return writable(self._next(), self._writable)
         except StopIteration:
-            self.repeats = self.repeats or draws()
+            self._passes.repeats = self._passes.repeats or self._draws_numbers()
             raise
 
 
-class RecordIterator(grain.DatasetIterator):
+class RecordIterator(BatchIterator):
     """Iterates over the batches of an engine; subclasses implement get_state and set_state.
 
     Attributes:
         _engine: The engine; set by subclasses.
-        _writable: Whether NumPy arrays of batches are writable copies; set by subclasses.
-        _passes: Warns about equal passes over the dataset; set by subclasses.
     """
 
     _engine: StreamEngine
-    _writable: bool
-    _passes: Passes
-    _starts = True  # whether the iterator is new: it delivered no batch, and was not moved
 
-    def __next__(self) -> Any:
-        self._assert_not_closed()
-        starts, self._starts = self._starts, False
-        batch = self._passes.deliver(self._engine.next, starts, self._engine.draws_numbers)
-        return writable(batch, self._writable)
+    def _next(self) -> Batch:
+        return self._engine.next()
+
+    def _draws_numbers(self) -> bool:
+        return self._engine.draws_numbers()
 
     def __reduce__(self) -> Any:
         # A copy would share the pipelines, and close them when it is freed.

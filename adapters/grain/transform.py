@@ -337,7 +337,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         return np.concatenate([shard.shard_id * size + np.arange(size) for shard in shards])
 
     def _seed(self, default: int) -> int:
-        """Returns the argument ``seed``, or ``default`` (the dataset's seed) if there is none."""
+        """Returns the argument ``seed``; if it is None, ``default`` (the dataset's seed)."""
         seed = self._call.get("seed")
         return default if seed is None else int(seed)
 
@@ -444,7 +444,7 @@ def _lineage(ds: Any) -> str:
 
 
 def _seed_of(ds: Any) -> int | None:
-    """Returns a seed derived from the ``seed()`` calls of a dataset; None if there are none.
+    """Returns a seed derived from the ``seed()`` calls of a dataset; None if it has no calls.
 
     Grain's own default seeds are not used, because they also depend on the number of
     transformations after ``seed()``, and ``mp_prefetch`` loses them.
@@ -618,6 +618,7 @@ class DecodedIterator(RecordIterator):
     ):
         super().__init__(parent)
         self._passes = passes
+        self._writable = transform.writable
         self._rows = transform._local_rows()
         self._transform = transform
         # A MapDataset's position counts lists, an IterDataset's records.
@@ -631,7 +632,6 @@ class DecodedIterator(RecordIterator):
             part = dataclasses.replace(part, padding=self._reader.padding)
         numbers = Numbers(transform._rows(), transform.batch_size)
         self._engine = transform._engine(self._reader, seed, numbers, part=part)
-        self._writable = transform.writable
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state after the last delivered batch, as a dict of JSON values.
@@ -669,9 +669,9 @@ class DecodedIterator(RecordIterator):
         """Restores the position that a state describes.
 
         Raises:
-            ValueError: If ``state`` is not a state of such an iterator, if another transform saved
-                the state, or if the parent iterator rejects its part; nothing changes. If no record
-                was read before, the graph is unknown, because its inputs are inferred from the
+            ValueError: If ``state`` is not a state of this kind, if another transform saved it, or
+                if the parent iterator rejects its part; the position is unchanged. If no record was
+                read before, the graph is unknown, because its inputs are inferred from the
                 first record. If the graph differs or ``random`` is damaged, the following
                 ``next()`` then raises instead.
         """

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from ...core.iterator.iterator import DALIGenericIterator
-from ...core.stats import InputStats
+from ..stream_adapter import StreamAdapter
 from .stepped_stream import ChainedStream
 
 try:
@@ -56,13 +55,17 @@ def plain(element: Any) -> Any:
 _Base: Any = object if tf is None else tf.train.experimental.PythonState
 
 
-class DatasetIterator(_Base):
+class DatasetIterator(StreamAdapter, _Base):
     """Iterates over a `DALIDataset`; ``tf.train.Checkpoint(data=iterator)`` can save it.
+
+    States and steps count the elements of the dataset.
 
     Args:
         stream: The stream of elements, at its start. The iterator owns the stream.
         element_spec: Function that returns the specs of an element.
     """
+
+    _stream: ChainedStream
 
     def __init__(self, stream: ChainedStream, element_spec: Callable[[], Any]):
         self._stream = stream
@@ -78,7 +81,7 @@ class DatasetIterator(_Base):
             StopIteration: After the last element, at each call.
             Exception: Any error of ``next()`` of `dalijax.DALIGenericIterator`.
         """
-        batch, numbers = self._stream.next()
+        batch, numbers = next(self._stream)
         element: Any = {name: np.asarray(array).view(Array) for name, array in batch.items()}
         for number in reversed(numbers):
             element = (scalar(number), element)
@@ -101,31 +104,6 @@ class DatasetIterator(_Base):
     def element_spec(self) -> Any:
         """The structure of an element; see `DALIDataset.element_spec`."""
         return self._element_spec()
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns the position after the last delivered element, as a dict of JSON values."""
-        return self._stream.get_state()
-
-    def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
-        """Restores the position that a state describes.
-
-        Raises:
-            ValueError: If ``state`` is not a state, or a state of different data or steps; nothing
-                changes.
-        """
-        self._stream.set_state(state)
-
-    def seek_step(self, step: int) -> None:
-        """Moves to an element, for loops that save only the step; see `BatchStream.seek_step`.
-
-        Args:
-            step: Number of elements before the position.
-
-        Raises:
-            ValueError: If ``step`` is negative or exceeds the number of elements; over a source
-                with ``on_error="skip"``, because the number of skipped batches is unknown.
-        """
-        self._stream.seek_step(step)
 
     def serialize(self) -> bytes:
         """Returns the state as JSON in bytes, for ``tf.train.Checkpoint``."""
@@ -152,26 +130,6 @@ class DatasetIterator(_Base):
             take()
         else:
             tf.py_function(take, [], [])
-
-    def watch(self) -> InputStats:
-        """Returns the counters of the batches delivered since the first call of `watch`.
-
-        `dalijax.adapters.clu.ReportInput` writes the counters as metrics.
-        """
-        return self._stream.stream.watch()
-
-    @property
-    def _core(self) -> DALIGenericIterator:
-        """The underlying iterator, which `dalijax.profile` measures."""
-        return self._stream.stream._iterator
-
-    def start_prefetch(self) -> None:
-        """Builds the pipelines and schedules batches, without waiting for the batches."""
-        self._stream.stream.start_prefetch()
-
-    def close(self) -> None:
-        """Frees the pipelines; later calls of ``next()`` raise ValueError."""
-        self._stream.stream.close()
 
 
 class _Snapshot(_Base):

@@ -12,6 +12,7 @@ from ...core.iterator.batch_stream import BatchStream, StreamMark
 from ...core.pipeline.batch import Batch
 from ...core.state import differences
 from ...core.state.envelope import COUNT, Form
+from ..stream_adapter import StreamAdapter
 from .steps import INFINITE, UNKNOWN, Step, element, length
 
 FORM = Form(
@@ -52,7 +53,7 @@ class _Place(NamedTuple):
     end: int | None = None
 
 
-class ChainedStream:
+class ChainedStream(StreamAdapter):
     """Iterates over the elements that a chain of steps makes of a stream of batches.
 
     Without steps, a state is a state of the stream. Otherwise, a state contains a state of the
@@ -63,8 +64,10 @@ class ChainedStream:
         chain: The steps; see `dalijax.adapters.tfdata.steps`.
     """
 
+    _stream: BatchStream
+
     def __init__(self, stream: BatchStream, chain: Sequence[Step]):
-        self.stream = stream
+        self._stream = stream
         self.chain = tuple(chain)
         # Serializes calls of several threads; reentrant, because methods call each other.
         self._lock = threading.RLock()
@@ -73,7 +76,7 @@ class ChainedStream:
         # The positions of the chain and of the stream before a running or interrupted call.
         self._before: tuple[_Place, StreamMark] | None = None
 
-    def next(self) -> tuple[Batch, tuple[int, ...]]:
+    def __next__(self) -> tuple[Batch, tuple[int, ...]]:
         """Returns the next batch, and the number from each enumerate step, the last step first.
 
         Raises:
@@ -83,7 +86,7 @@ class ChainedStream:
                 after other errors, the following call tries again.
         """
         if not self.chain:
-            return next(self.stream), ()
+            return next(self._stream), ()
         with self._lock:
             self._begin()
             try:
@@ -95,7 +98,7 @@ class ChainedStream:
             return result
 
     def _next(self) -> tuple[Batch, tuple[int, ...]]:
-        """Returns the next batch and its numbers, and moves the position; see `next`."""
+        """Returns the next batch and its numbers, and moves the position; see `__next__`."""
         while True:
             index, _, end = self._place
             location = element(self.chain, self._total(), index)
@@ -106,7 +109,7 @@ class ChainedStream:
             if self._place.at == at:
                 after = _Place(index + 1, at + 1, end)
                 try:
-                    batch = next(self.stream)
+                    batch = next(self._stream)
                 except StopIteration:
                     pass
                 except BatchError:
@@ -115,8 +118,8 @@ class ChainedStream:
                 else:
                     self._place = after
                     return batch, numbers
-            # At its end, a stream of unknown length, or one that skips failed batches, shows its
-            # length. The element is then searched again.
+            # The length of a stream may be unknown before its end, or may shrink because failed
+            # batches are skipped. The element is then searched again.
             if end == self._place.at:
                 raise StopIteration
             self._place = self._place._replace(end=self._place.at)
@@ -132,7 +135,7 @@ class ChainedStream:
                 with ``on_error="skip"``, because the number of skipped batches is unknown.
         """
         if not self.chain:
-            self.stream.seek_step(step)
+            self._stream.seek_step(step)
             return
         step = step_number(step, "elements")
         with self._lock:
@@ -145,7 +148,7 @@ class ChainedStream:
             place = self._place._replace(element=step, at=at)
             self._begin()
             try:
-                self.stream.seek_step(at)
+                self._stream.seek_step(at)
             except Exception:  # the stream has not moved
                 self._before = None
                 raise
@@ -153,15 +156,15 @@ class ChainedStream:
 
     def _total(self) -> int:
         """Returns the number of batches of the stream, or INFINITE or UNKNOWN."""
-        return stream_length(self.stream) if self._place.end is None else self._place.end
+        return stream_length(self._stream) if self._place.end is None else self._place.end
 
     def _move_to(self, at: int) -> None:
-        """Moves the stream to the batch with index ``at``, or to its end if there is no such batch.
+        """Moves the stream to batch ``at``, or to its end if it has fewer batches.
 
         To move backwards, the stream is restarted.
         """
         if at < self._place.at:
-            self.stream.reset()
+            self._stream.reset()
             self._place = self._place._replace(at=0)
         skipped = self._drop(at - self._place.at)
         self._place = self._place._replace(at=self._place.at + skipped)
@@ -179,30 +182,30 @@ class ChainedStream:
     def _drop(self, count: int) -> int:
         """Drops up to ``count`` batches of the stream, and returns how many were dropped.
 
-        With ``on_error="skip"``, the batches are produced one by one. Otherwise, a source would not
-        produce the batches, and would also count those that fail.
+        With ``on_error="skip"``, the batches are produced, because failed batches do not count.
+        `BatchStream.skip` over a source counts batches without producing them.
         """
-        if self.stream._iterator._config.on_error != "skip":
-            return self.stream._skip_at_most(count)
+        if self._stream._iterator._config.on_error != "skip":
+            return self._stream._skip_at_most(count)
         for dropped in range(count):
             try:
-                next(self.stream)
+                next(self._stream)
             except StopIteration:
                 return dropped
         return count
 
     def _begin(self) -> None:
-        """Saves the position, to which the next call returns if this call is interrupted."""
+        """Saves the position; if this call is interrupted, the next call returns to it."""
         self._settle()
-        self._before = self._place, self.stream._mark()
+        self._before = self._place, self._stream._mark()
 
     def _settle(self) -> None:
         """Moves back to the position before the last call, if the call was interrupted."""
         if self._before is None:
             return
         self._place, mark = self._before
-        if not self.stream._go_back(mark):  # the state of the pipelines can't be saved
-            self.stream.reset()
+        if not self._stream._go_back(mark):  # the state of the pipelines can't be saved
+            self._stream.reset()
             self._place = self._place._replace(at=0)
             self._move_to(self._batch_after(self._place.element, self._total()))
         self._before = None
@@ -210,15 +213,15 @@ class ChainedStream:
     def get_state(self) -> dict[str, Any]:
         """Returns the position after the last delivered element, as a dict of JSON values."""
         if not self.chain:
-            return self.stream.get_state()
+            return self._stream.get_state()
         with self._lock:
             self._settle()
             return FORM.encode(
                 element=self._place.element,
                 at=self._place.at,
                 end=UNKNOWN if self._place.end is None else self._place.end,
-                first_epoch=self.stream._first_epoch,
-                stream=self.stream.get_state(),
+                first_epoch=self._stream._first_epoch,
+                stream=self._stream.get_state(),
                 steps=self._steps,
             )
 
@@ -226,11 +229,11 @@ class ChainedStream:
         """Restores the position that a state describes.
 
         Raises:
-            StateError: If ``saved`` is not a state, or a state of different data or steps; nothing
-                changes.
+            StateError: If ``saved`` is not a state, or a state of different data or steps; the
+                position is unchanged.
         """
         if not self.chain:
-            self.stream.set_state(saved)
+            self._stream.set_state(saved)
             return
         state = FORM.decode(saved)
         differences.check({"steps": state["steps"]}, {"steps": self._steps})
@@ -240,7 +243,7 @@ class ChainedStream:
             self._settle()
             self._begin()
             try:
-                self.stream.set_state(state["stream"])
+                self._stream.set_state(state["stream"])
             except Exception:  # the stream has not moved
                 self._before = None
                 raise
@@ -252,7 +255,7 @@ class ChainedStream:
                     "original batch size (take, skip and enumerate count batches), or restore "
                     "an undamaged copy"
                 )
-            self.stream._first_epoch = first_epoch
+            self._stream._first_epoch = first_epoch
             self._place, self._before = _Place(element, at, end if end >= 0 else None), None
 
     def _fits(self, index: int, at: int, end: int, first: int) -> bool:
@@ -262,9 +265,9 @@ class ChainedStream:
             index, at, end: The counts ``element``, ``at`` and ``end`` of the state; see `_Place`.
             first: The first epoch of the stream in the state.
         """
-        iterator, total = self.stream._iterator, stream_length(self.stream)
-        endless = self.stream._num_epochs is None
-        if not 0 <= first <= iterator.epoch or not (endless or first == self.stream._first_epoch):
+        iterator, total = self._stream._iterator, stream_length(self._stream)
+        endless = self._stream._num_epochs is None
+        if not 0 <= first <= iterator.epoch or not (endless or first == self._stream._first_epoch):
             return False
         if total == UNKNOWN:
             return True  # the counts can't be checked

@@ -1,7 +1,9 @@
 """A state saved through one protocol is restored exactly by every other protocol."""
 
+import copy
 import itertools
 import json
+import pickle
 
 import pytest
 import tensorflow as tf
@@ -130,3 +132,14 @@ def test_every_protocol_restores_every_state(jpegs_many, tmp_path, here, there, 
         restoring.restore(saving.state())
         got += [frozen(b) for b in restoring.iterator]
         assert got == whole
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_iterators_are_neither_copied_nor_pickled(jpegs_many, tmp_path, protocol):
+    """A copy would share the position, and close the pipelines when it is freed."""
+    iterator = protocol(jpegs_many, "FILL", tmp_path).iterator
+    first = frozen(next(iterator))
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="can't be pickled or copied, because its pipelines"):
+            duplicate(iterator)
+    assert frozen(next(iterator)) != first

@@ -753,7 +753,7 @@ def test_ctrl_c_within_a_skip_loses_nothing(jpegs_many, monkeypatch):
     ds = dataset(jpegs_many).repeat(6).skip(9)
     expected = [listed(e) for e in ds]
     iterator = iter(ds)
-    stream = iterator._stream.stream
+    stream = iterator._stream._stream
     skip, calls = type(stream._iterator)._skip_at_most, []
 
     def interrupted(own, batches):
