@@ -30,7 +30,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -60,28 +60,6 @@ def __dir__() -> list[str]:
 _log = logging.getLogger("dalijax")
 
 
-class _HandedOver:
-    """Keeps the stream that a specs provider opened, for the input that is created next.
-
-    The provider owns this object, so that unused pipelines are freed together with the provider.
-    """
-
-    def __init__(self, data: DALIInput):
-        self._configuration = data._configuration
-        self._process = os.getpid()
-        self._stream: BatchStream | None = data._stream
-
-    def take(self, configuration: tuple[Any, ...]) -> BatchStream | None:
-        """Returns the stream to the first input with an equal configuration in the same process.
-
-        Returns None to all other inputs.
-        """
-        if os.getpid() != self._process or not _are_equal(configuration, self._configuration):
-            return None
-        stream, self._stream = self._stream, None
-        return stream
-
-
 def _are_equal(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
     try:
         return bool(first == second) and repr(first) == repr(second)  # repr: 1 differs from 1.0
@@ -89,8 +67,6 @@ def _are_equal(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
         return False
 
 
-# Holds at most one reference, which is weak, so that a dropped provider frees its pipelines.
-_handed_over: list[weakref.ref[_HandedOver]] = []
 # Prevents two threads from opening two streams of an input. This is a module variable, because
 # inputs are pickled, but locks can't be pickled.
 _opening = threading.RLock()
@@ -163,9 +139,7 @@ class DALIInput(base_input.BaseInput, StreamAdapter):
                 # A call with a mask must repeat the policy; the user did not ask for this mask.
                 self._call["drop_remainder"] = True
         # At creation, because Pax drops the provider before it requests the first batch.
-        handed_over = _handed_over[0]() if _handed_over else None
-        if handed_over is not None:
-            self._opened = handed_over.take(self._configuration)
+        self._opened = DALIInputSpecsProvider._stream_for(self)
 
     def _checked_call(self, iterator_fn: IteratorFunction) -> dict[str, Any]:
         """Returns the arguments of the iterator function, including arguments that Pax sets.
@@ -397,7 +371,10 @@ class DALIInputSpecsProvider(base_input.DatasetInputSpecsProvider):
 
     per_device: bool = False
     specs: Any = None
-    _handed: Any = dataclasses.field(init=False, repr=False, default=None)
+    _input: Any = dataclasses.field(init=False, repr=False, default=None)
+    _process: Any = dataclasses.field(init=False, repr=False, default=None)
+    # The last provider. The reference is weak, so that a dropped provider frees unused pipelines.
+    _last: ClassVar[weakref.ref[DALIInputSpecsProvider] | None] = None
 
     def __post_init__(self) -> None:
         specs, padding = self.specs, getattr(self.input_p, "batch_padding_size", 0) or 0
@@ -407,9 +384,8 @@ class DALIInputSpecsProvider(base_input.DatasetInputSpecsProvider):
                 super().__post_init__()
                 return
             specs = dali_input.specs()
-            self._handed = _HandedOver(dali_input)
-            dali_input._opened = None  # the next input will own it
-            _handed_over[:] = [weakref.ref(self._handed)]
+            self._input, self._process = dali_input, os.getpid()
+            DALIInputSpecsProvider._last = weakref.ref(self)
         count = jax.local_device_count()
 
         def share(spec: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -422,3 +398,18 @@ class DALIInputSpecsProvider(base_input.DatasetInputSpecsProvider):
             return jax.ShapeDtypeStruct((rows // count, *spec.shape[1:]), spec.dtype)
 
         self._input_specs = jax.tree_util.tree_map(share, specs) if self.per_device else specs
+
+    @classmethod
+    def _stream_for(cls, other: DALIInput) -> BatchStream | None:
+        """Returns the stream of the last provider to the first equal input in the same process.
+
+        Returns None to all other inputs, and after Pax has dropped the provider.
+        """
+        provider = None if cls._last is None else cls._last()
+        if provider is None or provider._process != os.getpid():
+            return None
+        own = provider._input
+        if not _are_equal(other._configuration, own._configuration):
+            return None
+        stream, own._opened = own._opened, None
+        return stream
