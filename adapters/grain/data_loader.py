@@ -19,15 +19,13 @@ from ...core.arguments import (
 )
 from ...core.errors import StateError
 from ...core.feeding.record_reader import Numbers, RecordBatch, RecordPosition, Restored
-from ...core.feeding.stream_part import StreamPart
 from ...core.messages.printable import printable_repr
 from ...core.placement import over_current_mesh
 from ...core.random.seeds import DEFAULT_SEED, shard_seed
-from ...core.state.agreement import Values
 from ...core.state.envelope import COUNT, Form, digest
 from ...core.state.fingerprint import Fingerprint
 from .batch_operation import DALIBatch
-from .loader_steps import Steps, pack_rows, row_name
+from .loader_steps import LoaderConfig, Steps, row_name
 from .packing import unpacked
 from .reading import READ_OPTIONS
 from .record_iterator import Passes, RecordIterator
@@ -117,15 +115,15 @@ class DALIDataLoader:
         worker_count = whole_number("worker_count", worker_count, expected.format("workers", 0), 0)
         call = checked_arguments(pipeline_fn, call, _OWN_ARGUMENTS)
         options = shard_options or grain.sharding.NoSharding()
-        parts, index = options.shard_count, options.shard_index
-        if parts > 1:
+        shard, shards = options.shard_index, options.shard_count
+        if shards > 1:
             if sharding is not None:
                 raise ValueError(
                     "shard_options together with sharding, which determines the shards. Omit one"
                 )
-            if batch_size % parts:
+            if batch_size % shards:
                 raise ValueError(
-                    f"the {parts} shards don't divide batch_size={batch_size}. Choose a multiple"
+                    f"the {shards} shards don't divide batch_size={batch_size}. Choose a multiple"
                 )
             if not (drop_remainder or pad):
                 raise ValueError(
@@ -137,78 +135,48 @@ class DALIDataLoader:
                     "on_error='skip' with several shards: a shard that skips a batch would be a "
                     "batch ahead of the others. Use 'mask'"
                 )
-        sharding = over_current_mesh(sharding)
-        local_batch_size = batch_size // parts
-        self._skips = call.get("on_error") == "skip"
-        self._takes_seed = call.get("seed") is None
-        self._seed = operator.index(call.get("seed") or DEFAULT_SEED)
-        call["seed"] = shard_seed(self._seed, index)  # shards draw different numbers
-        self._transform = DALITransform(
-            pipeline_fn,
-            batch_size=local_batch_size,
-            output_map=output_map,
-            drop_remainder=drop_remainder,
-            pad=pad,
-            sharding=sharding,
-            **call,
-        )._for_host(index, parts)
-        shards = self._transform._shards()
-        self._num_shards = shards[0].num_shards if shards else parts
-        self._shard = index
-        self._rows = index * local_batch_size + self._transform._rows()
-        self._batch_size = batch_size
-        self._steps = Steps(
+        config = LoaderConfig(
             data_source,
             sampler,
             tuple(operations),
-            batch_size,
-            self._rows.tolist(),
-            drop_remainder,
-            bool(pad),
+            batch_size=batch_size,
+            shard_options=options,
+            drop_remainder=drop_remainder,
+            pad=bool(pad),
+            workers=grain.MultiprocessingOptions(worker_count, worker_buffer_size),
+            read_options=read_options or READ_OPTIONS,
+            skips=call.get("on_error") == "skip",
+            seed=operator.index(call.get("seed") or DEFAULT_SEED),
+            takes_seed=call.get("seed") is None,
+            other_randomness=other_randomness,
+            described={
+                "outputs": list(output_map),
+                "batch_size": batch_size,
+                "sampler": _short_repr(sampler),
+                "data_source": _short_repr(data_source),
+            },
         )
-        self._workers = grain.MultiprocessingOptions(worker_count, worker_buffer_size)
-        self._read = read_options or READ_OPTIONS
-        self._other_randomness = other_randomness
+        call["seed"] = shard_seed(config.seed, shard)  # shards draw different numbers
+        self._transform = DALITransform(
+            pipeline_fn,
+            batch_size=batch_size // shards,
+            output_map=output_map,
+            drop_remainder=drop_remainder,
+            pad=pad,
+            sharding=over_current_mesh(sharding),
+            **call,
+        )._for_host(shard, shards)
+        rows = shard * (batch_size // shards) + self._transform._rows()
+        self._steps = Steps(config, rows)
         self._passes = Passes("Pass num_epochs=EPOCHS to the sampler, and iterate once")
-        self._described = {
-            "outputs": list(output_map),
-            "batch_size": batch_size,
-            "sampler": _short(repr(sampler)),
-            "data_source": _short(repr(data_source)),
-        }
 
     def __iter__(self) -> DALIDataLoaderIterator:
-        return DALIDataLoaderIterator(self, self._transform)
+        return DALIDataLoaderIterator(self._steps, self._transform, self._passes)
 
     @property
     def num_steps(self) -> int:
         """Number of global batches, including batches that ``on_error="skip"`` skips."""
         return len(self._steps)
-
-    def _part(self) -> StreamPart:
-        """Returns the description of the part of each global batch that this process reads.
-
-        The processes compare their descriptions before the first batch.
-        """
-        values: Values = {
-            "loader": "DALIDataLoader",
-            "sampler": self._described["sampler"],
-            "number of records": self._steps.records,
-            "batches": self.num_steps,
-            "global batch": self._batch_size,
-            "pad": self._steps.pad,
-        }
-        return StreamPart(values, self.num_steps, agreed=True)
-
-    def _records(self, step: int) -> grain.DatasetIterator:
-        """Returns an iterator over the elements of `Steps` from a step, packed if workers read."""
-        steps = self._steps[step:] if step else self._steps
-        workers = self._workers.num_workers
-        ds: Any = (steps.map(pack_rows) if workers else steps).to_iter_dataset(self._read)
-        if workers:
-            ds = ds.mp_prefetch(self._workers)
-        iterator: grain.DatasetIterator = ds.__iter__()
-        return iterator
 
 
 _OWN_ARGUMENTS = {
@@ -271,27 +239,27 @@ def _check_operations(operations: Sequence[Any]) -> None:
         )
 
 
-def _short(text: str) -> str:
-    """Returns a repr without memory addresses, which differ between processes.
+def _short_repr(value: object) -> str:
+    """Returns the repr of a value without memory addresses, which differ between processes.
 
     Of more than 200 characters, the first 180 and a digest are returned.
     """
-    text = re.sub(r" at 0x[0-9a-f]+", "", text)
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     return text if len(text) <= 200 else f"{text[:180]}... #{digest(text.encode())}"
 
 
 class _StepReader:
     """Reads this process's records of each global batch; see `RecordReader`."""
 
-    def __init__(self, loader: DALIDataLoader):
-        self._loader = loader
+    def __init__(self, steps: Steps):
+        self._steps = steps
         self._step = 0
         self._records: grain.DatasetIterator | None = None
 
     def next_records(self) -> RecordBatch:
         """Returns the records of the next step that belong to this process."""
         if self._records is None:
-            self._records = self._loader._records(self._step)
+            self._records = self._steps.read_from(self._step)
         try:
             element, valid = next(self._records)
             rows = unpacked(element)
@@ -321,16 +289,19 @@ class _StepReader:
 class DALIDataLoaderIterator(RecordIterator):
     """Iterates over the batches of a `DALIDataLoader`."""
 
-    def __init__(self, loader: DALIDataLoader, transform: DALITransform):
+    def __init__(self, steps: Steps, transform: DALITransform, passes: Passes):
         super().__init__()
-        self._loader = loader
-        self._reader = _StepReader(loader)
-        numbers = Numbers(loader._rows, loader._batch_size)
-        self._engine = transform._engine(
-            self._reader, 0, numbers, loader._seed, by_step=True, part=loader._part()
-        )
+        self._passes = passes
         self._writable = transform.writable
-        self._passes = loader._passes
+        self._steps = steps
+        self._config = config = steps.config
+        shards = transform._shards()
+        self._num_shards = shards[0].num_shards if shards else config.shard_options.shard_count
+        self._reader = _StepReader(steps)
+        numbers = Numbers(steps.rows, config.batch_size)
+        self._engine = transform._engine(
+            self._reader, 0, numbers, config.seed, by_step=True, part=steps.part()
+        )
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state: the global step and a description of the data, as JSON values.
@@ -349,22 +320,22 @@ class DALIDataLoaderIterator(RecordIterator):
             operators=list(self._engine.operators(position)),
             step=position.step,
             random=random,
-            shards=self._loader._num_shards,
+            shards=self._num_shards,
         )
 
     def _seed(self, position: RecordPosition) -> int:
         seed = position.restored.draw_seed
-        return self._loader._seed if seed is None else seed
+        return self._config.seed if seed is None else seed
 
     def _fingerprint(self, position: RecordPosition) -> Fingerprint:
-        return {**self._loader._described, "seed": str(self._seed(position))}
+        return {**self._config.described, "seed": str(self._seed(position))}
 
     def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
         """Restores a state that any number of processes have saved.
 
         Raises:
             ValueError: If ``state`` is not a state, is of different data, or is of another number
-                of shards while the graph has random operators of DALI; nothing changes.
+                of shards while the graph has random operators of DALI; the position is unchanged.
         """
         with self._engine.lock:
             self._restore(FORM.decode(state))
@@ -373,20 +344,20 @@ class DALIDataLoaderIterator(RecordIterator):
         """Restores the values of a state, by name; see `set_state`."""
         seed = draw_seed = None
         saved, current = state["seed"], self._fingerprint(self._engine.snapshot())
-        if saved != self._loader._seed:
+        if saved != self._config.seed:
             draw_seed = saved
-            seed = shard_seed(saved, self._loader._shard)
-        if self._loader._takes_seed and 0 <= saved < 1 << 63:
+            seed = shard_seed(saved, self._config.shard_options.shard_index)
+        if self._config.takes_seed and 0 <= saved < 1 << 63:
             current["seed"] = str(saved)
         restored = Restored("", tuple(state["operators"]), seed, draw_seed, state["random"])
         self._engine.check(state, current, restored)
-        if state["step"] > self._loader.num_steps:
+        if state["step"] > len(self._steps):
             raise StateError(
-                f"step: {state['step']} -> at most {self._loader.num_steps} (saved -> now). Create "
+                f"step: {state['step']} -> at most {len(self._steps)} (saved -> now). Create "
                 "the loader with its original number of epochs, or start without the state"
             )
-        before, after = state["shards"], self._loader._num_shards
-        if before != after and state["random"] == 1 and not self._loader._other_randomness:
+        before, after = state["shards"], self._num_shards
+        if before != after and state["random"] == 1 and not self._config.other_randomness:
             raise StateError(
                 f"shards: {before} -> {after} (saved -> now), for which the graph's random "
                 "operators draw different numbers. Draw numbers for each record (by draw.uniform() "
@@ -410,11 +381,9 @@ class DALIDataLoaderIterator(RecordIterator):
                 0, because the number of skipped batches is unknown.
         """
         step = step_number(step)
-        if step > self._loader.num_steps:
-            raise ValueError(
-                f"seek_step({step}): the loader has only {self._loader.num_steps} batches"
-            )
-        if step and self._loader._skips:
+        if step > len(self._steps):
+            raise ValueError(f"seek_step({step}): the loader has only {len(self._steps)} batches")
+        if step and self._config.skips:
             raise ValueError(
                 f"seek_step({step}) with on_error='skip': a step counts delivered batches, but the "
                 "number of skipped batches before it is unknown. Restore a state by set_state(), "

@@ -146,7 +146,7 @@ def test_the_seed_of_the_call_is_the_seed_of_draws_and_states():
 def test_a_loader_resumes_on_any_number_of_shards(first, second):
     order = [
         int(one.record_key)
-        for one in map(loader()._steps._sampler.__getitem__, range(2 * N))  # both epochs
+        for one in map(loader()._steps.config.sampler.__getitem__, range(2 * N))  # both epochs
     ]
     start = iter(loader(seed=SEED, sharding=first and rows_over(*first)))
     for _ in range(3):
