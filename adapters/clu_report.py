@@ -37,10 +37,10 @@ class ReportInput(periodic_actions.PeriodicAction):
     Args:
         iterator: The iterator that the loop takes its batches from.
         writer: A clu.metric_writers.MetricWriter.
-        num_train_steps: The last step, at which metrics are always written.
+        num_train_steps: The last step; its metrics are always written.
         every_steps: Metrics are written at multiples of this number of steps.
         every_secs: Metrics are written whenever this number of seconds has passed.
-        on_steps: Further steps at which metrics are written.
+        on_steps: Further steps whose metrics are written.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ReportInput(periodic_actions.PeriodicAction):
             self._before = self._stats.copy()
 
     def _should_trigger(self, step: int, t: float) -> bool:
-        # Before the first report, the previous step and time are those of the first call.
+        # The first call sets the previous step and time, without a report.
         return step != self._previous_step and super()._should_trigger(step, t)
 
     def _apply(self, step: int, t: float) -> None:

@@ -1,4 +1,4 @@
-"""Finds and writes the files in which processes save the states of their iterators."""
+"""Finds and writes the files with the states of the iterators of several processes."""
 
 from __future__ import annotations
 

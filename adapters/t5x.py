@@ -349,7 +349,7 @@ class EvalDataset:
     as_numpy_iterator = __iter__
 
     def _with_weights(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Returns a batch with weights, in which the padded rows of the masked outputs are 0."""
+        """Returns a batch with weights; the padded rows of the masked outputs are set to 0."""
         if missing := sorted(set(self._masked) - set(batch)):
             raise ValueError(
                 f"masked={self._masked!r}, but a batch has no {missing}, only {sorted(batch)}. "

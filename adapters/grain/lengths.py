@@ -24,7 +24,7 @@ _WITH_HOLES = ("FilterMapDataset", "FlatMapMapDataset")
 
 
 def parents_of(ds: Any) -> Sequence[Any]:
-    """Returns the parents of a dataset, including those that Grain does not list as parents.
+    """Returns the parents of a dataset, including parents that Grain does not list.
 
     Grain does not list the parents of an interleaving, such as the dataset before ``mp_prefetch``.
     """

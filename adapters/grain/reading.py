@@ -76,7 +76,7 @@ class Position:
     of these lists: a record, a list of the records of a batch, or a failure.
 
     Attributes:
-        parent: The state of the parent iterator from which reading continues.
+        parent: The state of the parent iterator; reading continues after it.
         records: Number of records in the batches before the position.
         skip: Number of entries of the parent's next list that belong to earlier batches.
         failed: Indices, counted from ``parent``, of entries to skip because their errors were
@@ -193,7 +193,7 @@ class Reader:
         self._before_list = position.parent
 
     def go_to(self, position: Position) -> None:
-        """Moves to a position, from which the next batch is read."""
+        """Moves to a position, where the next batch begins."""
         self._parent.set_state(copy.deepcopy(position.parent))
         self._begin(position)
 
@@ -304,7 +304,7 @@ class Reader:
 
 
 def _source(iterator: grain.DatasetIterator) -> grain.DatasetIterator | None:
-    """Returns Grain's iterator over a MapDataset from which an iterator gets its elements.
+    """Returns Grain's iterator over the MapDataset that provides an iterator's elements.
 
     Returns None if the elements come from several iterators, or through worker processes or
     threads of other iterators.

@@ -165,7 +165,7 @@ class PassStream(BatchStream):
         previous.close()
 
     def _pass_of(self, state: Mapping[str, Any] | str | bytes) -> int | None:
-        """Returns the number of the pass to which a reader's state belongs; None if unknown."""
+        """Returns the number of the pass of a reader's state; None if unknown."""
         try:
             saved = reader_state.decode(state).fingerprint["seed"]
         except StateError:  # the iterator raises the error when it restores the state

@@ -86,7 +86,7 @@ def element(chain: Sequence[Step], total: int, index: int) -> tuple[int, tuple[i
 
     Returns:
         The index of the batch in the stream, and a tuple with the number from each enumerate step,
-        the last step first. None if there is no such element.
+        the last step first. None if the element does not exist.
     """
     numbers: list[int] = []
     for at in reversed(range(len(chain))):
