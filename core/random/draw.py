@@ -133,22 +133,6 @@ def check_share(name: str, value: float) -> None:
         raise ValueError(f"{name} must be from 0 to 1, not {value}")
 
 
-def _outputs(
-    name: str, function: Callable[..., Sequence[Any]], count: int, *arguments: Any
-) -> list[Any]:
-    """Calls the function of a draw, checks the number of its outputs, and returns them."""
-    try:
-        arrays = [*function(*arguments)]
-    except StopIteration as error:  # would end the epoch
-        raise RuntimeError(f"the function of the draw {name!r} raised StopIteration") from error
-    if len(arrays) != count:
-        raise ValueError(
-            f"the function of the draw {name!r} returned {len(arrays)} arrays, not {count}. Return "
-            "one array for each output"
-        )
-    return arrays
-
-
 def _reshaped(name: str, values: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Returns the result of a draw's function as an array of a shape and dtype.
 
@@ -243,8 +227,69 @@ class DrawRows:
         return function(self) if self.ahead is None else self.ahead(name, function)
 
 
-# The function of a draw: returns an array [rows, ...] for each input of the graph; see `_packs`.
-DrawFunction = Callable[[DrawRows], list[NDArray[Any]]]
+@dataclasses.dataclass(eq=False)
+class DrawFunction:
+    """Computes the arrays of a draw for a run of a pipeline; threads call it for several runs.
+
+    Attributes:
+        name: The draw's name.
+        function: Computes the outputs; see `Draw._compute_outputs`.
+        forms: Shape per sample and dtype of each output.
+        columns: Number of uniform numbers for each sample.
+        images: The field that contains the images, or their size, int32 [2]; None without images.
+        unfit: See `Draw._compute_outputs`.
+        packs: The outputs that each array contains; see `_packs`.
+    """
+
+    name: str
+    function: Callable[[NDArray[np.float32], Any], Sequence[Any]]
+    forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
+    columns: dataclasses.InitVar[int]
+    images: str | NDArray[np.int32] | None = None
+    unfit: Callable[[NDArray[np.int32]], Mapping[int, str]] | None = None
+
+    def __post_init__(self, columns: int) -> None:
+        self.packs = _packs(self.forms)
+        self._keys = column_keys(self.name, columns)
+        self._is_pure = False  # until the first call has checked it
+
+    @do_not_convert
+    def __call__(self, rows: DrawRows) -> list[NDArray[Any]]:
+        """Returns an array [rows, ...] for each pack of outputs."""
+        sizes: Any = self.images
+        if isinstance(self.images, str):
+            sizes = rows.image_sizes(self.images)
+        elif self.images is not None:
+            sizes = np.broadcast_to(self.images, (len(rows.records), 2))
+        for row, text in (self.unfit(sizes) if self.unfit else {}).items():
+            rows.refuse(row, ValueError(text))
+        outputs = self._outputs(rows.records, sizes)
+        if not self._is_pure:
+            _check_pure(self.name, outputs, self._outputs(rows.records, sizes))
+            self._is_pure = True
+        arrays = [
+            _reshaped(self.name, values, (len(rows.records), *shape), dtype)
+            for values, (shape, dtype) in zip(outputs, self.forms)
+        ]
+        return [joined([arrays[k] for k in pack]) for pack in self.packs]
+
+    def _outputs(self, records: Bits, sizes: Any) -> list[Any]:
+        """Calls the function, checks the number of its outputs, and returns them."""
+        sizes_copy = None if sizes is None else sizes.copy()
+        try:
+            arrays = [*self.function(uniform(records, self._keys), sizes_copy)]
+        except StopIteration as error:  # would end the epoch
+            raise RuntimeError(
+                f"the function of the draw {self.name!r} raised StopIteration"
+            ) from error
+        if len(arrays) != len(self.forms):
+            raise ValueError(
+                f"the function of the draw {self.name!r} returned {len(arrays)} arrays, not "
+                f"{len(self.forms)}. Return one array for each output"
+            )
+        return arrays
+
+
 DRAW = "draw"  # the parameter of a graph function that receives the Draw
 _DRAW = "_dalijax_draw"
 # Methods of `Draw` that replace methods of NumPy's and JAX's generators.
@@ -557,7 +602,6 @@ class Draw:
             raise ValueError(f"two draws have the name {name!r}. Give each draw its own name")
         for shape, _ in outputs:
             _size(shape)
-        keys = column_keys(name, columns)
         rows_of = self._rows
         forms = [(tuple(shape), as_dtype(dtype)) for shape, dtype in outputs]
         form = [[*shape, dtype.name] for shape, dtype in forms]
@@ -565,35 +609,8 @@ class Draw:
         if automatic:  # the numbers of a draw without a name depend on its place
             described = {"place": name, **described}
         self._draws[name] = (kind, automatic or f"draw.{name}", described)
-        packs = _packs(forms)
-        checked = False
-
-        @do_not_convert
-        def drawn(rows: DrawRows) -> list[NDArray[Any]]:
-            """Returns an array for each pack of outputs; see `_packs`."""
-            nonlocal checked
-            sizes: Any = image_sizes
-            if isinstance(image_sizes, str):
-                sizes = rows.image_sizes(image_sizes)
-            elif image_sizes is not None:
-                sizes = np.broadcast_to(image_sizes, (len(rows.records), 2))
-            for row, text in (unfit(sizes) if unfit else {}).items():
-                rows.refuse(row, ValueError(text))
-
-            def call() -> list[Any]:
-                sizes_copy = None if sizes is None else sizes.copy()
-                return _outputs(name, function, len(forms), uniform(rows.records, keys), sizes_copy)
-
-            values_of_outputs = call()
-            if not checked:
-                _check_pure(name, values_of_outputs, call())
-                checked = True
-            arrays = [
-                _reshaped(name, values, (len(rows.records), *shape), dtype)
-                for values, (shape, dtype) in zip(values_of_outputs, forms)
-            ]
-            return [joined([arrays[k] for k in pack]) for pack in packs]
-
+        drawn = DrawFunction(name, function, forms, columns, image_sizes, unfit)
+        packs = drawn.packs
         nodes = fn.external_source(
             source=lambda run: rows_of(run).drawn(name, drawn),
             num_outputs=len(packs),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from nvidia.dali import fn, pipeline_def
 
-from dalijax.core.random.draw import Draw, DrawRows, described_draws
+from dalijax.core.random.draw import Draw, DrawFunction, DrawRows, described_draws
 from dalijax.core.random.hashing import column_keys, fold, uniform
 
 ROWS = 6
@@ -185,6 +185,30 @@ def test_a_function_may_return_read_only_arrays():
     expected = (constant, np.full((5, 2), np.nan), u[2][:, ::-1], u[3])
     for output, values in zip(drawn, expected):
         np.testing.assert_array_equal(output, values)
+
+
+def test_a_draw_is_computed_without_a_pipeline():
+    calls, refused = [], {}
+
+    def function(u, sizes):
+        calls.append(sizes.tolist())
+        sizes[:] = 0  # the function owns its arguments
+        return u[:, 0], u[:, 1:3], u[:, 3] * 10
+
+    forms = [((), np.dtype("float32")), ((2,), np.dtype("float32")), ((), np.dtype("int32"))]
+    drawn = DrawFunction(
+        "a", function, forms, 4, np.array([7, 9], np.int32), lambda sizes: {len(sizes) - 1: "small"}
+    )
+    assert drawn.packs == [[0, 1], [2]]
+    for count in (3, 3, 2):
+        rows = DrawRows(fold(3, 1, np.arange(count)), dict.get, refused.setdefault)
+        floats, integers = drawn(rows)
+        u = numbers(np.arange(count), "a", 4).astype(np.float32)
+        np.testing.assert_array_equal(floats, u[:, :3])
+        np.testing.assert_array_equal(integers, (u[:, 3] * 10).astype(np.int32))
+    # The first call is repeated, to check that the function is pure.
+    assert calls == [[[7, 9]] * count for count in (3, 3, 3, 2)]
+    assert {row: str(error) for row, error in refused.items()} == {2: "small", 1: "small"}
 
 
 def test_distributions():
