@@ -19,9 +19,11 @@ from ..pipeline.batch import Batch
 from ..pipeline.engine import CLOSED, Engine, Outcome
 from ..pipeline.failing_rows import failure_alone, find_bad
 from ..pipeline.failure import (
+    Cause,
     EnvironmentFailure,
     Failure,
     can_open_files,
+    cause_of,
     failure_of,
 )
 from ..pipeline.failure_errors import describe, listed, with_dali
@@ -147,9 +149,8 @@ class FedEngine(Engine[P]):
             )
         if not isinstance(error, NoStandIn):
             raise error from None
-        after = self._after(position, supply, run, None)
-        supply.forget(run)
-        return Outcome(after, error=self._bad_records(position, error.errors), failures=1)
+        bad_records = self._bad_records(position, error.errors)
+        return self._without_batch(position, supply, run, bad_records)
 
     # Pipelines
 
@@ -428,21 +429,20 @@ class FedEngine(Engine[P]):
             raise EnvironmentFailure(failure.message) from error
         used = sample_numbers(self._all_rows(supply, run))
         samples = self._find_bad(supply, used, failure)
-        text = advice.run_message(error)
-        reason = UnusableRecord(failure, text)
-        every = len(samples) == len(used) and not failure.reads_file
-        every = every and not self._works_elsewhere(supply, run)
         unread = self._bad_of(supply, run)
+        cause = cause_of(
+            failure,
+            len(samples),
+            len(used),
+            bool(unread),
+            lambda: self._works_elsewhere(supply, run),
+        )
+        text = advice.run_message(error)
         batch_error: BatchError | RecordError
-        if every or not (samples or unread or failure.reads_file):
-            message = with_dali(describe(failure, (), every), text)
-            batch_error = self._batch_error(position, message, every)
-            batch_error.unexplained = True
-        elif failure.is_read and not samples and not unread:  # by now, all files can be read
+        if cause is Cause.ENVIRONMENT:
             raise EnvironmentFailure(failure.message) from error
-        elif not samples and not unread:  # no record alone causes the file's error
-            batch_error = self._batch_error(position, with_dali(failure.message, text))
-        else:
+        if cause is Cause.RECORDS:
+            reason = UnusableRecord(failure, text)
             # With stand-ins, random operators advance as in any other run.
             replace = self._config.on_error == "mask" or self._keeps_checkpoints
             replace = replace and bool(samples)
@@ -453,13 +453,25 @@ class FedEngine(Engine[P]):
                 self._stop()  # an operator may have kept data of a bad record
                 return None
             batch_error = self._bad_records(position, bad, with_dali_text=True)
+        else:
+            every = cause is Cause.GRAPH
+            message = with_dali(describe(failure, (), every), text)
+            batch_error = self._batch_error(position, message, every)
+            batch_error.unexplained = not failure.reads_file
         batch_error.__cause__ = error
-        after = self._after(position, supply, run, None)
-        supply.forget(run)
+        outcome = self._without_batch(position, supply, run, batch_error)
         # New pipelines would draw the first random numbers again.
         if not self._random() or self._keeps_checkpoints:
             self._stop()
-        return Outcome(after, error=batch_error, failures=1)
+        return outcome
+
+    def _without_batch(
+        self, position: P, supply: RowSupply[P], run: int, error: BatchError | RecordError
+    ) -> Outcome[P]:
+        """Returns the outcome of a run that failed, and forgets the run."""
+        after = self._after(position, supply, run, None)
+        supply.forget(run)
+        return Outcome(after, error=error, failures=1)
 
     def _find_bad(self, supply: RowSupply[P], used: Indices, failure: Failure) -> list[int]:
         """Returns the samples of a failed batch that fail alone; runs parts of the batch again."""

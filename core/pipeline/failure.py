@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import os
 import re
 import time
@@ -101,6 +102,39 @@ def failure_of(error: BaseException) -> Failure:
     named = _SAMPLE.search(message)
     row = int(named[1]) if named else None
     return Failure(operator, message, environment, row)
+
+
+class Cause(enum.Enum):
+    """The cause of a failed run of DALI."""
+
+    ENVIRONMENT = enum.auto()  # the machine or the network: a retry may succeed
+    RECORDS = enum.auto()  # some records, without which the run succeeds
+    GRAPH = enum.auto()  # the graph, which fails for every record
+    UNKNOWN = enum.auto()  # no record fails alone
+
+
+def cause_of(
+    failure: Failure,
+    num_bad: int,
+    num_records: int,
+    has_unread: bool,
+    works_elsewhere: Callable[[], bool],
+) -> Cause:
+    """Returns the cause of a failed run, after its records were run again in parts.
+
+    Args:
+        failure: The failure. The environment did not cause it at the time of the run.
+        num_bad: The number of records of the run that fail alone.
+        num_records: The number of records of the run.
+        has_unread: Whether the run has records that can't be used, and were not fed.
+        works_elsewhere: Returns whether the graph can process any record. It is called only if
+            every record of the run fails.
+    """
+    if num_bad == num_records and not failure.reads_file and not works_elsewhere():
+        return Cause.GRAPH
+    if num_bad or has_unread:
+        return Cause.RECORDS
+    return Cause.ENVIRONMENT if failure.is_read else Cause.UNKNOWN  # by now, all files can be read
 
 
 def _public_name(name: str) -> str:

@@ -9,6 +9,7 @@ from nvidia.dali import Pipeline, fn
 from PIL import Image
 
 from dalijax.core.pipeline.failing_rows import failing_rows, failure_alone, find_bad
+from dalijax.core.pipeline.failure import Cause, Failure, cause_of
 from dalijax.core.pipeline.runner import Runner
 
 
@@ -92,3 +93,41 @@ def test_dali_names_the_record_that_it_cannot_decode(bad, image_bytes):
     asked.clear()
     assert find_bad(64, run, failure) == bad
     assert len(asked) <= 3 * len(bad) + 1
+
+
+FLIP = Failure("flip", "wrong type", environment=False)
+DECODE = Failure("decoders.image", "broken", environment=False)
+WINDOW = Failure("decoders.image_slice", "cropping window out of bounds", environment=False)
+READ = Failure("io.file.read", "no such file", environment=False)
+
+
+@pytest.mark.parametrize(
+    ("failure", "num_bad", "has_unread", "works_elsewhere", "cause"),
+    (
+        (FLIP, 4, False, False, Cause.GRAPH),
+        (FLIP, 4, True, False, Cause.GRAPH),
+        (FLIP, 4, False, True, Cause.RECORDS),
+        (FLIP, 1, False, None, Cause.RECORDS),
+        (FLIP, 0, True, None, Cause.RECORDS),
+        (FLIP, 0, False, None, Cause.UNKNOWN),
+        (WINDOW, 4, False, False, Cause.GRAPH),
+        (WINDOW, 0, False, None, Cause.UNKNOWN),
+        (DECODE, 4, False, None, Cause.RECORDS),
+        (DECODE, 1, False, None, Cause.RECORDS),
+        (DECODE, 0, True, None, Cause.RECORDS),
+        (DECODE, 0, False, None, Cause.UNKNOWN),
+        (READ, 4, False, None, Cause.RECORDS),
+        (READ, 0, True, None, Cause.RECORDS),
+        (READ, 0, False, None, Cause.ENVIRONMENT),
+    ),
+)
+def test_the_cause_of_a_failure(failure, num_bad, has_unread, works_elsewhere, cause):
+    """``works_elsewhere`` is None where further records must not be tried, which takes long."""
+    asked = []
+
+    def works():
+        asked.append(works_elsewhere)
+        return works_elsewhere
+
+    assert cause_of(failure, num_bad, 4, has_unread, works) is cause
+    assert asked == ([] if works_elsewhere is None else [works_elsewhere])

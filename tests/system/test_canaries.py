@@ -240,7 +240,7 @@ def test_every_private_method_that_is_overridden_is_listed():
         (kind.__qualname__, name)
         for kind in package_classes()
         for base in kind.__mro__[1:]
-        if base.__module__.partition(".")[0] not in ("dalijax", "typing", "abc", "builtins")
+        if base.__module__.partition(".")[0] not in ("dalijax", "typing", "abc", "builtins", "enum")
         for name in vars(kind)
         if is_private(name) and name in vars(base) and not name.startswith(OF_PYTHON)
     }
