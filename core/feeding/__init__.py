@@ -24,8 +24,9 @@ A bad record is handled in these steps:
 2. The supplies replace these records by good ones, which `stand_ins` chooses, so that the pipelines
    run.
 3. If DALI fails nevertheless, `FedEngine._failed` finds the bad records: it halves the batch until
-   the parts succeed (`core.pipeline.failing_rows`). If the batch is to be delivered, or random
-   operators must advance as in other runs, it runs the batch again with stand-ins.
+   the parts succeed (`core.pipeline.failing_rows`), and `core.pipeline.failure.cause_of` tells
+   whether records, the graph or the machine are at fault. If the batch is to be delivered, or
+   random operators must advance as in other runs, it runs the batch again with stand-ins.
 4. ``on_error`` decides what is delivered: an error that names the bad records ("raise"), the next
    batch ("skip"), or the batch with a mask that excludes the stand-ins ("mask"). An error that is
    not the fault of some records is raised in any case, such as a graph that fails for every record.

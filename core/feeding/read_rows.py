@@ -261,7 +261,7 @@ def _read_checked(settings: ReadSettings, records: Indices) -> Chunk:
     chunk.errors.update(_cut_off(settings, chunk))
     chunk.errors.update(_misfits(settings, chunk))
     chunk.errors.update(_not_decodable(settings, records, chunk))
-    if settings.bad_samples.knows_records():
+    if settings.bad_samples.records:
         columns = {name: chunk.columns[name] for name in settings.graph_fields}
         for place, record in enumerate(records.tolist()):
             if place not in chunk.errors:
@@ -358,9 +358,9 @@ class ReadRows:
         for number, chunk in enumerate(self._chunks):
             for place, error in chunk.errors.items():
                 self.errors[int(order[number * chunk_size + place])] = error
-        if settings.bad_samples.knows_samples():
+        if settings.bad_samples.samples:
             for row, sample in enumerate(samples.tolist()):
-                error_before = settings.bad_samples.sample_error(settings.seed, sample)
+                error_before = settings.bad_samples.samples.get((settings.seed, sample))
                 if error_before is not None:
                     self.errors.setdefault(row, error_before)
         if self.errors:
@@ -508,7 +508,7 @@ class ReadRows:
             row = row_of.get(sample)
             if row is not None:
                 return None if row in self.errors else (columns, row)
-            if settings.bad_samples.sample_error(settings.seed, sample) is not None:
+            if (settings.seed, sample) in settings.bad_samples.samples:
                 return None
             if sample not in read:
                 records, _ = settings.order(np.array([sample], np.int64))

@@ -25,303 +25,65 @@ from .schema import Schema, described, values_of
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, nearest
 
 _LOOK_AHEAD = 8  # the number of later batches to search for a good record
-_SEED = 0  # any seed, for `BadSamples`: `RecordSupply` forgets all samples when it moves
-
 _MOST_EXAMPLES = 64  # the fewest records to search for a list with elements
+_ELSEWHERE = object()  # equal to no reader's description of a position
 
 # Returns the graph and the schema of the records, given the first record and the next records.
 Bind = Callable[[Any, Iterable[Any]], tuple[FedGraph, Schema]]
 
 
-@dataclasses.dataclass
-class _Prepared:
-    """A batch's records, with replacements for bad records, and the inputs of the graph.
+class ReplayQueue:
+    """Batches that were read from a stream, and are kept until `forget`, to be run again.
 
-    Attributes:
-        batch: The batch as it was read.
-        records: The record in each row, stand-ins included.
-        samples: The number of the sample in each row.
-        numbers: The index in the stream of each sample, int64 [rows]; None if it is unknown.
-        errors: The error of each row whose own record can't be used.
-        columns: The values of inputs of the graph, by input.
-        sizes: The (height, width) of each image, by input; None if the header does not tell.
-    """
-
-    batch: RecordBatch
-    records: Sequence[Any]
-    samples: Indices
-    numbers: NDArray[np.int64] | None
-    errors: dict[int, Exception]
-    columns: dict[str, Any]
-    sizes: dict[str, list[Size | None]]
-
-
-@dataclasses.dataclass
-class _Read:
-    """A batch that was read, and is stored until `RecordSupply.forget` drops it."""
-
-    batch: RecordBatch
-    rows: list[RecordRows] | None = None  # the rows of each pipeline; None until prepared
-
-
-class RecordRows:
-    """The rows of a batch that one pipeline processes; see `RowBatch`.
-
-    Args:
-        supply: The supply of the batch.
-        prepared: The whole batch.
-        first: The first row of the pipeline.
-        last: The row after the last row of the pipeline.
-    """
-
-    def __init__(self, supply: RecordSupply, prepared: _Prepared, first: int, last: int):
-        self._supply, self._prepared = supply, prepared
-        self._first, self._last = first, last
-        valid = prepared.batch.valid
-        self.valid = np.ones(last - first, bool) if valid is None else valid[first:last]
-        self.samples = prepared.samples[first:last]
-
-    @property
-    def errors(self) -> Mapping[int, Exception]:
-        """Returns the error of each row whose record can't be used."""
-        errors, first, last = self._prepared.errors, self._first, self._last
-        if not errors:  # nearly always; next() gets this property several times
-            return {}
-        return {row - first: error for row, error in errors.items() if first <= row < last}
-
-    def inputs(self, name: str) -> Any:
-        """Returns the values of an input of the graph, one per row, with the input's layout.
-
-        The result is an array [rows, ...], or a list of arrays or of tensors, which
-        ``fn.external_source`` takes.
-        """
-        values, field = self._arrays(name), self._supply.fields[name]
-        if not field.dali_layout:
-            return values
-        return [TensorCPU(array, field.dali_layout) for array in values]
-
-    def _arrays(self, name: str) -> Any:
-        """Returns the values of an input of the graph, one per row, without a layout."""
-        columns = self._prepared.columns
-        if name not in columns:  # the operators of the graph could not be read
-            columns[name] = self._supply.column(name, self._prepared.records)[0]
-        return self._rows_of(columns[name])
-
-    def column(self, name: str) -> list[Any]:
-        """Returns the values of a record key that bypasses the graph, one per row."""
-        return values_of(self._rows_of(self._prepared.records), name, "", self._first)
-
-    def draw_rows(self) -> DrawRows:
-        """Returns the `DrawRows`, from which draws compute the random numbers of the rows."""
-        numbers = self._prepared.numbers
-        row_numbers = None if numbers is None else self._rows_of(numbers)
-        return DrawRows(fold(self._supply.seed, 0, row_numbers), self._sizes, self._refuse)
-
-    def name(self, row: int) -> str:
-        """Returns the name of a row's own record, and a short text of the record's values."""
-        batch, row = self._prepared.batch, self._first + row
-        return f"{batch.name(row)} ({described(batch.records[row])})"
-
-    def _rows_of(self, values: Any) -> Any:
-        """Returns the values of the pipeline's rows, given the values of all rows of the batch."""
-        if self._last - self._first == len(values):
-            return values
-        return values[self._first : self._last]
-
-    def _refuse(self, row: int, error: Exception) -> None:
-        """Sets the error of a row whose record can't be augmented, unless an error is set."""
-        self._prepared.errors.setdefault(self._first + row, error)
-
-    def _sizes(self, name: str) -> NDArray[np.int32]:
-        """Returns heights and widths of an input's images, int32 [rows, 2]; see `DrawRows`."""
-        field = self._supply.fields[name]
-        if field.image_layout:
-            return field.image_sizes(self._arrays(name))
-        sizes = self._prepared.sizes
-        if name not in sizes:
-            sizes[name] = self._supply.column(name, self._prepared.records)[1]
-        return np.array([size or (-1, -1) for size in self._rows_of(sizes[name])], np.int32)
-
-
-class RecordSupply:
-    """Supplies the records of a stream for each run of the pipelines; see `RowSupply`.
-
-    Batches that were read are kept until the engine forgets them, so that new pipelines read them
-    again. The sample in row ``r`` of step ``s`` has the number ``s * rows of this process + r``.
+    Batches are numbered by their step in the stream.
 
     Args:
         reader: Reads the batches; it must be at the start of the stream.
-        pipelines: The number of pipelines.
-        rows: The number of rows of each pipeline's batch.
-        numbers: The index in the stream of each row; None if it is unknown.
-        seed: The seed of ``draw``.
-        bind: Binds the graph's function to records, given the first record.
 
     Attributes:
-        next_run: The run that DALI asks for next.
-        seed: The seed of ``draw``; `StreamEngine` changes it.
-        graph: The graph; None until a record was read.
-        fields: The kinds of the graph's inputs, by name; empty until a record was read.
-        ended: Whether the reader had no further batch, since the last `seek`.
+        step: The step of the first batch in the queue.
+        ended: Whether the reader had no further batch; set to False to ask it again.
     """
 
-    def __init__(
-        self,
-        reader: RecordReader,
-        pipelines: int,
-        rows: int,
-        numbers: Numbers | None,
-        seed: int,
-        bind: Bind,
-    ):
-        self.next_run = 0
-        self.seed = seed
-        self.graph: FedGraph | None = None
-        self.fields: Mapping[str, Field] = {}
-        self._schema: Schema | None = None
-        self._column_numbers: dict[str, int] = {}
+    def __init__(self, reader: RecordReader):
+        self.step = 0
+        self.ended = False
         self._reader = reader
-        self._pipelines, self._rows_each = pipelines, rows
-        self._rows_all = pipelines * rows
-        self._numbers = numbers
-        self._bind = bind
-        self._batches = collections.deque[_Read]()
-        self._first = 0  # the run of the queue's first batch
-        # The position of that run; None if the reader is elsewhere.
-        self._position: RecordPosition | None = RecordPosition()
+        self._batches = collections.deque[RecordBatch]()
+        # The reader's description of the position before the first batch.
+        self._after: Any = None
         # Kept until its batch is due. The reader raises it once, but all pipelines must get it.
         self._error: ReadError | None = None
-        self.ended = False
-        self._bad_samples = BadSamples()
-        self._has_bad = False  # whether a bad sample or record was ever remembered
 
-    # Positions
+    def begins_at(self, position: RecordPosition) -> bool:
+        """Returns whether the queue begins at a position."""
+        return self.step == position.step and self._after is position.after
 
-    def seek(self, position: RecordPosition) -> None:
-        """Begins the next run at a position."""
-        if not self._begins_at(position):
-            self._clear(None)
-            self._reader.seek(position)
-            self._position = position
-        for read in self._batches:
-            read.rows = None  # since other records may be known to be bad by now
-        self._first = self.next_run
-        self.ended = False  # the reader may have a batch now
-
-    def moved_to(self, position: RecordPosition) -> None:
-        """Drops the batches, after the caller has moved the reader to a position."""
-        self._clear(position)
-
-    def close(self) -> None:
-        """Drops the batches that were read; the next `seek` moves the reader."""
-        self._clear(None)
-
-    def _clear(self, position: RecordPosition | None) -> None:
-        self._position = None  # first, so that an interrupted call leaves the position unknown
+    def clear(self) -> None:
+        """Drops the batches; the queue begins at no position until it is moved."""
+        self._after = _ELSEWHERE  # first, so that an interrupted call leaves the position unknown
         self._batches.clear()
         self._error = None
         self.ended = False
-        if self._has_bad:
-            self._bad_samples.forget_samples()
-        self._position = position
 
-    def _begins_at(self, position: RecordPosition) -> bool:
-        current = self._position
-        return (
-            current is not None
-            and current.step == position.step
-            and current.after is position.after
-        )
+    def seek(self, position: RecordPosition) -> None:
+        """Moves the reader and the queue to a position."""
+        self.clear()
+        self._reader.seek(position)
+        self.moved_to(position)
 
-    def is_at(self, run: int, position: RecordPosition) -> bool:
-        """Returns whether a run begins at a position."""
-        return run == self._first and self._begins_at(position)
+    def moved_to(self, position: RecordPosition) -> None:
+        """Begins the cleared queue at a position; the caller has moved the reader."""
+        self.step, self._after = position.step, position.after
 
-    def forget(self, run: int) -> None:
-        """Drops the batches of a run and of all earlier runs."""
-        while self._first <= run and self._batches and self._position is not None:
-            after = self._batches.popleft().batch.after
-            self._first += 1
-            self._position = RecordPosition(self._position.step + 1, after)
-
-    def pass_over(self, error: ReadError) -> None:
-        """Begins the next run after a record whose reading raised."""
-        self._error = None
-        if self._position is not None:
-            self._position = RecordPosition(self._position.step, error.after)
-
-    # Reading
-
-    def learn(self) -> FedGraph:
-        """Binds the graph's function to the first record, and returns the graph.
-
-        Raises:
-            StopIteration: If there is no record.
-            ReadError: If the reading of the first record raised.
-            TypeError: If the graph's function can't be called with these records.
-            ValueError: If the first batch is empty, or ``draw`` lacks the records' indices.
-        """
-        if self.graph is None:
-            first = self._read(0).batch
-            if not first.records:
-                raise ValueError(
-                    "the dataset yields an empty list instead of the records of a batch. Filter "
-                    "empty lists out"
-                )
-            graph, self._schema = self._bind(first.records[0], self._further())
-            if graph.draws and self._numbers is None:
-                raise ValueError(
-                    "draw requires the index of each record in the stream, which an operation of "
-                    "grain.DataLoader does not know. Use DALITransform or DALIDataLoader, or draw "
-                    "the numbers by RandomInputs"
-                )
-            self._column_numbers = {name: k for k, name in enumerate(self._schema.names)}
-            self.graph, self.fields = graph, graph.inputs
-        return self.graph
-
-    def _further(self) -> Iterator[Any]:
-        """Yields records after the first, to the end of a batch; they stay in the queue."""
-        count = 0
-        with contextlib.suppress(StopIteration, ReadError):
-            for place in itertools.count():
-                if place > _LOOK_AHEAD and count > _MOST_EXAMPLES:
-                    break
-                records = self._read(place).batch.records
-                count += len(records)
-                yield from records
-
-    def check_types(self) -> None:
-        """Raises ValueError if the graph uses an input for which DALI has no type."""
-        if self.graph is not None and self._schema is not None:
-            for name, column in zip(self._schema.names, self._schema.columns):
-                if column.field.dtype is None and name in self.graph.used:
-                    raise ValueError(column.fault)
-
-    def read_batches(self, position: RecordPosition, count: int) -> int:
-        """Reads up to ``count`` batches from a position on; returns the step after the last batch.
-
-        Raises:
-            ReadError: If reading raised before the first batch.
-        """
-        if self._position is None:
-            self.seek(position)
-        try:
-            self._read(count - 1)
-        except StopIteration:
-            pass
-        except ReadError:
-            if not self._batches:
-                raise
-        return position.step + len(self._batches)
-
-    def _read(self, place: int) -> _Read:
-        """Returns a batch by its index in the queue; reads it if necessary.
+    def read(self, step: int) -> RecordBatch:
+        """Returns the batch of a step in the queue or after it; reads it if necessary.
 
         Raises:
             StopIteration: If the stream ends before the batch.
             ReadError: If the reading of an earlier record raised.
         """
-        while len(self._batches) <= place:
+        while len(self._batches) <= step - self.step:
             if self._error is not None:
                 raise self._error
             if self.ended:  # some readers can't be asked again after their end
@@ -335,116 +97,101 @@ class RecordSupply:
             except StopIteration:
                 self.ended = True
                 raise
-            self._batches.append(_Read(batch))
-        return self._batches[place]
+            self._batches.append(batch)
+        return self._batches[step - self.step]
 
-    def batch(self, run: int) -> RecordBatch:
-        """Returns the batch of a run as it was read."""
-        return self._read(run - self._first).batch
-
-    # Rows
-
-    def has(self, run: int) -> bool:
-        """Returns whether the stream has a batch for a run."""
-        try:
-            self._read(run - self._first)
-        except StopIteration:
-            return False
-        return True
-
-    def rows(self, run: int, part: int) -> RecordRows:
-        """Returns the rows of a pipeline in a run."""
-        self.next_run = max(self.next_run, run + 1)
-        place = run - self._first
-        read = self._read(place)
-        if read.rows is None:
-            read.rows = self._prepare(place, read.batch)
-        return read.rows[part]
-
-    def whole_rows(self) -> list[RecordRows]:
-        """Returns the rows of each pipeline for the next batch, padded to a full batch."""
-        return self._prepare(0, self._read(0).batch.padded(self._rows_all))
-
-    def alone(self, samples: Indices) -> RecordRows:
-        """Returns rows of some samples without stand-ins, to find out which samples fail alone."""
-        places = [self._place_of(sample) for sample in samples.tolist()]
-        records = [self._read(place).batch.records[row] for place, row in places]
-        batch = RecordBatch(records, None, lambda row: f"record {row}")
-        columns, sizes, errors = self._columns_of(records)
-        numbers = self._numbers_of(samples)
-        prepared = _Prepared(batch, records, samples, numbers, errors, columns, sizes)
-        return RecordRows(self, prepared, 0, len(records))
-
-    def _prepare(self, place: int, batch: RecordBatch) -> list[RecordRows]:
-        """Returns the rows of a batch for each pipeline, with stand-ins for bad records.
-
-        `FedEngine` decides whether the batch is delivered.
-
-        Args:
-            place: The index of the batch in the queue.
-            batch: The batch, possibly padded.
+    def read_ahead(self, position: RecordPosition, count: int) -> int:
+        """Reads up to ``count`` batches from a position on; returns the step after the last batch.
 
         Raises:
-            NoStandIn: If no record can replace the bad records.
+            ReadError: If reading raised before the first batch.
         """
-        records = list(batch.records)
-        rows = np.arange(len(records), dtype=np.int64)
-        last = len(self._read(place).batch.records) - 1  # the row that `padded` repeats
-        samples = self._base() + place * self._rows_all + np.minimum(rows, last)
-        columns, sizes, errors = self._columns_of(records)
-        if self._has_bad:
-            all_valid = not errors
-            for row, sample in enumerate(samples.tolist()):
-                if row in errors:
-                    continue
-                row_columns = (
-                    (columns, row)
-                    if all_valid
-                    else (self._columns_of(records[row : row + 1])[0], 0)
-                )
-                if reason := self._known_error(sample, *row_columns):
-                    errors[row] = reason
-        if errors:
-            chosen = choose(
-                sorted(errors),
-                lambda row: self._candidates(place, row, len(records)),
-                lambda sample: self._good_record(sample, place, errors),
-            )
-            if chosen is None:
-                rows_of_batch = RecordRows(
-                    self,
-                    _Prepared(batch, records, samples, None, errors, {}, {}),
-                    0,
-                    len(records),
-                )
-                raise NoStandIn([(rows_of_batch.name(row), errors[row]) for row in sorted(errors)])
-            for row, (sample, (record,)) in chosen.items():
-                records[row], samples[row] = record, sample
-            columns, sizes, _ = self._columns_of(records)
-        numbers = self._numbers_of(samples)
-        prepared = _Prepared(batch, records, samples, numbers, errors, columns, sizes)
-        if self._pipelines == 1 or len(records) <= self._rows_each:
-            return [RecordRows(self, prepared, 0, len(records))] * self._pipelines
-        starts = range(0, self._rows_all, self._rows_each)
-        return [RecordRows(self, prepared, first, first + self._rows_each) for first in starts]
+        if self._after is _ELSEWHERE:
+            self.seek(position)
+        try:
+            self.read(self.step + count - 1)
+        except StopIteration:
+            pass
+        except ReadError:
+            if not self._batches:
+                raise
+        return position.step + len(self._batches)
 
-    def _columns_of(
+    def pass_over(self, error: ReadError) -> None:
+        """Continues after a record whose reading raised; the queue must be empty."""
+        self._error = None
+        if self._after is not _ELSEWHERE:
+            self._after = error.after
+
+    def forget(self, step: int) -> None:
+        """Drops the batch of a step and all earlier batches."""
+        while self._batches and self.step <= step and self._after is not _ELSEWHERE:
+            after = self._batches.popleft().after
+            self.step, self._after = self.step + 1, after
+
+
+@dataclasses.dataclass
+class _Prepared:
+    """A batch's records, with replacements for bad records, and the inputs of the graph.
+
+    Attributes:
+        batch: The batch as it was read.
+        records: The record in each row, stand-ins included.
+        samples: The number of the sample in each row.
+        numbers: The index in the stream of each sample, int64 [rows]; None if it is unknown.
+        columns: The values of inputs of the graph, by input.
+        sizes: The (height, width) of each image, by input; None if the header does not tell.
+        errors: The error of each row whose own record can't be used.
+    """
+
+    batch: RecordBatch
+    records: Sequence[Any]
+    samples: Indices
+    numbers: NDArray[np.int64] | None
+    columns: dict[str, Any]
+    sizes: dict[str, list[Size | None]]
+    errors: dict[int, Exception]
+
+
+class RecordInputs:
+    """Converts records to the inputs of a graph.
+
+    Args:
+        graph: The graph.
+        schema: The schema of the records.
+    """
+
+    def __init__(self, graph: FedGraph, schema: Schema):
+        self.fields = graph.inputs
+        self._graph, self._schema = graph, schema
+        self._numbers = {name: number for number, name in enumerate(schema.names)}
+
+    def check_types(self) -> None:
+        """Raises ValueError if the graph uses an input for which DALI has no type."""
+        for name, column in zip(self._schema.names, self._schema.columns):
+            if column.field.dtype is None and name in self._graph.used:
+                raise ValueError(column.fault)
+
+    def columns(
         self, records: Sequence[Any]
     ) -> tuple[dict[str, Any], dict[str, list[Size | None]], dict[int, Exception]]:
         """Returns the inputs that the graph uses, the sizes of images, and the errors by row.
 
         If a record has an error, there are no inputs and no sizes.
         """
-        names = sorted(self.graph.used) if self.graph is not None else []
+        names = sorted(self._graph.used)
         try:
-            columns_and_sizes = {name: self.column(name, records) for name in names}
+            columns = {name: self.column(name, records) for name in names}
         except (ValueError, TypeError) as error:
             errors = dict(self._unfit(names, records))
             if not errors:
                 raise error
             return {}, {}, errors
-        columns = {name: column for name, (column, _) in columns_and_sizes.items()}
-        return columns, {name: sizes for name, (_, sizes) in columns_and_sizes.items() if sizes}, {}
+        return (
+            {name: column for name, (column, _) in columns.items()},
+            {name: sizes for name, (_, sizes) in columns.items() if sizes},
+            {},
+        )
 
     def _unfit(
         self, names: Sequence[str], records: Sequence[Any]
@@ -474,10 +221,7 @@ class RecordSupply:
         Raises:
             ValueError, TypeError: If a record lacks the value, or the value isn't an image.
         """
-        schema, graph = self._schema, self.graph
-        if schema is None or graph is None:
-            raise ValueError("the inputs of the graph are unknown, because no record was read")
-        number = self._column_numbers[name]
+        schema, graph, number = self._schema, self._graph, self._numbers[name]
         try:
             values = schema.column(number, records, first)
         except StopIteration as error:  # which DALI would take for the end
@@ -495,15 +239,299 @@ class RecordSupply:
             sizes.append(look.size)
         return values, sizes
 
+    def digest(self, columns: Mapping[str, Any], row: int) -> tuple[Hashable, Callable[[], bytes]]:
+        """Returns a quick key of a record's values, and a function that computes their digest."""
+        key = tuple(int(values[row].nbytes) for values in columns.values())
+        inputs = self._graph.file_inputs
+        fields = {
+            name: Field(np.dtype(np.uint8), is_path=name in inputs and inputs[name].is_path)
+            for name in columns
+        }
+        return key, lambda: digest_of(fields, columns, row)
+
+
+class RecordRows:
+    """The rows of a batch that one pipeline processes; see `RowBatch`.
+
+    Args:
+        inputs: Converts the records.
+        seed: The seed of ``draw``.
+        prepared: The whole batch.
+        first: The first row of the pipeline.
+        last: The row after the last row of the pipeline.
+    """
+
+    def __init__(self, inputs: RecordInputs, seed: int, prepared: _Prepared, first: int, last: int):
+        self._inputs, self._seed, self._prepared = inputs, seed, prepared
+        self._first, self._last = first, last
+        valid = prepared.batch.valid
+        self.valid = np.ones(last - first, bool) if valid is None else valid[first:last]
+        self.samples = prepared.samples[first:last]
+
+    @property
+    def errors(self) -> Mapping[int, Exception]:
+        """Returns the error of each row whose record can't be used."""
+        errors, first, last = self._prepared.errors, self._first, self._last
+        if not errors:  # nearly always; next() gets this property several times
+            return {}
+        return {row - first: error for row, error in errors.items() if first <= row < last}
+
+    def inputs(self, name: str) -> Any:
+        """Returns the values of an input of the graph, one per row, with the input's layout.
+
+        The result is an array [rows, ...], or a list of arrays or of tensors, which
+        ``fn.external_source`` takes.
+        """
+        values, field = self._arrays(name), self._inputs.fields[name]
+        if not field.dali_layout:
+            return values
+        return [TensorCPU(array, field.dali_layout) for array in values]
+
+    def _arrays(self, name: str) -> Any:
+        """Returns the values of an input of the graph, one per row, without a layout."""
+        columns = self._prepared.columns
+        if name not in columns:  # the operators of the graph could not be read
+            columns[name] = self._inputs.column(name, self._prepared.records)[0]
+        return self._rows_of(columns[name])
+
+    def column(self, name: str) -> list[Any]:
+        """Returns the values of a record key that bypasses the graph, one per row."""
+        return values_of(self._rows_of(self._prepared.records), name, "", self._first)
+
+    def draw_rows(self) -> DrawRows:
+        """Returns the inputs of draws for the rows."""
+        numbers = self._prepared.numbers
+        row_numbers = None if numbers is None else self._rows_of(numbers)
+        return DrawRows(fold(self._seed, 0, row_numbers), self._sizes, self._refuse)
+
+    def name(self, row: int) -> str:
+        """Returns the name of a row's own record, and a short text of the record's values."""
+        return _name_of(self._prepared.batch, self._first + row)
+
+    def _rows_of(self, values: Any) -> Any:
+        """Returns the values of the pipeline's rows, given the values of all rows of the batch."""
+        if self._last - self._first == len(values):
+            return values
+        return values[self._first : self._last]
+
+    def _refuse(self, row: int, error: Exception) -> None:
+        """Sets the error of a row whose record can't be augmented, unless an error is set."""
+        self._prepared.errors.setdefault(self._first + row, error)
+
+    def _sizes(self, name: str) -> NDArray[np.int32]:
+        """Returns heights and widths of an input's images, int32 [rows, 2]; see `DrawRows`."""
+        field = self._inputs.fields[name]
+        if field.image_layout:
+            return field.image_sizes(self._arrays(name))
+        sizes = self._prepared.sizes
+        if name not in sizes:
+            sizes[name] = self._inputs.column(name, self._prepared.records)[1]
+        return np.array([size or (-1, -1) for size in self._rows_of(sizes[name])], np.int32)
+
+
+def _name_of(batch: RecordBatch, row: int) -> str:
+    """Returns the name of a row's record, and a short text of the record's values."""
+    return f"{batch.name(row)} ({described(batch.records[row])})"
+
+
+class RecordSupply:
+    """Supplies the records of a stream for each run of the pipelines; see `RowSupply`.
+
+    The sample in row ``r`` of step ``s`` has the number ``s * rows of this process + r``.
+
+    Args:
+        queue: The batches of the stream.
+        pipelines: The number of pipelines.
+        rows: The number of rows of each pipeline's batch.
+        numbers: The index in the stream of each row; None if it is unknown.
+        seed: The seed of ``draw``.
+        bind: Binds the graph's function to records, given the first record.
+
+    Attributes:
+        next_run: The run that DALI asks for next.
+        seed: The seed of ``draw``; `StreamEngine` changes it.
+        inputs: Converts the records to inputs of the graph. Only `learn` sets it.
+    """
+
+    inputs: RecordInputs
+
+    def __init__(
+        self,
+        queue: ReplayQueue,
+        pipelines: int,
+        rows: int,
+        numbers: Numbers | None,
+        seed: int,
+        bind: Bind,
+    ):
+        self.next_run = 0
+        self.seed = seed
+        self._queue = queue
+        self._pipelines, self._rows_each = pipelines, rows
+        self._rows_all = pipelines * rows
+        self._numbers = numbers
+        self._bind = bind
+        self._first_step = 0  # the step of run 0
+        self._rows: dict[int, list[RecordRows]] = {}  # the rows of each pipeline, by step
+        self._bad = BadSamples()
+
+    # Positions
+
+    def seek(self, position: RecordPosition) -> None:
+        """Begins the next run at a position."""
+        if not self._queue.begins_at(position):
+            self.close()
+            self._queue.seek(position)
+        self._rows.clear()  # since other records may be known to be bad by now
+        self._first_step = position.step - self.next_run
+        self._queue.ended = False  # the reader may have a batch now
+
+    def close(self) -> None:
+        """Drops the batches that were read; the next `seek` moves the reader."""
+        self._queue.clear()
+        self._rows.clear()
+        self._bad.samples.clear()  # since the same numbers may now mean other samples
+
+    def is_at(self, run: int, position: RecordPosition) -> bool:
+        """Returns whether a run begins at a position."""
+        return self._first_step + run == position.step and self._queue.begins_at(position)
+
+    def forget(self, run: int) -> None:
+        """Drops the batches of a run and of all earlier runs."""
+        step = self._first_step + run
+        self._queue.forget(step)
+        for old in [old for old in list(self._rows) if old <= step]:
+            self._rows.pop(old, None)  # another thread may have closed the supply
+
+    # The graph
+
+    def learn(self) -> FedGraph:
+        """Binds the graph's function to the first record, and returns the graph.
+
+        Raises:
+            StopIteration: If there is no record.
+            ReadError: If the reading of the first record raised.
+            TypeError: If the graph's function can't be called with these records.
+            ValueError: If the first batch is empty, or ``draw`` lacks the records' indices.
+        """
+        first = self._queue.read(self._queue.step)
+        if not first.records:
+            raise ValueError(
+                "the dataset yields an empty list instead of the records of a batch. Filter "
+                "empty lists out"
+            )
+        graph, schema = self._bind(first.records[0], self._further())
+        if graph.draws and self._numbers is None:
+            raise ValueError(
+                "draw requires the index of each record in the stream, which an operation of "
+                "grain.DataLoader does not know. Use DALITransform or DALIDataLoader, or draw "
+                "the numbers by RandomInputs"
+            )
+        self.inputs = RecordInputs(graph, schema)
+        return graph
+
+    def _further(self) -> Iterator[Any]:
+        """Yields records after the first, to the end of a batch; they stay in the queue."""
+        count, first = 0, self._queue.step
+        with contextlib.suppress(StopIteration, ReadError):
+            for step in itertools.count(first):
+                if step > first + _LOOK_AHEAD and count > _MOST_EXAMPLES:
+                    break
+                records = self._queue.read(step).records
+                count += len(records)
+                yield from records
+
+    # Rows
+
+    def has(self, run: int) -> bool:
+        """Returns whether the stream has a batch for a run."""
+        try:
+            self._queue.read(self._first_step + run)
+        except StopIteration:
+            return False
+        return True
+
+    def rows(self, run: int, part: int) -> RecordRows:
+        """Returns the rows of a pipeline in a run."""
+        self.next_run = max(self.next_run, run + 1)
+        step = self._first_step + run
+        rows = self._rows.get(step)
+        if rows is None:
+            rows = self._rows[step] = self._prepare(step, self._queue.read(step))
+        return rows[part]
+
+    def whole_rows(self) -> list[RecordRows]:
+        """Returns the rows of each pipeline for the next batch, padded to a full batch."""
+        step = self._queue.step
+        return self._prepare(step, self._queue.read(step).padded(self._rows_all))
+
+    def alone(self, samples: Indices) -> RecordRows:
+        """Returns rows of some samples without stand-ins, to find out which samples fail alone."""
+        records = [self._record(sample) for sample in samples.tolist()]
+        batch = RecordBatch(records, None, lambda row: f"record {row}")
+        prepared = _Prepared(
+            batch, records, samples, self._numbers_of(samples), *self.inputs.columns(records)
+        )
+        return RecordRows(self.inputs, self.seed, prepared, 0, len(records))
+
+    def _prepare(self, step: int, batch: RecordBatch) -> list[RecordRows]:
+        """Returns the rows of a batch for each pipeline, with stand-ins for bad records.
+
+        `FedEngine` decides whether the batch is delivered.
+
+        Args:
+            step: The step of the batch.
+            batch: The batch, possibly padded.
+
+        Raises:
+            NoStandIn: If no record can replace the bad records.
+        """
+        records = list(batch.records)
+        rows = np.arange(len(records), dtype=np.int64)
+        last = len(self._queue.read(step).records) - 1  # the row that `padded` repeats
+        samples = step * self._rows_all + np.minimum(rows, last)
+        columns, sizes, errors = self.inputs.columns(records)
+        if self._bad.samples or self._bad.records:
+            all_valid = not errors
+            for row, sample in enumerate(samples.tolist()):
+                if row in errors:
+                    continue
+                row_columns = (
+                    (columns, row)
+                    if all_valid
+                    else (self.inputs.columns(records[row : row + 1])[0], 0)
+                )
+                if reason := self._known_error(sample, *row_columns):
+                    errors[row] = reason
+        if errors:
+            chosen = choose(
+                sorted(errors),
+                lambda row: self._candidates(step, row, len(records)),
+                lambda sample: self._good_record(sample, step, errors),
+            )
+            if chosen is None:
+                raise NoStandIn([(_name_of(batch, row), errors[row]) for row in sorted(errors)])
+            for row, (sample, (record,)) in chosen.items():
+                records[row], samples[row] = record, sample
+            columns, sizes, _ = self.inputs.columns(records)
+        prepared = _Prepared(
+            batch, records, samples, self._numbers_of(samples), columns, sizes, errors
+        )
+
+        def rows_of(first: int, end: int) -> RecordRows:
+            return RecordRows(self.inputs, self.seed, prepared, first, end)
+
+        if self._pipelines == 1 or len(records) <= self._rows_each:
+            return [rows_of(0, len(records))] * self._pipelines
+        firsts = range(0, self._rows_all, self._rows_each)
+        return [rows_of(first, first + self._rows_each) for first in firsts]
+
     # Samples
 
-    def _base(self) -> int:
-        """Returns the number of the first sample of the first batch in the queue."""
-        return (self._position.step if self._position is not None else 0) * self._rows_all
-
-    def _place_of(self, sample: int) -> tuple[int, int]:
-        """Returns the index in the queue of a sample's batch, and the row of the sample."""
-        return divmod(sample - self._base(), self._rows_all)
+    def _record(self, sample: int) -> Any:
+        """Returns the record of a sample."""
+        step, row = divmod(sample, self._rows_all)
+        return self._queue.read(step).records[row]
 
     def _numbers_of(self, samples: Indices) -> NDArray[np.int64] | None:
         """Returns the index in the stream of each sample, int64 [samples]; None if unknown."""
@@ -513,38 +541,37 @@ class RecordSupply:
         numbers: NDArray[np.int64] = steps * self._numbers.per_step + self._numbers.first[rows]
         return numbers
 
-    def _candidates(self, place: int, row: int, count: int) -> Iterator[int]:
+    def _candidates(self, step: int, row: int, count: int) -> Iterator[int]:
         """Yields the samples that may stand in for a row, of its batch and of later batches.
 
         Earlier batches are left out, since a resumed run has not read them.
 
         Args:
-            place: The index of the batch in the queue.
+            step: The step of the batch.
             row: The row.
             count: The number of rows of the batch that are candidates; 0 for later batches only.
         """
-        base = self._base()
-        yield from (base + place * self._rows_all + row for row in nearest(row, count))
+        yield from (step * self._rows_all + row for row in nearest(row, count))
         with contextlib.suppress(StopIteration, ReadError):
-            for later in range(place + 1, place + 1 + _LOOK_AHEAD):
-                first = base + later * self._rows_all
-                yield from range(first, first + len(self._read(later).batch.records))
+            for later in range(step + 1, step + 1 + _LOOK_AHEAD):
+                first = later * self._rows_all
+                yield from range(first, first + len(self._queue.read(later).records))
 
     def _good_record(
-        self, sample: int, place: int, errors: Mapping[int, Exception]
+        self, sample: int, step: int, errors: Mapping[int, Exception]
     ) -> tuple[Any] | None:
         """Returns the record of a sample, as a tuple of length 1; None if the record is bad.
 
         Args:
             sample: The number of the sample.
-            place: The index in the queue of the batch that needs a stand-in.
+            step: The step of the batch that needs a stand-in.
             errors: The errors of the rows of this batch.
         """
-        batch_place, row = self._place_of(sample)
-        record = self._read(batch_place).batch.records[row]
-        if batch_place == place:
+        sample_step, row = divmod(sample, self._rows_all)
+        record = self._queue.read(sample_step).records[row]
+        if sample_step == step:
             return None if row in errors else (record,)
-        columns, _, unfit = self._columns_of([record])
+        columns, _, unfit = self.inputs.columns([record])
         bad = unfit or self._known_error(sample, columns, 0)
         return None if bad else (record,)
 
@@ -552,49 +579,32 @@ class RecordSupply:
         self, sample: int, columns: Mapping[str, Any], row: int
     ) -> UnusableRecord | None:
         """Returns the error if the sample, or a record with equal values, failed before."""
-        reason = self._bad_samples.sample_error(_SEED, sample)
-        if reason is None and self._bad_samples.knows_records():
-            reason = self._bad_samples.record_error(*self._digest(columns, row))
+        reason = self._bad.samples.get(sample)
+        if reason is None and self._bad.records:
+            reason = self._bad.record_error(*self.inputs.digest(columns, row))
         return reason
-
-    def _digest(self, columns: Mapping[str, Any], row: int) -> tuple[Hashable, Callable[[], bytes]]:
-        """Returns a quick key of a record's values, and a function that computes their digest."""
-        key = tuple(int(values[row].nbytes) for values in columns.values())
-        graph = self.graph
-        file_inputs = {} if graph is None else graph.file_inputs
-        fields = {
-            name: Field(
-                np.dtype(np.uint8), is_path=name in file_inputs and file_inputs[name].is_path
-            )
-            for name in columns
-        }
-        return key, lambda: digest_of(fields, columns, row)
 
     def remember(self, sample: int, reason: UnusableRecord, replace: bool) -> None:
         """Remembers that DALI can't process a sample; see `RowSupply`.
 
         If DALI failed to read or decode a file, the sample's record is remembered, too.
         """
-        self._has_bad = True
         if reason.failure.reads_file:
-            place, row = self._place_of(sample)
-            record = self._read(place).batch.records[row]
-            key, digest = self._digest(self._columns_of([record])[0], 0)
-            self._bad_samples.add_record(key, digest(), reason)
+            columns, _, _ = self.inputs.columns([self._record(sample)])
+            key, digest = self.inputs.digest(columns, 0)
+            self._bad.records[key] = digest(), reason
         if replace:
-            self._bad_samples.add_sample(_SEED, sample, reason)
+            self._bad.samples[sample] = reason
 
     def stand_ins(self, run: int) -> Iterator[int]:
         """Yields samples that may replace bad samples of a run, except samples known to be bad."""
-        place = run - self._first
-        first = self._base() + place * self._rows_all
-        candidates = self._candidates(place, 0, len(self.batch(run).records))
-        yield from (
-            sample
-            for sample in itertools.chain([first], candidates)
-            if self._bad_samples.sample_error(_SEED, sample) is None
-        )
+        step = self._first_step + run
+        count = len(self._queue.read(step).records)
+        candidates = [step * self._rows_all], self._candidates(step, 0, count)
+        for sample in itertools.chain(*candidates):
+            if sample not in self._bad.samples:
+                yield sample
 
     def probes(self, run: int) -> Iterator[int]:
         """Yields samples of the batches after a run."""
-        return self._candidates(run - self._first, 0, 0)
+        return self._candidates(self._first_step + run, 0, 0)

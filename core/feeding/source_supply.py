@@ -450,16 +450,16 @@ class SourceSupply:
             rows = self.alone(np.array([sample], np.int64))
             columns = {name: rows.column(name) for name in settings.graph_fields}
             digest = digest_of(settings.source.fields, columns, 0)
-            settings.bad_samples.add_record(int(rows.records[0]), digest, reason)
+            settings.bad_samples.records[int(rows.records[0])] = digest, reason
         if replace:  # last: from now on another sample stands in for it
-            settings.bad_samples.add_sample(settings.seed, sample, reason)
+            settings.bad_samples.samples[settings.seed, sample] = reason
 
     def stand_ins(self, run: int) -> Iterator[int]:
         """Yields samples that may replace bad samples of a run, except samples known to be bad."""
         rows = self._plan.rows(self.position(run)).samples.tolist()
         samples = stand_ins(rows, self._parts[0].first, self._plan.num_samples)
         for sample in dict.fromkeys(samples):
-            if self.settings.bad_samples.sample_error(self.settings.seed, sample) is None:
+            if (self.settings.seed, sample) not in self.settings.bad_samples.samples:
                 yield sample
 
     def probes(self, run: int) -> Iterator[int]:

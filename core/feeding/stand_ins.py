@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,9 @@ _FOLLOWING, _SPREAD = 16, 64
 _STRIDE = 37  # coprime to _SPREAD
 
 C = TypeVar("C")
+K = TypeVar("K")
 T = TypeVar("T")
+V = TypeVar("V")
 
 
 class UnusableRecord(ValueError):
@@ -80,33 +83,32 @@ def nearest(row: int, count: int) -> Iterator[int]:
             yield row + distance
 
 
+class _Latest(dict[K, V]):
+    """A dict of the latest 65,536 items: a further item displaces the oldest."""
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        if len(self) > _MOST:
+            self.pop(next(iter(self)), None)
+
+
+@dataclasses.dataclass
 class BadSamples:
     """Remembers the samples and records that DALI could not process.
 
     A sample of the stream may fail because of the numbers that are drawn for it. A record that
     can't be decoded fails in every epoch. Such a record is remembered with a digest of its values,
     so that it is decoded again if it has changed.
+
+    Attributes:
+        samples: The error of each sample, by a key of the sample.
+        records: The digest and the error of each record, by a key of the record.
     """
 
-    def __init__(self) -> None:
-        self._samples: dict[tuple[int, int], UnusableRecord] = {}  # by seed and sample
-        self._records: dict[Hashable, tuple[bytes, UnusableRecord]] = {}
-
-    def knows_samples(self) -> bool:
-        """Returns whether any sample is remembered."""
-        return bool(self._samples)
-
-    def add_sample(self, seed: int, sample: int, error: UnusableRecord) -> None:
-        """Remembers the error of a sample of the stream that a seed determines."""
-        _add(self._samples, (seed, sample), error)
-
-    def add_record(self, record: Hashable, digest: bytes, error: UnusableRecord) -> None:
-        """Remembers a record that fails in every epoch, by a key and a digest of its values."""
-        _add(self._records, record, (digest, error))
-
-    def sample_error(self, seed: int, sample: int) -> UnusableRecord | None:
-        """Returns the error of a sample that failed before, or None."""
-        return self._samples.get((seed, sample))
+    samples: dict[Hashable, UnusableRecord] = dataclasses.field(default_factory=_Latest)
+    records: dict[Hashable, tuple[bytes, UnusableRecord]] = dataclasses.field(
+        default_factory=_Latest
+    )
 
     def record_error(self, record: Hashable, digest: Callable[[], bytes]) -> UnusableRecord | None:
         """Returns the error of a record that failed before and has not changed, or None.
@@ -115,22 +117,8 @@ class BadSamples:
             record: The record's key.
             digest: Returns the digest of the record's present values.
         """
-        digest_then, error = self._records.get(record, (b"", None))
+        digest_then, error = self.records.get(record, (b"", None))
         return error if error is not None and digest_then == digest() else None
-
-    def forget_samples(self) -> None:
-        """Forgets the samples, because the same numbers may now mean other samples."""
-        self._samples.clear()
-
-    def knows_records(self) -> bool:
-        """Returns whether any record is remembered."""
-        return bool(self._records)
-
-
-def _add(table: dict[Any, Any], key: Any, value: Any) -> None:
-    table[key] = value
-    if len(table) > _MOST:
-        table.pop(next(iter(table)), None)
 
 
 def digest_of(fields: Mapping[str, Field], columns: Mapping[str, Any], place: int) -> bytes:

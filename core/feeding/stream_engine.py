@@ -24,7 +24,7 @@ from ..stats import InputStats
 from .fed_engine import FedEngine, sample_numbers
 from .graph import record_graph
 from .record_reader import Numbers, ReadError, RecordBatch, RecordPosition, RecordReader, Restored
-from .record_supply import RecordRows, RecordSupply
+from .record_supply import RecordRows, RecordSupply, ReplayQueue
 from .stand_ins import NoStandIn, UnusableRecord
 from .stream_part import PartReader, StreamPart
 from .supply import RowSupply
@@ -121,22 +121,22 @@ class StreamEngine(FedEngine[RecordPosition]):
         handling: Any = on_error  # a valid value, as checked above
         super().__init__(RecordPosition(), dataclasses.replace(config, on_error=handling))
         self.stats: InputStats | None = None
-        self._reader = reader
         self._part: PartReader | None = None  # if several processes read the stream
         self._by_step = by_step
         self._compared = False  # whether the processes have compared their graphs and positions
         if part is not None:
             self.compare_processes(getattr(pipeline_fn, "__name__", "the graph"), part.values)
             if self._agreement is not None:
-                self._reader = self._part = PartReader(reader, part, self._agreement)
+                reader = self._part = PartReader(reader, part, self._agreement)
         self._draw_seed = draw_seed
         # DALI's checkpoint of each pipeline before its first run, by the pipelines' seed.
         self._first: dict[int | None, tuple[bytes, ...]] = {}
         self._peeked: RecordBatch | None = None  # the records of the outcome
         parameters = function_parameters(pipeline_fn)
         settings = {k: v for k, v in call.items() if k in parameters}
+        self._queue = ReplayQueue(reader)
         self._records = RecordSupply(
-            self._reader,
+            self._queue,
             len(differing),
             rows,
             numbers,
@@ -177,9 +177,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         # A ReadError is raised when its batch is due, and the next call compares.
         with contextlib.suppress(ReadError):
             if self._part is not None and self._part.must_agree(self.step):
-                self._part.agree(
-                    self.step, lambda: self._records.read_batches(self.position, _HELD)
-                )
+                self._part.agree(self.step, lambda: self._queue.read_ahead(self.position, _HELD))
             if not self._compared:
                 super()._agree()
             self._compared, self._must_agree = True, False
@@ -247,7 +245,7 @@ class StreamEngine(FedEngine[RecordPosition]):
 
     def _check_first(self) -> None:
         graph = self._graph
-        self._records.check_types()
+        self._records.inputs.check_types()
         if graph is not None and not graph.used and not graph.draws:
             raise ValueError(
                 "the graph does not use any array of the records, so that it can't be fed. Make "
@@ -262,7 +260,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         run: int,
         runner: Runner | None,
     ) -> RecordPosition:
-        self._peeked = self._records.batch(run)
+        self._peeked = self._queue.read(position.step)
         step, after = position.step + 1, self._peeked.after
         checkpoints = self._after_failure(position) if runner is None else runner.checkpoints()
         return dataclasses.replace(position, step=step, after=after, checkpoints=checkpoints)
@@ -303,7 +301,7 @@ class StreamEngine(FedEngine[RecordPosition]):
 
     def _unread(self, position: RecordPosition, error: ReadError) -> Outcome[RecordPosition]:
         """Returns the outcome if reading a record raised; the next batch skips the record."""
-        self._records.pass_over(error)
+        self._queue.pass_over(error)
         cause = error.__cause__ or error
         if isinstance(cause, StopIteration):  # callers would take it for the end
             stop = cause
@@ -333,7 +331,7 @@ class StreamEngine(FedEngine[RecordPosition]):
 
     def restart(self) -> None:
         """Lets the pipelines run again after the reader's end, since it may have a batch now."""
-        if self._runner is not None and self._records.ended:
+        if self._runner is not None and self._queue.ended:
             self._runner.restart()  # DALI numbers the runs from 0 again
             self._runs_taken = self._records.next_run = 0
             self._records.seek(self.position)
@@ -532,6 +530,6 @@ class StreamEngine(FedEngine[RecordPosition]):
                 move()
                 if self._part is not None:
                     self._part.start_at(position.step)
-                self._records.moved_to(position)
+                self._queue.moved_to(position)
             self.position, self._interrupted = position, None
             self.moved()

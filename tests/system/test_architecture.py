@@ -195,8 +195,8 @@ def over_grain(folder):
 # The files of a call: to construct, next(), get_state() and set_state() of another position.
 ROUTES = {
     over_reader: (13, 6, 8, 16),
-    over_source: (29, 10, 8, 10),
-    over_grain: (13, 10, 5, 10),
+    over_source: (28, 10, 8, 10),
+    over_grain: (12, 10, 5, 10),
 }
 
 
