@@ -75,6 +75,23 @@ class ReadSettings:
         return [name for name in self.names if name not in self.passed]
 
 
+@dataclasses.dataclass(frozen=True)
+class RunRows:
+    """Describes the rows of a run of all pipelines, before their records are read.
+
+    Attributes:
+        samples: The number of the sample of the stream in each row, int64 [rows].
+        parts: The range of rows of each pipeline.
+        places: The index of each row in the global batch, int64 [rows].
+        batch: Returns the samples of the whole global batch.
+    """
+
+    samples: Indices
+    parts: Sequence[slice]
+    places: Indices
+    batch: Callable[[], Indices]
+
+
 @dataclasses.dataclass
 class Chunk:
     """Records that one task has read.
@@ -310,14 +327,11 @@ class ReadRows:
 
     Args:
         settings: The settings of the reading threads.
-        samples: The number of the sample of the stream in each row.
+        run: The rows.
         records, epochs: The record and the epoch of each sample.
         order: The rows in the order in which they were read.
         chunks: The records that the tasks have read, in the order of ``order``.
         chunk_size: The number of records of a chunk; the last chunk may be smaller.
-        parts: The range of rows of each pipeline.
-        places: The index of each row in the global batch.
-        batch: Returns the samples of the whole global batch.
 
     Attributes:
         samples: The sample in each row; for a bad record, the sample that stands in for it.
@@ -336,20 +350,17 @@ class ReadRows:
     def __init__(
         self,
         settings: ReadSettings,
-        samples: Indices,
+        run: RunRows,
         records: Indices,
         epochs: Indices,
         order: Indices,
         chunks: Sequence[Chunk],
         chunk_size: int,
-        parts: Sequence[slice],
-        places: Indices,
-        batch: Callable[[], Indices],
     ):
-        self.samples, self.own_records = samples, records
+        self.samples, self.own_records = run.samples, records
         self._records = records  # with the records of stand-ins
         self.errors: dict[int, Exception] = {}
-        self._settings, self._order, self._parts = settings, order, parts
+        self._settings, self._order, self._parts = settings, order, run.parts
         self._epochs = epochs
         self._chunks = chunks
         self._columns: dict[str, Values] = {}
@@ -359,12 +370,12 @@ class ReadRows:
             for place, error in chunk.errors.items():
                 self.errors[int(order[number * chunk_size + place])] = error
         if settings.bad_samples.samples:
-            for row, sample in enumerate(samples.tolist()):
+            for row, sample in enumerate(run.samples.tolist()):
                 error_before = settings.bad_samples.samples.get((settings.seed, sample))
                 if error_before is not None:
                     self.errors.setdefault(row, error_before)
         if self.errors:
-            self._replace(batch().tolist(), places.tolist())
+            self._replace(run.batch().tolist(), run.places.tolist())
         self.inputs = {name: self._as_inputs(name) for name in settings.graph_fields}
         for name in settings.passed:
             self.column(name)

@@ -27,11 +27,13 @@ from ..pipeline.runner import Runner
 from ..random.seeds import ShardSeed
 from ..sources import state as states
 from ..sources.identity import changing_record, compared_identity, stated_identity
-from ..sources.source import Source, read_ahead_of
+from ..sources.source import Source, order_of, read_ahead_of
 from ..state.agreement import Values
 from ..stats import InputStats
 from .fed_engine import FedEngine
 from .graph import FedGraph
+from .read_rows import ReadSettings
+from .reuse import ReuseCheck
 from .source_supply import RowRange, SourceRows, SourceSupply
 from .stand_ins import BadSamples
 from .supply import RowSupply
@@ -408,19 +410,20 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
 
     def _open_supply(self) -> SourceSupply:
         graph = self._defined_graph
-        return SourceSupply(
+        gives_new_arrays = getattr(self._source, "_gives_new_arrays", False)
+        settings = ReadSettings(
             self._source,
-            self._samples,
-            self._parts,
-            graph.names,
+            tuple(graph.names),
             self._seed,
-            self._config.shuffle,
-            _READ_AHEAD,
-            graph.file_inputs,
+            self._samples.num_samples,
             self._bad_samples,
-            graph.passed,
+            order_of(self._source, self._seed, self._config.shuffle),
+            None if gives_new_arrays else ReuseCheck(self._source),
+            graph.file_inputs,
             graph.lost_numbers,
+            passed=frozenset(graph.passed),
         )
+        return SourceSupply(settings, self._samples, self._parts, _READ_AHEAD)
 
     def _is_end(self, position: SamplePosition) -> bool:
         return self._samples.remaining(position) == 0
@@ -478,8 +481,8 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             supply.close()
 
     def __del__(self) -> None:
-        # The supply and its rows refer to each other, so that its threads would otherwise run until
-        # Python's cyclic gc frees it.
+        # DALI's operators refer to each other and to the supply, so that the threads of the supply
+        # would otherwise run until Python's cyclic gc frees the operators.
         supply = getattr(self, "_supply", None)
         if supply is not None:
             supply.close()

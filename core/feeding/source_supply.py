@@ -6,26 +6,24 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali.tensors import TensorListCPU
 
-from ..formats.image_size import FileInput
 from ..order.samples import SamplePlan, SamplePosition, SampleRows
 from ..order.shuffle import Indices
 from ..pipeline.calls import calls
 from ..random.draw import DrawRows
-from ..sources.source import Source, Values, order_of, read_ahead_of
-from ..workers import Result, Workers, WorkersEnded
+from ..sources.source import Source, Values, read_ahead_of
+from ..workers import Result, Workers, WorkersEnded, set_result
 from .announcer import Announcer
-from .read_rows import FEWEST, Chunk, ReadRows, ReadSettings, read_chunk
-from .reuse import ReuseCheck
-from .stand_ins import BadSamples, UnusableRecord, across_epoch, digest_of, stand_ins
+from .read_rows import FEWEST, Chunk, ReadRows, ReadSettings, RunRows, read_chunk
+from .stand_ins import UnusableRecord, across_epoch, digest_of, stand_ins
 
-T = TypeVar("T")
+
+def _ignored() -> None:
+    """Ignores that a run was read; the default of `PendingRows`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,39 +43,38 @@ class PendingRows:
     """The rows of one run of all pipelines, which threads read.
 
     Args:
-        supply: The supply, whose threads read the rows.
-        samples: The number of the sample in each row, int64 [rows].
-        parts: The range of rows of each pipeline.
+        workers: The threads.
+        settings: The settings of the threads.
+        run: The rows.
         chunk_size: The number of records that a task reads.
-        places: The index of each row in the global batch, int64 [rows]; by default 0, 1, 2, ...
-        batch: Returns the samples of the global batch; by default ``samples``.
+        announcer: Announces the records of later runs, if the source is remote.
         when_read: Called in a thread when the records were read, or can't be read.
+
+    Attributes:
+        run: The argument ``run``.
     """
 
     def __init__(
         self,
-        supply: SourceSupply,
-        samples: Indices,
-        parts: Sequence[slice],
+        workers: Workers,
+        settings: ReadSettings,
+        run: RunRows,
         chunk_size: int,
-        places: Indices | None = None,
-        batch: Callable[[], Indices] | None = None,
-        when_read: Callable[[], None] | None = None,
+        announcer: Announcer | None,
+        when_read: Callable[[], None] = _ignored,
     ):
-        self._samples = samples
-        self._supply = supply
-        self._parts = parts
+        self.run = run
+        self._workers, self._settings = workers, settings
         self._chunk_size = chunk_size
-        self._places = np.arange(len(samples)) if places is None else places
-        self._batch = batch or (lambda: samples)
-        self._when_read = when_read or _nothing
+        self._announcer, self._when_read = announcer, when_read
         self._result = Result[ReadRows]()
         self._read: ReadRows | None = None
 
     def start(self) -> None:
         """Submits the tasks that read the rows; if that fails, `read` raises the error."""
         try:
-            self._supply.check_announcer()
+            if self._announcer is not None and self._announcer.error is not None:
+                raise self._announcer.error  # later reads would be slow
             self._submit_chunks()
         except BaseException as error:
             self._result.fail(error)
@@ -85,48 +82,32 @@ class PendingRows:
 
     def _submit_chunks(self) -> None:
         """Submits the tasks that read the records. The last task to end creates the `ReadRows`."""
-        supply = self._supply
-        records, epochs = supply.settings.order(self._samples)
+        records, epochs = self._settings.order(self.run.samples)
         # In the order of record numbers, so that a task reads few files or parts of a mixture.
         order = np.argsort(records, kind="stable")
-        size = self._chunk_size
-        starts = range(0, len(records), size)
-        chunks: list[Chunk | BaseException | None] = [None] * len(starts)
+        starts = range(0, len(records), self._chunk_size)
+        chunks = [Result[Chunk]() for _ in starts]
         ends = itertools.count(1)
 
         def read(number: int, start: int) -> None:
             """Reads a chunk. The thread that reads the last chunk also joins all chunks."""
-            try:
-                chunks[number] = read_chunk(supply.settings, records[order[start : start + size]])
-            except BaseException as error:
-                chunks[number] = error
-            if next(ends) < len(chunks):
-                return
-            try:
-                rows = ReadRows(
-                    supply.settings,
-                    self._samples,
-                    records,
-                    epochs,
-                    order,
-                    [_unless_error(chunk) for chunk in chunks],
-                    size,
-                    self._parts,
-                    self._places,
-                    self._batch,
-                )
-            except BaseException as error:
-                self._result.fail(error)
-            else:
-                self._result.set(rows)
-            self._when_read()
+            rows = order[start : start + self._chunk_size]
+            set_result(chunks[number], read_chunk, self._settings, records[rows])
+            if next(ends) == len(chunks):
+                set_result(self._result, joined_rows)
+                self._when_read()
+
+        def joined_rows() -> ReadRows:
+            read_chunks = [chunk.get() for chunk in chunks]
+            settings, size = self._settings, self._chunk_size
+            return ReadRows(settings, self.run, records, epochs, order, read_chunks, size)
 
         for number, start in enumerate(starts):
-            supply.submit(read, number, start)
+            self._workers.submit(read, number, start)
 
-    def end(self) -> None:
+    def end(self, error: Exception) -> None:
         """Makes threads that wait for the rows raise an error, unless the rows were read."""
-        self._result.fail(self._supply.ended)
+        self._result.fail(error)
 
     @property
     def read(self) -> ReadRows:
@@ -137,7 +118,7 @@ class PendingRows:
         """
         if self._read is None:
             with calls.suspended():  # a read may take any time
-                self._read = self._supply.wait_for(self._result)
+                self._read = self._result.get(self._workers)
         return self._read
 
 
@@ -147,16 +128,15 @@ class SourceRows:
     Args:
         pending: The rows of the run.
         part: The number of the pipeline.
-        rows: The pipeline's rows, as a slice of the run's rows.
         valid: Whether each row belongs to the consumer's epoch and is not padding, bool [rows].
 
     Attributes:
         valid: The argument ``valid``.
     """
 
-    def __init__(self, pending: PendingRows, part: int, rows: slice, valid: NDArray[np.bool_]):
+    def __init__(self, pending: PendingRows, part: int, valid: NDArray[np.bool_]):
         self.valid = valid
-        self._pending, self._part, self._rows = pending, part, rows
+        self._pending, self._part, self._rows = pending, part, pending.run.parts[part]
 
     @property
     def samples(self) -> Indices:
@@ -198,10 +178,6 @@ def _start(runs: Sequence[PendingRows]) -> None:
         pending.start()
 
 
-def _nothing() -> None:
-    """Does nothing."""
-
-
 def _chunk_size(source: Source, counts: Sequence[int], is_awaited: bool) -> int:
     """Returns the number of records that a task reads.
 
@@ -232,13 +208,6 @@ def _joined_samples(rows: Sequence[SampleRows]) -> Indices:
     return np.concatenate([part.samples for part in rows])
 
 
-def _unless_error(chunk: Chunk | BaseException | None) -> Chunk:
-    """Returns a chunk, or raises the error of the task that should have read it."""
-    if not isinstance(chunk, Chunk):
-        raise chunk or WorkersEnded()
-    return chunk
-
-
 class SourceSupply:
     """Reads the records of a record source for each run of an iterator's pipelines.
 
@@ -248,94 +217,44 @@ class SourceSupply:
     `RowSupply`.
 
     Args:
-        source: The record source.
+        settings: The settings of the reading threads.
         plan: The plan of the batches of the source's stream.
         parts: The rows of the global batch that each pipeline makes.
-        names: The fields that the graph takes, and the fields that bypass the graph.
-        seed: The seed.
-        shuffle: Whether the order is shuffled, in a different way in each epoch.
         depth: The number of runs to read before DALI requests them.
-        file_inputs: The fields that the graph decodes or reads as files; empty before it is built.
-        bad_samples: The samples and records that DALI could not process before.
-        passed: The fields that bypass the graph.
-        lost_numbers: Receives the lost numbers of `ReadSettings`.
 
     Attributes:
         next_run: The run that DALI asks for next.
-        settings: The settings of the reading threads.
-        ended: The error of threads that wait for rows when the supply is closed.
+        settings: The argument ``settings``.
     """
 
     def __init__(
-        self,
-        source: Source,
-        plan: SamplePlan,
-        parts: Sequence[RowRange],
-        names: Sequence[str],
-        seed: int,
-        shuffle: bool,
-        depth: int,
-        file_inputs: Mapping[str, FileInput] = MappingProxyType({}),
-        bad_samples: BadSamples | None = None,
-        passed: Sequence[str] = (),
-        lost_numbers: dict[str, str] | None = None,
+        self, settings: ReadSettings, plan: SamplePlan, parts: Sequence[RowRange], depth: int
     ):
-        reuse = None if getattr(source, "_gives_new_arrays", False) else ReuseCheck(source)
-        order = order_of(source, seed, shuffle)
-        self.settings = ReadSettings(
-            source,
-            tuple(names),
-            seed,
-            plan.num_samples,
-            bad_samples or BadSamples(),
-            order,
-            reuse,
-            file_inputs,
-            {} if lost_numbers is None else lost_numbers,
-            passed=frozenset(passed),
-        )
-        # The only reference, so that the threads end with the supply.
-        self._workers = Workers(source.read_threads, "dalijax-read")
+        self.settings = settings
+        # Only the supply and its rows refer to the threads, so that these end with the supply.
+        self._workers = Workers(settings.source.read_threads, "dalijax-read")
         # Created here, since modules lose their names before the last supply is freed.
-        self.ended = WorkersEnded()
+        self._ended = WorkersEnded()
         self._announcer: Announcer | None = None
         self._is_announced = False  # whether the announcer was started since the last `seek`
-        if read_ahead_of(source):
-            spans = list(parts)
+        if read_ahead_of(settings.source):
+
+            def records_of(position: SamplePosition) -> Indices:
+                records, _ = settings.order(_joined_samples(_rows_at(plan, parts, position)))
+                return records
+
             self._announcer = Announcer(
-                source,
-                self.settings.names,
-                lambda position: order(_joined_samples(_rows_at(plan, spans, position)))[0],
+                settings.source,
+                settings.names,
+                records_of,
                 lambda position: plan.run_from(plan.skip(position, 1)),
             )
         self.next_run = 0
         self._plan = plan
-        self._parts = list(parts)
+        self._parts = parts
         self._depth = depth
         self._positions: dict[int, SamplePosition] = {0: SamplePosition()}
         self._rows: dict[int, tuple[PendingRows, list[SourceRows]]] = {}
-
-    def submit(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Calls a function in a reading thread, without waiting for the call.
-
-        Raises:
-            WorkersEnded: If the threads were ended.
-        """
-        self._workers.submit(function, *arguments)
-
-    def wait_for(self, result: Result[T]) -> T:
-        """Waits for the result of a reading thread, and returns it.
-
-        Raises:
-            WorkersEnded: If the threads were ended.
-            BaseException: The error of the thread.
-        """
-        return result.get(self._workers)
-
-    def check_announcer(self) -> None:
-        """Raises the error that ended the announcements, if any: later reads would be slow."""
-        if self._announcer is not None and self._announcer.error is not None:
-            raise self._announcer.error
 
     def seek(self, position: SamplePosition) -> None:
         """Begins the next run at a position."""
@@ -373,53 +292,33 @@ class SourceSupply:
         started: list[PendingRows] = []
         for run in range(first, first + 1 + self._depth):
             if run not in self._rows:
-                position = self.position(run)
-                rows = _rows_at(self._plan, self._parts, position)
-
-                def batch(position: SamplePosition = position) -> Indices:
-                    return self._plan.rows(position).samples
-
-                valid = [part.valid for part in rows]
-                self._rows[run] = self._pending(
-                    _joined_samples(rows),
-                    valid,
-                    _chunk_size(self.settings.source, list(map(len, valid)), not self._rows),
-                    np.concatenate(
-                        [
-                            part.first + np.arange(len(row.valid))
-                            for part, row in zip(self._parts, rows)
-                        ]
-                    ),
-                    batch,
-                    self._when_read(run),
-                )
+                self._rows[run] = self._pending(run)
                 started.append(self._rows[run][0])
         if started:
-            self.submit(_start, started)
+            self._workers.submit(_start, started)
 
-    def _when_read(self, run: int) -> Callable[[], None]:
-        """Returns a function that tells the announcer, if any, that a run was read."""
-        if self._announcer is None:
-            return _nothing
-        return functools.partial(self._announcer.was_read, self._announcer.generation, run)
-
-    def _pending(
-        self, samples: Indices, valid: Sequence[NDArray[np.bool_]], chunk_size: int, *where: Any
-    ) -> tuple[PendingRows, list[SourceRows]]:
-        """Creates the `PendingRows` of a run, and the `SourceRows` of each pipeline.
-
-        Args:
-            samples: The samples of all pipelines.
-            valid: For each pipeline, whether each of its rows belongs to the epoch.
-            chunk_size: The number of records that a task reads.
-            *where: Further arguments of `PendingRows`.
-        """
-        ends = list(itertools.accumulate(map(len, valid)))
-        parts = [slice(end - len(part), end) for part, end in zip(valid, ends)]
-        pending = PendingRows(self, samples, parts, chunk_size, *where)
-        return pending, list(
-            map(SourceRows, itertools.repeat(pending), itertools.count(), parts, valid)
+    def _pending(self, run: int) -> tuple[PendingRows, list[SourceRows]]:
+        """Creates the `PendingRows` of a run, and the `SourceRows` of each pipeline."""
+        position = self.position(run)
+        rows = _rows_at(self._plan, self._parts, position)
+        counts = [len(part.valid) for part in rows]
+        ends = itertools.accumulate(counts)
+        parts = [slice(end - count, end) for end, count in zip(ends, counts)]
+        firsts = (part.first for part in self._parts)
+        places = np.concatenate([first + np.arange(n) for first, n in zip(firsts, counts)])
+        plan = self._plan
+        run_rows = RunRows(
+            _joined_samples(rows), parts, places, lambda: plan.rows(position).samples
         )
+        chunk_size = _chunk_size(self.settings.source, counts, is_awaited=not self._rows)
+        when_read = _ignored
+        if self._announcer is not None:
+            generation = self._announcer.generation
+            when_read = functools.partial(self._announcer.was_read, generation, run)
+        pending = PendingRows(
+            self._workers, self.settings, run_rows, chunk_size, self._announcer, when_read
+        )
+        return pending, [SourceRows(pending, k, part.valid) for k, part in enumerate(rows)]
 
     def forget(self, run: int) -> None:
         """Drops the rows of a run and of all earlier runs, and reads further ahead.
@@ -428,7 +327,7 @@ class SourceSupply:
         """
         dropped = [self._rows.pop(old) for old in list(self._rows) if old <= run]
         # In a thread, since freeing hundreds of buffers takes nearly 1 ms.
-        self.submit(dropped.clear)
+        self._workers.submit(dropped.clear)
         self.position(run + 1)
         for old in [old for old in self._positions if old <= run]:
             del self._positions[old]
@@ -436,9 +335,11 @@ class SourceSupply:
 
     def alone(self, samples: Indices) -> SourceRows:
         """Returns rows of some samples, for a separate pipeline."""
-        pending, rows = self._pending(samples, [np.ones(len(samples), bool)], len(samples))
-        self.submit(pending.start)
-        return rows[0]
+        count = len(samples)
+        run = RunRows(samples, [slice(0, count)], np.arange(count), lambda: samples)
+        pending = PendingRows(self._workers, self.settings, run, count, self._announcer)
+        self._workers.submit(pending.start)
+        return SourceRows(pending, 0, np.ones(count, bool))
 
     def remember(self, sample: int, reason: UnusableRecord, replace: bool) -> None:
         """Remembers that DALI can't process a sample; see `RowSupply`.
@@ -478,5 +379,5 @@ class SourceSupply:
         if self._announcer is not None:
             self._announcer.close()
         for pending, _ in list(self._rows.values()):
-            pending.end()
+            pending.end(self._ended)
         self._rows.clear()

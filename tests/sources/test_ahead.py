@@ -10,9 +10,12 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from shardings import rows_over
 
 from dalijax import data_iterator, sources
+from dalijax.core.feeding.read_rows import ReadSettings
 from dalijax.core.feeding.source_supply import RowRange, SourceSupply
+from dalijax.core.feeding.stand_ins import BadSamples
 from dalijax.core.order.samples import SamplePlan
 from dalijax.core.random.hashing import column_keys, fold, uniform
+from dalijax.core.sources.source import order_of
 from dalijax.errors import BatchError
 from dalijax.sources import Field, Source
 
@@ -130,7 +133,9 @@ def test_threads_read_ahead_once_a_batch_is_taken():
 
     plan = SamplePlan(1024, BATCH, LastBatchPolicy.DROP, False)
     source = Noted(1, threading.Barrier(1))
-    feed = SourceSupply(source, plan, [RowRange(0, BATCH)], ["number"], SEED, True, depth=2)
+    order = order_of(source, SEED, True)
+    settings = ReadSettings(source, ("number",), SEED, 1024, BadSamples(), order, None, {})
+    feed = SourceSupply(settings, plan, [RowRange(0, BATCH)], depth=2)
     try:
         feed.rows(0, 0).column("number")
         assert runs_read() == 3
