@@ -412,7 +412,7 @@ class ReadRows:
         return self._columns[name]
 
     def draw_rows(self, part: int) -> DrawRows:
-        """Returns the `DrawRows` of a pipeline, from which draws compute the rows' numbers."""
+        """Returns the `DrawRows` of a pipeline, the inputs of its draws."""
         rows = self._parts[part]
 
         def drawn_before(name: str, function: DrawFunction) -> list[TensorListCPU]:

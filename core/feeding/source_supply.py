@@ -164,7 +164,7 @@ class SourceRows:
         return self._pending.read.column(name)[self._rows]
 
     def draw_rows(self) -> DrawRows:
-        """Returns the `DrawRows`, from which draws compute the random numbers of the rows."""
+        """Returns the inputs of draws for the rows."""
         return self._pending.read.draw_rows(self._part)
 
     def name(self, row: int) -> str:

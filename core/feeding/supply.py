@@ -40,7 +40,7 @@ class RowBatch(Protocol):
         ...
 
     def draw_rows(self) -> DrawRows:
-        """Returns the `DrawRows`, from which draws compute the random numbers of the rows."""
+        """Returns the inputs of draws for the rows."""
         ...
 
     def name(self, row: int) -> str:
