@@ -191,6 +191,7 @@ def test_mixtures_and_names_read_ahead(server):
     mixture = Named(Mixture([(source, 1), (opened(server), 2)]), index="index")
     assert mixture._read_ahead == source._read_ahead == 128_000_000
     server.ranges.clear()
+    server.latency = 0.1  # so that the requests of several batches are in flight together
     assert len(labels_of(mixture, 20)) == 200
     assert server.most_in_flight > 10
 
