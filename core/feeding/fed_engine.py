@@ -82,7 +82,6 @@ class FedEngine(Engine[P]):
         define: Callable[..., Any],
         call: Mapping[str, Any],
         differing: Sequence[Mapping[str, Any]],
-        seed: int | None,
     ) -> None:
         """Sets the graph and the arguments of the pipelines.
 
@@ -91,14 +90,12 @@ class FedEngine(Engine[P]):
             define: Defines the graph of a pipeline; see `FedGraph`.
             call: Arguments of ``nvidia.dali.pipeline_def``.
             differing: For each pipeline, the arguments that differ between the pipelines.
-            seed: The seed of the pipelines; None for the seeds in ``differing``.
         """
         self._function, self._define = function, define
         self._call = dict(call)
         self._pipeline_arguments = [
             {**arguments, "part": part} for part, arguments in enumerate(differing)
         ]
-        self._seed: Any = seed
         self._graph: FedGraph | None = None
         self._learned = False  # whether the first pipelines were inspected
         self._supply: RowSupply[P] | None = None
@@ -109,6 +106,11 @@ class FedEngine(Engine[P]):
         self._operators: Callable[[], tuple[str, ...]] = tuple  # a line for each operator
 
     # Methods that subclasses define
+
+    @property
+    @abc.abstractmethod
+    def _seed(self) -> Any:
+        """The seed of the pipelines; None for the seeds in the argument ``differing``."""
 
     @abc.abstractmethod
     def _open(self) -> tuple[RowSupply[P], GraphPipelineFactory]:

@@ -19,7 +19,7 @@ from ..order.epochs import EpochPlan, count_rows
 from ..order.samples import SamplePlan, SamplePosition, pads_by_default
 from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import queue_depth
-from ..pipeline.engine import EpochEngine, Outcome
+from ..pipeline.engine import EpochCursor, EpochEngine, Outcome
 from ..pipeline.failure_errors import MOST_SKIPPED, can_skip
 from ..pipeline.pipeline_factory import GraphPipelineFactory, check_functions, shard_pipelines
 from ..pipeline.processes import is_one_of_several
@@ -63,6 +63,24 @@ def _mixed(plan: SamplePlan, position: SamplePosition) -> str:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class SourceCursor(EpochCursor[SamplePosition]):
+    """The cursor of a `SourceEngine`; see `EpochCursor`.
+
+    Attributes:
+        seed: The seed of the order, of the pipelines and of ``draw``.
+        num_failed: The number of batches that failed or have masked records.
+        graph_in_state: Whether states contain the operators. Without operators, the first state is
+            the same before and after the pipelines are built.
+        resumed: Whether a state or a seek set the position.
+    """
+
+    seed: Any = None
+    num_failed: int = 0
+    graph_in_state: bool = False
+    resumed: bool = False
+
+
 class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     """Runs pipelines that are fed with the records of a record source; see `FedEngine`.
 
@@ -79,10 +97,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             ``hosts`` are the index of this process and the number of processes.
     """
 
-    _marked = (
-        *EpochEngine._marked,
-        *("_seed", "_graph_in_state", "_num_failed", "_resumed"),
-    )
+    cursor: SourceCursor
 
     def __init__(
         self,
@@ -93,7 +108,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     ):
         call, hosts = dict(call), config.hosts
         seed = ShardSeed.of(call.pop("seed", None), hosts[0])
-        super().__init__(SamplePosition(), config)
+        super().__init__(SourceCursor(SamplePosition(), seed=seed.seed), config)
         self.name = graph.__name__
         self._gradual = read_ahead_of(source) > 0  # the first batch need not wait for others
         config.check_skip(config.on_error)
@@ -140,14 +155,10 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             {**arguments, "seed": ShardSeed.of(seed, number)}
             for arguments, number in zip(differing, numbers, strict=True)
         ]
-        self.feed_by(graph.function, graph, call, pipeline_arguments, seed.seed)
+        self.feed_by(graph.function, graph, call, pipeline_arguments)
         self._graph = graph
-        self._num_failed = 0  # the number of batches that failed or have masked records
         self._bad_samples = BadSamples()
-        # Without operators, the first state is the same before and after the pipelines are built.
-        self._graph_in_state = False
         self._changing: str | None = None  # a record that changes; None: not checked yet
-        self._resumed = False  # whether a state or a seek set the position
         self.compare_processes(graph.__name__, self._outline())
 
     def _outline(self) -> dict[str, Any]:
@@ -186,6 +197,10 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     # The consumer's position
 
     @property
+    def _seed(self) -> Any:
+        return self.cursor.seed
+
+    @property
     def epoch(self) -> int:
         """The number of the consumer's epoch, from 0."""
         return self.position.epoch
@@ -198,7 +213,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     @property
     def num_failed(self) -> int:
         """The number of batches of this process that failed or have masked records."""
-        return self._num_failed
+        return self.cursor.num_failed
 
     def length(self) -> int:
         """Returns the number of batches of the epoch."""
@@ -258,7 +273,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         """
         position = self._samples.seek(epoch, step, first)
         runs = [self._samples.run_from(position) for position in (self._beginning, self.position)]
-        self._resumed = self._samples.run_from(position) != runs[0]
+        self.change(resumed=self._samples.run_from(position) != runs[0])
         if self._samples.run_from(position) not in runs:
             self._check_resumable()
         self.go_to(position)
@@ -270,10 +285,11 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
 
     def go_to(self, position: SamplePosition) -> None:
         """Moves to a position."""
-        self._resumed = self._resumed and position != self._beginning
+        cursor = self.cursor.but(resumed=self.cursor.resumed and position != self._beginning)
         if position != self.position:
-            self.position, self._outcome = position, None
-            self._graph_in_state = bool(self._operators())
+            self._outcome = None
+            cursor = cursor.but(position=position, graph_in_state=bool(self._operators()))
+        self.cursor = cursor
 
     def advance(self) -> None:
         """Moves past the batch that `peek` returns."""
@@ -281,9 +297,11 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         if self._may_mix_epochs and self._samples.mixes_epochs(outcome.after):
             self._may_mix_epochs = False  # before the warning, which may be raised as an error
             warn_user(_mixed(self._samples, outcome.after))
-        self._num_failed += outcome.failures
         super().advance()
-        self._graph_in_state = True
+
+    def _cursor_after(self, outcome: Outcome[SamplePosition]) -> SourceCursor:
+        num_failed = self.cursor.num_failed + outcome.failures
+        return self.cursor.but(position=outcome.after, num_failed=num_failed, graph_in_state=True)
 
     # States
 
@@ -297,7 +315,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self._check_resumable()
         self._check_records()
         stream = self._stream()
-        if not self._graph_in_state:
+        if not self.cursor.graph_in_state:
             stream = dataclasses.replace(stream, operators=(), outputs=self._given_names)
         return states.encode(self.position, stream)
 
@@ -312,11 +330,13 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self._check_records()
         states.check(stream, self._stream(), self._seeded, allow, named)
         if stream.seed != self._seed:
-            self._seed = stream.seed
             self.drop()
-        self._resumed = position != self._beginning
         self.go_to(position)
-        self._graph_in_state = bool(stream.operators)
+        self.change(
+            seed=stream.seed,
+            graph_in_state=bool(stream.operators),
+            resumed=position != self._beginning,
+        )
 
     def checkpoints(self) -> list[bytes]:
         """Returns the state as JSON bytes, in a list of length 1, since it covers all pipelines."""
@@ -333,7 +353,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
 
     def adopt_seed(self, other: SourceEngine) -> None:
         """Adopts the restored seed of another engine, without building pipelines."""
-        self._seed = other._seed
+        self.change(seed=other._seed)
 
     def _stream(self) -> states.Stream:
         policy = self._config.last_batch_policy.name
@@ -444,7 +464,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         return position.epoch, self._samples.step(position)
 
     def _check_first(self) -> None:
-        if self._resumed:
+        if self.cursor.resumed:
             self._check_resumable()
 
     def _check_resumable(self) -> None:

@@ -12,10 +12,11 @@ from ..config import IteratorConfig
 from ..errors import BatchError, RecordError, StateError, UnfitRecordError
 from ..messages.printable import printable_repr
 from ..pipeline.batch import Batch
-from ..pipeline.engine import Engine, Outcome
+from ..pipeline.engine import Cursor, Outcome
 from ..pipeline.failure import failure_of
 from ..pipeline.failure_errors import MOST_SKIPPED
 from ..pipeline.pipeline_factory import GraphPipelineFactory, check_resumable
+from ..pipeline.processes import Agreement
 from ..pipeline.runner import Runner, SourceEnded, SourceError, discard
 from ..state import differences, random_state
 from ..state.agreement import Values
@@ -73,6 +74,17 @@ def _unknown_graph(*sources: Any) -> Any:
     raise ValueError("the inputs of the graph are unknown, because no record was read")
 
 
+@dataclasses.dataclass(frozen=True)
+class StreamCursor(Cursor[RecordPosition]):
+    """The cursor of a `StreamEngine`; see `Cursor`.
+
+    Attributes:
+        compared: Whether the processes have compared their graphs and positions.
+    """
+
+    compared: bool = False
+
+
 class StreamEngine(FedEngine[RecordPosition]):
     """Runs pipelines that are fed with a stream of records read in order; see `FedEngine`.
 
@@ -97,7 +109,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         stats: The counters of `next`; None until `watch` is called.
     """
 
-    _marked = (*Engine._marked, "_compared")
+    cursor: StreamCursor
     _most_skipped = 16 * MOST_SKIPPED  # finite, since a stream may be infinite
     _gradual = True
     _unfit_text = "DALI can't take {names}. {error}"
@@ -119,11 +131,11 @@ class StreamEngine(FedEngine[RecordPosition]):
     ):
         check_record_graph(pipeline_fn, config, on_error)
         handling: Any = on_error  # a valid value, as checked above
-        super().__init__(RecordPosition(), dataclasses.replace(config, on_error=handling))
+        cursor = StreamCursor(RecordPosition())
+        super().__init__(cursor, dataclasses.replace(config, on_error=handling))
         self.stats: InputStats | None = None
         self._part: PartReader | None = None  # if several processes read the stream
         self._by_step = by_step
-        self._compared = False  # whether the processes have compared their graphs and positions
         if part is not None:
             self.compare_processes(getattr(pipeline_fn, "__name__", "the graph"), part.values)
             if self._agreement is not None:
@@ -144,7 +156,7 @@ class StreamEngine(FedEngine[RecordPosition]):
             lambda record, further: record_graph(pipeline_fn, record, spec, settings, further),
         )
         options = {k: v for k, v in call.items() if k not in parameters}
-        self.feed_by(pipeline_fn, _unknown_graph, options, differing, None)
+        self.feed_by(pipeline_fn, _unknown_graph, options, differing)
         self._factory = self._pipelines(self._records.rows, self._pipeline_arguments)
 
     @property
@@ -163,24 +175,24 @@ class StreamEngine(FedEngine[RecordPosition]):
         """Requests a new comparison of the processes' positions before the next batch."""
         if self._part is not None:
             self._part.moved()
-        self._compared = False
+        self.change(compared=False)
         super().moved()
 
     def advance(self) -> None:
         """Moves past the batch that `peek` returns."""
         super().advance()
         if self._part is not None and self._part.must_agree(self.position.step):
-            self._must_agree = True
+            self.change(must_agree=True)
 
-    def _agree(self) -> None:
+    def _agree(self, agreement: Agreement) -> None:
         """Compares the numbers of batches and the graphs of all processes, as far as necessary."""
         # A ReadError is raised when its batch is due, and the next call compares.
         with contextlib.suppress(ReadError):
             if self._part is not None and self._part.must_agree(self.step):
                 self._part.agree(self.step, lambda: self._queue.read_ahead(self.position, _HELD))
-            if not self._compared:
-                super()._agree()
-            self._compared, self._must_agree = True, False
+            if not self.cursor.compared:
+                super()._agree(agreement)
+            self.change(compared=True, must_agree=False)
 
     def _shared_values(self) -> Values:
         """Returns the values that must be equal in all processes; see `Engine`."""
@@ -227,6 +239,10 @@ class StreamEngine(FedEngine[RecordPosition]):
         stats._delivered(*self._number(outcome), valid, rows - valid, self.errors.total)
 
     # Positions, supply and graph
+
+    @property
+    def _seed(self) -> int | None:
+        return self.position.restored.seed
 
     def _open(self) -> tuple[RecordSupply, GraphPipelineFactory]:
         return self._records, self._factory
@@ -348,7 +364,6 @@ class StreamEngine(FedEngine[RecordPosition]):
             self._factory = self._pipelines(self._records.rows, self._pipeline_arguments)
             self._graph = graph  # last, so that an interrupted call is repeated
         restored = position.restored
-        self._seed = restored.seed
         drawn = restored.seed if restored.draw_seed is None else restored.draw_seed
         self._records.seed = self._draw_seed if drawn is None else drawn
         runner: Runner | None = None
@@ -531,5 +546,6 @@ class StreamEngine(FedEngine[RecordPosition]):
                 if self._part is not None:
                     self._part.start_at(position.step)
                 self._queue.moved_to(position)
-            self.position, self._interrupted = position, None
+            self.change(position=position)
+            self._interrupted = None
             self.moved()

@@ -12,7 +12,7 @@ import jax
 from ..arguments import step_number, whole_number
 from ..errors import EpochError
 from ..pipeline.batch import Batch
-from ..pipeline.engine import COUNT, Mark
+from ..pipeline.engine import COUNT, Cursor
 from ..pipeline.failure_errors import MOST_SKIPPED
 from ..state.position import FailedBatch
 from ..stats import InputStats
@@ -28,7 +28,7 @@ class StreamMark(NamedTuple):
         number: The number of the pass over the data set, from 0, for adapters with several passes.
     """
 
-    position: Mark
+    position: Cursor[Any]
     first_epoch: int
     number: int = 0
 

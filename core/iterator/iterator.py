@@ -15,7 +15,7 @@ from ..config import IteratorConfig, PipelineIteratorArguments, takes
 from ..messages import replacements
 from ..order.epochs import EpochPlan
 from ..pipeline.batch import Batch
-from ..pipeline.engine import CLOSED, COUNT, EpochEngine, MakeEngine, Mark
+from ..pipeline.engine import CLOSED, COUNT, Cursor, EpochEngine, MakeEngine
 from ..pipeline.handmade_pipelines import HandmadePipelineFactory
 from ..pipeline.pipeline_factory import PipelineFactory
 from ..state.position import FailedBatch
@@ -147,7 +147,7 @@ class DALIGenericIterator:
             self._restore_checkpoints(checkpoints)
         engine.start()
         if checkpoints is None and engine.adopt_restored():
-            self._engine.stays = True
+            engine.change(stays=True)
         if config.prepare_first_batch:
             self.start_prefetch()
 
@@ -160,8 +160,8 @@ class DALIGenericIterator:
         ``auto_reset`` it never changes, because raising StopIteration has started the next epoch.
         """
         with self._opened(), self._engine.interruptible():
-            stays = self._config.auto_reset or self._engine.stays
-            has_begun = self.step > 0 or self._engine.stopped  # an epoch may have no batch
+            stays = self._config.auto_reset or self._engine.cursor.stays
+            has_begun = self.step > 0 or self._engine.cursor.stopped  # an epoch may have no batch
             if not stays and has_begun and self._engine.at_end():
                 self._next_epoch()
             return self
@@ -177,14 +177,15 @@ class DALIGenericIterator:
             RuntimeError: If DALI failed to produce the batch.
         """
         with self._opened(), self._engine.interruptible():
-            self._engine.stays = False
+            if self._engine.cursor.stays:
+                self._engine.change(stays=False)
             return self._engine.deliver(self._stats, self._finish_epoch).unwrap()
 
     next = __next__  # as in DALI
 
     def _finish_epoch(self) -> None:
         """Records the end of an epoch; with auto_reset, starts the next epoch."""
-        self._engine.stopped = True
+        self._engine.change(stopped=True)
         if self._config.auto_reset:
             self._next_epoch()
 
@@ -378,7 +379,7 @@ class DALIGenericIterator:
                 explains the alternatives.
         """
         with self._opened(), self._engine.interruptible():
-            self._engine.stays = False
+            self._engine.change(stays=False)
             if self._engine.at_end():
                 self._next_epoch()
             else:
@@ -390,7 +391,7 @@ class DALIGenericIterator:
         with self._opened(), self._engine.interruptible():
             self._engine.restart()
             self._engine.moved()
-            self._engine.stays = self._engine.stopped = False
+            self._engine.change(stays=False, stopped=False)
 
     @contextlib.contextmanager
     def _returning(self) -> Iterator[None]:
@@ -398,7 +399,7 @@ class DALIGenericIterator:
         with self._opened():
             self._engine.roll_back()
             self._engine.checkpoint()
-            mark = self._engine.mark()
+            mark = self._engine.cursor
             try:
                 yield
             except BaseException:
@@ -420,12 +421,12 @@ class DALIGenericIterator:
     def _enter_next_epoch(self) -> None:
         """Starts the next epoch. It is not a move, since all processes of a stream do so."""
         with self._opened(), self._engine.interruptible():
-            self._engine.stays = False
+            self._engine.change(stays=False)
             self._next_epoch()
 
     def _next_epoch(self) -> None:
         self._engine.next_epoch()
-        self._engine.stopped = False
+        self._engine.change(stopped=False)
 
     def skip(self, batches: int) -> int:
         """Skips batches of the current epoch, without crossing its end.
@@ -457,7 +458,8 @@ class DALIGenericIterator:
                 self._engine.roll_back()
                 raise self._end_error(count, skipped, moved=self.step != step)
             self._engine.moved()  # even for 0, because other processes may skip some
-            self._engine.stays = self._engine.stays and count < 1
+            if count:
+                self._engine.change(stays=False)
             return count
 
     def _end_error(self, count: int, remaining: int, moved: bool = False) -> ValueError:
@@ -473,7 +475,8 @@ class DALIGenericIterator:
         """Skips batches, at most up to the end of the epoch; returns the number of batches."""
         count = whole_number("skip()'s argument", batches, COUNT, 0)
         with self._opened(), self._engine.interruptible():
-            self._engine.stays = self._engine.stays and count < 1
+            if count:
+                self._engine.change(stays=False)
             return self._skip(count)
 
     def _skip(self, count: int) -> int:
@@ -500,7 +503,7 @@ class DALIGenericIterator:
         with self._opened(), self._engine.interruptible():
             self._engine.seek(epoch, step)
             self._engine.moved()
-            self._engine.stays, self._engine.stopped = True, False
+            self._engine.change(stays=True, stopped=False)
 
     @property
     def _seeks(self) -> bool:
@@ -511,7 +514,7 @@ class DALIGenericIterator:
         """Makes an epoch of a source the first epoch, and moves to its start."""
         with self._opened(), self._engine.interruptible():
             self._engine.begin_with(epoch)
-            self._engine.stays = self._engine.stopped = False
+            self._engine.change(stays=False, stopped=False)
 
     def seek_step(self, step: int, first_epoch: int = 0) -> None:
         """Moves an iterator over a source to a global step, in constant time.
@@ -540,7 +543,7 @@ class DALIGenericIterator:
                 )
             self._engine.seek(first_epoch + place[0], place[1], first_epoch)
             self._engine.moved()
-            self._engine.stays, self._engine.stopped = True, False
+            self._engine.change(stays=True, stopped=False)
 
     def epochs(self, num_epochs: int | None = None) -> Iterator[tuple[int, Iterator[Batch]]]:
         """Iterates over the epochs of a training loop, from the position to the last epoch.
@@ -585,7 +588,7 @@ class DALIGenericIterator:
         """Starts the next epoch at the end of an epoch; returns False after the last epoch."""
         with self._opened(), self._engine.interruptible():
             engine = self._engine
-            has_begun = self.step > 0 or engine.stopped
+            has_begun = self.step > 0 or engine.cursor.stopped
             engine.checkpoint()
             # Peeks, because failed batches may be skipped before the end.
             if has_begun and engine.peek().ended:
@@ -593,7 +596,7 @@ class DALIGenericIterator:
                     return False
                 engine.advance()
                 self._next_epoch()
-                self._engine.stays = False
+                self._engine.change(stays=False)
             return num_epochs is None or self.epoch < num_epochs
 
     def get_state(self) -> dict[str, Any]:
@@ -633,15 +636,15 @@ class DALIGenericIterator:
         with self._opened(), self._engine.interruptible():
             self._engine.set_state(state, self._config.allow_changes, names)
             self._engine.moved()
-            self._engine.stays, self._engine.stopped = True, False
+            self._engine.change(stays=True, stopped=False)
 
-    def _mark(self) -> Mark:
-        """Returns the engine's attributes that make up the position, for `_go_back`."""
+    def _mark(self) -> Cursor[Any]:
+        """Returns the engine's cursor, for `_go_back`."""
         with self._opened():
             self._engine.roll_back()
-            return self._engine.mark()
+            return self._engine.cursor
 
-    def _go_back(self, mark: Mark) -> bool:
+    def _go_back(self, mark: Cursor[Any]) -> bool:
         """Moves back to a mark of this iterator, or of another iterator of the same function.
 
         Returns:
@@ -670,7 +673,7 @@ class DALIGenericIterator:
             )
         self._engine.set_checkpoints(pieces, self._config.allow_changes)
         self._engine.moved()
-        self._engine.stays, self._engine.stopped = True, False
+        self._engine.change(stays=True, stopped=False)
 
     def _start(self) -> None:
         """Builds the pipelines, so that the first state contains the fingerprint of their data."""

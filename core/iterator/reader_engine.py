@@ -21,7 +21,7 @@ from ..pipeline.dali_pipeline import (
     operators,
     runs_python,
 )
-from ..pipeline.engine import CLOSED, EpochEngine, Mark, NoReplica, Outcome
+from ..pipeline.engine import CLOSED, Cursor, EpochCursor, EpochEngine, NoReplica, Outcome
 from ..pipeline.failure import EnvironmentFailure, failure_of
 from ..pipeline.failure_errors import MOST_SKIPPED, describe, with_dali
 from ..pipeline.pipeline_factory import PipelineFactory, check_resumable
@@ -68,6 +68,17 @@ class _NoBatch(RuntimeError):
     """Raised if an ``external_source`` ends before the epoch does."""
 
 
+@dataclasses.dataclass(frozen=True)
+class ReaderCursor(EpochCursor[Position]):
+    """The cursor of a `ReaderEngine`; see `EpochCursor`.
+
+    Attributes:
+        seed: The seed of a restored state; None: the seed of the iterator's arguments.
+    """
+
+    seed: int | None = None
+
+
 class ReaderEngine(EpochEngine[Position]):
     """Runs pipelines that read data themselves, by DALI readers or ``external_source``.
 
@@ -78,7 +89,7 @@ class ReaderEngine(EpochEngine[Position]):
         config: Arguments of the iterator.
     """
 
-    _marked = (*EpochEngine._marked, "_seed", "_fingerprint")
+    cursor: ReaderCursor
 
     def __init__(self, factory: PipelineFactory, config: IteratorConfig):
         if config.on_error == "mask":
@@ -87,11 +98,10 @@ class ReaderEngine(EpochEngine[Position]):
                 "fails as a whole: use on_error='skip'"
             )
         config.check_skip(config.on_error)
-        super().__init__(Position(), config)
+        super().__init__(ReaderCursor(Position()), config)
         self.name = factory.name
         self._factory = factory
-        self._fingerprint: Fingerprint | None = None
-        self._seed: int | None = None  # the seed of a restored state
+        self._fingerprint: Fingerprint | None = None  # except for the seed; see `fingerprint`
         self._start = Checkpoints()  # checkpoints of the first batch, once pipelines were built
         # Current epoch, its number of batches, and its number of leading batches without padding.
         self._epoch_length = (-1, 0, 0)
@@ -200,7 +210,7 @@ class ReaderEngine(EpochEngine[Position]):
         else:
             self.prepare().restart()
             start = Checkpoints(self.prepare().checkpoints())
-        self.position = Position(epoch, 0, start, start, position.errors)
+        self.change(position=Position(epoch, 0, start, start, position.errors))
 
     def rewind(self) -> None:
         """Moves back to the start of the epoch.
@@ -226,7 +236,7 @@ class ReaderEngine(EpochEngine[Position]):
     def go_to(self, position: Position) -> None:
         """Moves to a position, and frees the pipelines; their next use builds them there."""
         self.drop()
-        self.position = position
+        self.change(position=position)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the consumer's position as a JSON value; see `EpochEngine`."""
@@ -255,8 +265,12 @@ class ReaderEngine(EpochEngine[Position]):
 
     def adopt_seed(self, other: ReaderEngine) -> None:
         """Uses the seed that another engine restored from a state; builds no pipelines."""
-        self._seed = other._seed
-        self._factory.set_seed(self._seed)
+        self._set_seed(other.cursor.seed)
+
+    def _set_seed(self, seed: int | None) -> None:
+        """Sets the seed of the next pipelines to a state's seed; None: the default."""
+        self.change(seed=seed)
+        self._factory.set_seed(seed)
 
     def checkpoints(self) -> list[bytes]:
         """Returns the state as one bytes object for each pipeline; see `EpochEngine`."""
@@ -294,7 +308,7 @@ class ReaderEngine(EpochEngine[Position]):
         check_resumable(self._factory)
         if changes := differences(saved.fingerprint, self.fingerprint()):
             raise different_data_error(changes)
-        self.position = saved.position
+        self.change(position=saved.position)
         checkpoints = saved.position.checkpoints
         runner.to_drop = checkpoints.to_drop if checkpoints else 0
         return True
@@ -334,7 +348,8 @@ class ReaderEngine(EpochEngine[Position]):
                 )
             self.drop()
             try:
-                self.position = self._build_at(saved, position.checkpoints, allow, named)
+                position = self._build_at(saved, position.checkpoints, allow, named)
+                self.change(position=position)
             except BaseException:
                 self.go_to(before)
                 raise
@@ -345,24 +360,21 @@ class ReaderEngine(EpochEngine[Position]):
 
         If the block raises, the previous seed is set again.
         """
-        seed, own_fingerprint = saved["seed"], self._fingerprint
-        is_same = own_fingerprint is not None and own_fingerprint["seed"] == seed
+        seed, before = saved["seed"], self.cursor.seed
+        is_same = self._fingerprint is not None and self.fingerprint()["seed"] == seed
         if is_same or not 0 <= seed < 1 << 63 or not self._factory.has_default_seed():
             yield
             return
-        self._seed, before = seed, self._seed
-        self._factory.set_seed(seed)
-        self._fingerprint = own_fingerprint and own_fingerprint | {"seed": seed}
+        self._set_seed(seed)
         try:
             yield
         except BaseException:
-            self._seed, self._fingerprint = before, own_fingerprint
-            self._factory.set_seed(before)
+            self._set_seed(before)
             raise
 
-    def _return_to(self, mark: Mark) -> None:
-        super()._return_to(mark)
-        self._factory.set_seed(self._seed)
+    def _return_to(self, cursor: Cursor[Position]) -> None:
+        super()._return_to(cursor)
+        self._factory.set_seed(self.cursor.seed)
 
     def _build_at(
         self,
@@ -458,14 +470,15 @@ class ReaderEngine(EpochEngine[Position]):
         position = self.position
         if position is self._exact and position.checkpoints and position.checkpoints.to_drop:
             exact = Checkpoints(self.prepare().checkpoints())
-            self.position = self._exact = dataclasses.replace(position, checkpoints=exact)
+            self._exact = dataclasses.replace(position, checkpoints=exact)
+            self.change(position=self._exact)
 
     # The pipelines
 
     def start(self) -> None:
         """Builds the pipelines; the position of the start gets their first checkpoints."""
         self.prepare()
-        self.position = self._with_start(self.position)
+        self.change(position=self._with_start(self.position))
 
     @contextlib.contextmanager
     def replicas(self) -> Iterator[tuple[list[Pipeline], str]]:
@@ -565,10 +578,10 @@ class ReaderEngine(EpochEngine[Position]):
                     bfloat16=self.make_batch.bfloat16,
                 )
             )
-            seed = self._factory.seed  # the common seed, instead of the first shard's
-            if seed is not None and seed >= 0:  # for a negative seed, DALI draws a seed
-                self._fingerprint["seed"] = seed
-        return self._fingerprint
+        seed = self._factory.seed  # the common seed, instead of the first shard's
+        if seed is None or seed < 0:  # for a negative seed, DALI draws a seed
+            return self._fingerprint
+        return self._fingerprint | {"seed": seed}
 
     def _unknown(self) -> Fingerprint:
         """Returns the fingerprint before the first build, whose fields about the data are empty."""

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 from jax.profiler import TraceAnnotation
@@ -44,7 +44,7 @@ from .traced import check_not_traced, trace_state_clean
 
 _log = logging.getLogger("dalijax")
 P = TypeVar("P")
-Mark = Mapping[str, Any]  # the attributes of an engine that make up its position, by name
+C = TypeVar("C", bound="Cursor[Any]")  # typing.Self requires Python 3.11
 # Description of the argument of skip(), for errors.
 COUNT = "a whole number of batches, 0 or more (reset() and set_state() go back)"
 _UNCOUNTED = contextlib.nullcontext()
@@ -56,6 +56,29 @@ _MOST_MASKED = 1000  # the number of batches whose masked records are remembered
 
 class NoReplica(Exception):
     """Raised if the graph can't be replicated for profiling; the message tells why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cursor(Generic[P]):
+    """The position of an engine, and everything else that an interrupted call must not change.
+
+    A call replaces the cursor of its engine last, so that an earlier cursor marks its position.
+
+    Attributes:
+        position: The position of the next batch to deliver.
+        must_agree: Whether the processes compare their iterators before the next batch.
+        num_compared: Number of batches delivered since several processes were compared.
+    """
+
+    position: P
+    must_agree: bool = False
+    num_compared: int = 0
+
+    def but(self: C, **changes: Any) -> C:
+        """Returns a copy with changed attributes, five times as fast as `dataclasses.replace`."""
+        cursor = object.__new__(type(self))
+        vars(cursor).update(vars(self), **changes)
+        return cursor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,25 +147,23 @@ class Engine(abc.ABC, Generic[P]):
     `lock`.
 
     Args:
-        start: The position of the first batch.
+        cursor: The cursor at the first batch.
         config: Arguments of the iterator.
 
     Attributes:
-        position: The position of the next batch to deliver.
+        cursor: The position, and everything else that an interrupted call must not change.
         make_batch: Creates batches from the pipelines' outputs.
         errors: The batches that were skipped by ``on_error="skip"``, or have masked records.
         closed: Whether `close` was called.
         process: Identifier of the process that built the pipelines; 0 before the first build.
     """
 
-    # Attributes that a call may change together with the position. They are replaced, never
-    # mutated, so that marks stay valid.
-    _marked: ClassVar[tuple[str, ...]] = ("position", "_must_agree", "_num_compared")
     # The number of skipped batches in a row after which the engine raises an error.
     _most_skipped: float = float("inf")
 
-    def __init__(self, start: P, config: IteratorConfig):
-        self.position = self._beginning = start
+    def __init__(self, cursor: Cursor[P], config: IteratorConfig):
+        self.cursor = cursor
+        self._beginning = cursor.position
         # The shard of each pipeline, if a sharding places the batches; otherwise empty.
         self._data_shards = self._configure(config)
         self._given_names = tuple(config.output_map)  # the only names before the first build
@@ -156,12 +177,10 @@ class Engine(abc.ABC, Generic[P]):
         self._runner: Runner | None = None
         # The names of masked records by epoch and step, for the last batches with any.
         self._masked: dict[tuple[int, int], set[str]] = {}
-        self._interrupted: Mark | None = None  # the start of an interrupted call
+        self._interrupted: Cursor[P] | None = None  # at the start of an interrupted call
         # Serializes calls of several threads. Reentrant, because methods call each other.
         self._lock = threading.RLock()
         self._agreement: Agreement | None = None
-        self._must_agree = False
-        self._num_compared = 0  # batches delivered since the processes were compared
         self._end_cure = ""  # if the number of batches is unknown: the fix if processes differ
         self._end: tuple[int, int] | None = None  # epoch and step of an end that was agreed on
         self._calls = calls  # a reference, because at exit module globals may be gone
@@ -182,6 +201,15 @@ class Engine(abc.ABC, Generic[P]):
                 "'forkserver', or let Grain start them: ds.mp_prefetch(...)"
             )
         return self._lock
+
+    @property
+    def position(self) -> P:
+        """The position of the next batch to deliver."""
+        return self.cursor.position
+
+    def change(self, **changes: Any) -> None:
+        """Replaces the cursor by a copy with changed attributes."""
+        self.cursor = self.cursor.but(**changes)
 
     def _configure(self, config: IteratorConfig) -> tuple[DataShard, ...]:
         """Sets the placement of batches by a configuration; returns its shards, if it has any."""
@@ -267,8 +295,12 @@ class Engine(abc.ABC, Generic[P]):
 
     def advance(self) -> None:
         """Moves the position past the batch that `peek` returns."""
-        self.position = (self._outcome or self.peek()).after
+        self.cursor = self._cursor_after(self._outcome or self.peek())
         self._outcome = None
+
+    def _cursor_after(self, outcome: Outcome[P]) -> Cursor[P]:
+        """Returns the cursor after the batch of an outcome."""
+        return self.cursor.but(position=outcome.after)
 
     def deliver(
         self, stats: InputStats | None, at_end: Callable[[], object] | None = None
@@ -287,10 +319,11 @@ class Engine(abc.ABC, Generic[P]):
         """
         if not trace_state_clean():
             check_not_traced()
-        if self._must_agree:
-            self._agree_or_tell()
-        if self._agreement is not None and not self._must_agree and not self.peek().ended:
-            self._agreement.check_moves(self._num_compared)
+        if self._agreement is not None:
+            if self.cursor.must_agree:
+                self._agree_or_tell(self._agreement)
+            if not self.cursor.must_agree and not self.peek().ended:
+                self._agreement.check_moves(self.cursor.num_compared)
         with _UNCOUNTED if stats is None else stats._waiting():
             annotation: Any = UNTRACED
             if TraceAnnotation.is_enabled():
@@ -302,8 +335,8 @@ class Engine(abc.ABC, Generic[P]):
             if stats is not None and not outcome.ended:
                 self.count(stats, outcome)
             self.advance()
-            if not outcome.ended:
-                self._num_compared += 1
+            if self._agreement is not None and not outcome.ended:
+                self.change(num_compared=self.cursor.num_compared + 1)
             if outcome.ended and at_end is not None:
                 at_end()
             return outcome
@@ -326,34 +359,33 @@ class Engine(abc.ABC, Generic[P]):
 
     def moved(self) -> None:
         """Requests a new comparison of the processes' positions before the next batch."""
-        self._must_agree = self._agreement is not None
         if self._agreement is not None:
-            self._agreement.tell_move(self._num_compared, f"epoch {self.epoch}, step {self.step}")
+            self.change(must_agree=True)
+            place = f"epoch {self.epoch}, step {self.step}"
+            self._agreement.tell_move(self.cursor.num_compared, place)
 
     def continue_from(self, other: Engine[P]) -> None:
         """Makes this new engine's position a move of another engine of the same function."""
         if self._agreement is not None and other._agreement is not None:
             self._agreement.continue_round(other._agreement)
-            self._num_compared = other._num_compared
+            self.change(num_compared=other.cursor.num_compared)
             self.moved()
 
-    def _agree_or_tell(self) -> None:
+    def _agree_or_tell(self, agreement: Agreement) -> None:
         """Compares the processes; notifies the others if this process can't take part."""
         try:
-            self._agree()
+            self._agree(agreement)
         except ProcessError:
             raise
         except BaseException as error:
-            if self._agreement is not None:
-                self._agreement.tell(error)
+            agreement.tell(error)
             raise
 
-    def _agree(self) -> None:
+    def _agree(self, agreement: Agreement) -> None:
         """Compares this process's iterator with the iterators of the other processes."""
-        if self._agreement is not None:
-            self._agreement.settle(self._shared_values())
-            self._agreement.begin_round()
-        self._must_agree, self._num_compared = False, 0
+        agreement.settle(self._shared_values())
+        agreement.begin_round()
+        self.change(must_agree=False, num_compared=0)
 
     def _agree_on_end(self, agreement: Agreement) -> None:
         """Checks that all processes end after the same batch, if the end is unknown in advance.
@@ -378,23 +410,18 @@ class Engine(abc.ABC, Generic[P]):
         """
         return self._one_call
 
-    def mark(self) -> Mark:
-        """Returns the attributes that make up the position, for `go_back`."""
-        attributes = vars(self)
-        return {name: attributes[name] for name in self._marked}
-
-    def go_back(self, mark: Mark) -> bool:
-        """Moves back to a mark, possibly of another engine of the same pipelines.
+    def go_back(self, cursor: Cursor[P]) -> bool:
+        """Moves back to an earlier cursor, possibly of another engine of the same pipelines.
 
         Returns:
             False if the pipelines can't be rebuilt there, so that the position did not change.
         """
         self.roll_back()
-        if all(vars(self)[name] is value for name, value in mark.items()):
+        if self.cursor == cursor:
             return True
-        possible = self._can_return_to(mark)
+        possible = self._can_build_at(cursor.position)
         if possible:
-            self._interrupted = mark
+            self._interrupted = cursor
             self.roll_back()
         return possible
 
@@ -403,25 +430,19 @@ class Engine(abc.ABC, Generic[P]):
         before = self._interrupted
         if before is None:
             return
-        if self._can_return_to(before):
+        if self._can_build_at(before.position):
             self._return_to(before)
-        if self._agreement is not None and not self._must_agree:
+        if self._agreement is not None and not self.cursor.must_agree:
             self._agreement.retract_move()
         self._interrupted = None  # last, so that an interrupted roll-back is repeated
 
-    def _can_return_to(self, mark: Mark) -> bool:
-        """Returns whether new pipelines can be built at the position of a mark."""
-        return self._can_build_at(mark["position"])
-
-    def _return_to(self, mark: Mark) -> None:
+    def _return_to(self, cursor: Cursor[P]) -> None:
         self.drop()
-        vars(self).update(mark)
+        self.cursor = cursor
 
     def snapshot(self) -> P:
         """Returns the position, or during a call, the position before the call; needs no lock."""
-        before = self._interrupted
-        position: P = self.position if before is None else before["position"]
-        return position
+        return (self._interrupted or self.cursor).position
 
     def close(self) -> None:
         """Frees the pipelines permanently. May be called again, and without the lock.
@@ -644,6 +665,19 @@ class Engine(abc.ABC, Generic[P]):
         return outcome
 
 
+@dataclasses.dataclass(frozen=True)
+class EpochCursor(Cursor[P]):
+    """The cursor of an `EpochEngine`; see `Cursor`.
+
+    Attributes:
+        stays: Whether the position was just set, so that ``iter()`` must not start an epoch.
+        stopped: Whether StopIteration was raised in this epoch.
+    """
+
+    stays: bool = False
+    stopped: bool = False
+
+
 class EpochEngine(Engine[P]):
     """Base class of engines whose batches are grouped in epochs.
 
@@ -651,7 +685,7 @@ class EpochEngine(Engine[P]):
     DALI's readers or a record source.
 
     Args:
-        start, config: As for `Engine`.
+        cursor, config: As for `Engine`.
 
     Attributes:
         name: The name of the pipelines, for messages.
@@ -659,20 +693,17 @@ class EpochEngine(Engine[P]):
         plan: The epochs; None if their end is unknown, and before the first build.
         shards: The index of the shard of each pipeline in epoch 0.
         device_ids: The GPU of each pipeline, None for the CPU; empty until they are known.
-        stays: Whether the position was just set, so that ``iter()`` must not start an epoch.
-        stopped: Whether StopIteration was raised in this epoch.
     """
 
-    _marked = (*Engine._marked, "stays", "stopped")
+    cursor: EpochCursor[P]
 
-    def __init__(self, start: P, config: IteratorConfig):
-        super().__init__(start, config)
+    def __init__(self, cursor: EpochCursor[P], config: IteratorConfig):
+        super().__init__(cursor, config)
         self.name = ""
         self.batch_size: int = 0
         self.plan: EpochPlan | None = None
         self.shards: tuple[int, ...] = ()
         self.device_ids: tuple[int | None, ...] = ()
-        self.stays = self.stopped = False
 
     @property
     @abc.abstractmethod
@@ -847,7 +878,7 @@ class _Interruptible:
         if engine is not None:
             if engine._interrupted is not None:
                 engine.roll_back()
-            engine._interrupted = engine.mark()
+            engine._interrupted = engine.cursor
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         engine = self._engine()
