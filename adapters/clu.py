@@ -136,7 +136,7 @@ class DALIDatasetIterator(StreamAdapter, dataset_iterator.DatasetIterator):
         if self._numpy:
             iterator_fn = iterator_fn._for_host(call)
         self._stream = iterator_fn.stream(num_epochs, **call)
-        if self._numpy and self._stream._core._config.over_processes:
+        if self._numpy and self._stream._config.over_processes:
             raise ValueError(
                 "element='numpy' with a sharding over several processes: a process can't copy the "
                 "rows of the others. Pass element='jax'"

@@ -222,7 +222,7 @@ class DALIInput(base_input.BaseInput, StreamAdapter):
             Exception: Any error of ``next()`` of `dalijax.DALIGenericIterator`.
         """
         stream = self._stream
-        if not self._endless and self._loops > 0 and stream._iterator.step == 0:
+        if not self._endless and self._loops > 0 and stream.step == 0:
             self._warn_if_short(stream)
         return self._nested(next(stream))
 

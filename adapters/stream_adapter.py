@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.iterator.batch_stream import BatchStream
-from ..core.iterator.iterator import DALIGenericIterator
 from ..core.stats import InputStats
 
 __all__: list[str] = []
@@ -57,9 +56,10 @@ class StreamAdapter:
         return self._stream.__reduce__()  # raises an error that tells what to pickle instead
 
     @property
-    def _core(self) -> DALIGenericIterator:
-        """The underlying iterator, which `dalijax.profile` measures."""
-        return self._stream._core
+    def _core(self) -> BatchStream:
+        """The underlying stream, which `dalijax.profile` measures."""
+        stream = self._stream
+        return stream._core if isinstance(stream, StreamAdapter) else stream
 
     def watch(self) -> InputStats:
         """Returns the counters of the batches delivered since the first call of `watch`.

@@ -31,12 +31,12 @@ from .config import (
 )
 from .feeding.binding import bind
 from .iterator.batch_stream import BatchStream
-from .iterator.iterator import DALIGenericIterator
+from .iterator.iterator import DALIGenericIterator, make_engine
 from .messages import replacements
 from .messages.printable import printable_repr
 from .messages.redacted_errors import raise_redacted
 from .pipeline.batch import choose_placement
-from .pipeline.engine import MakeEngine
+from .pipeline.engine import EpochEngine, MakeEngine
 from .pipeline.pipeline_factory import (
     DEFAULT_NUM_THREADS,
     GraphPipelineFactory,
@@ -179,11 +179,11 @@ class IteratorFunction:
 
         refuse_sources("stream()", [num_epochs])
 
-        def make() -> DALIGenericIterator:
+        def make() -> EpochEngine[Any]:
             factory, config = self._prepared(args, dict(kwargs))
             # The stream starts the next epoch itself.
             config = dataclasses.replace(config, auto_reset=False, epochs=num_epochs)
-            return DALIGenericIterator._from_factory(factory, config, lazy=True)
+            return make_engine(factory, config)
 
         return BatchStream(make, num_epochs)
 

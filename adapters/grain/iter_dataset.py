@@ -166,8 +166,8 @@ class DALIIterDataset(BatchDataset):
 
     @property
     def _element_spec(self) -> Any:
-        with self._stream()._iterator as iterator:
-            spec = iterator.element_spec
+        with self._stream() as stream:
+            spec = stream.element_spec
         varies = self._iterator_fn._config.last_batch_policy is LastBatchPolicy.PARTIAL
         return element_spec(spec, varies)
 

@@ -12,7 +12,7 @@ from ...core.api import IteratorFunction
 from ...core.arguments import function_parameters
 from ...core.errors import EpochError, StateError
 from ...core.iterator.batch_stream import BatchStream, StreamMark
-from ...core.iterator.iterator import DALIGenericIterator
+from ...core.pipeline.engine import EpochEngine
 from ...core.random.seeds import DEFAULT_SEED, ShardSeed, pass_of, pass_seed
 from ...core.state import reader_state
 from ...core.state.fingerprint import unknown
@@ -75,10 +75,10 @@ class PassStream(BatchStream):
         self._seed: int | None = call.get("seed")
         self._number = 0
 
-        def make() -> DALIGenericIterator:
+        def make() -> EpochEngine[Any]:
             seed = self._seed_of_pass()
             seed_argument = {} if seed is None else {"seed": seed}
-            return iterator_fn.stream(num_epochs, **{**call, **seed_argument})._iterator
+            return iterator_fn.stream(num_epochs, **{**call, **seed_argument})._engine
 
         super().__init__(make, num_epochs)
 
@@ -104,7 +104,7 @@ class PassStream(BatchStream):
         self._note()
 
     def _note(self) -> None:
-        self._counter.note(self._iterator.epoch if self._over_source else self._number)
+        self._counter.note(self.epoch if self._over_source else self._number)
 
     def _start_next_epoch(self, errors: int, failed: EpochError | None) -> bool:
         went = super()._start_next_epoch(errors, failed)
@@ -126,7 +126,7 @@ class PassStream(BatchStream):
 
     def get_state(self) -> dict[str, Any]:
         if self._number:  # builds the pipelines, so that the first state has the seed of the pass
-            self._iterator._start()
+            self._start()
         return super().get_state()
 
     def set_state(self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str] = ()) -> None:
@@ -147,22 +147,21 @@ class PassStream(BatchStream):
         if number is None or number == before:
             super().set_state(state, allow)
             return
-        # Pipelines with the seed of the state's pass replace the current pipelines, unless they
-        # reject the state.
-        self._number = number
-        try:
-            fresh = self._make()
+        # An engine with the seed of the state's pass replaces the current engine, unless it rejects
+        # the state.
+        with self._opened():
+            self._number = number
             try:
-                fresh.set_state(state, allow)
+                fresh = self._make()
+                try:
+                    self._restore(fresh, state, allow)
+                except BaseException:
+                    fresh.close()
+                    raise
             except BaseException:
-                fresh.close()
+                self._number = before
                 raise
-        except BaseException:
-            self._number = before
-            raise
-        fresh._stats = self._iterator._stats
-        self._iterator, previous, self._before_peek = fresh, self._iterator, None
-        previous.close()
+            self._continue_with(fresh)
 
     def _pass_of(self, state: Mapping[str, Any] | str | bytes) -> int | None:
         """Returns the number of the pass of a reader's state; None if unknown."""

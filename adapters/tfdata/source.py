@@ -83,7 +83,7 @@ class Source:
         else a stream for the next iterator.
         """
         lent = self._lent.get(epochs)
-        if lent is not None and not lent._iterator.closed:
+        if lent is not None and not lent.closed:
             return lent
         if epochs not in self._spare:
             self._spare[epochs] = self._new_stream(epochs)
@@ -101,7 +101,7 @@ class Source:
         if self._spec is None:
             self._spec = self.current(epochs).element_spec
         partial = self.config.last_batch_policy is LastBatchPolicy.PARTIAL
-        varies = partial or self.current(epochs)._iterator._plan is None
+        varies = partial or self.current(epochs)._plan is None
         spec: Any = {name: _spec(array, varies) for name, array in self._spec.items()}
         for step in chain:
             if isinstance(step, Enumerate):

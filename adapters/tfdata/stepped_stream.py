@@ -185,7 +185,7 @@ class ChainedStream(StreamAdapter):
         With ``on_error="skip"``, the batches are produced, because failed batches do not count.
         `BatchStream.skip` over a source counts batches without producing them.
         """
-        if self._stream._iterator._config.on_error != "skip":
+        if self._stream._config.on_error != "skip":
             return self._stream._skip_at_most(count)
         for dropped in range(count):
             try:
@@ -265,18 +265,18 @@ class ChainedStream(StreamAdapter):
             index, at, end: The counts ``element``, ``at`` and ``end`` of the state; see `_Place`.
             first: The first epoch of the stream in the state.
         """
-        iterator, total = self._stream._iterator, stream_length(self._stream)
-        endless = self._stream._num_epochs is None
-        if not 0 <= first <= iterator.epoch or not (endless or first == self._stream._first_epoch):
+        stream, total = self._stream, stream_length(self._stream)
+        endless = stream._num_epochs is None
+        if not 0 <= first <= stream.epoch or not (endless or first == stream._first_epoch):
             return False
         if total == UNKNOWN:
             return True  # the counts can't be checked
-        num_before = iterator.total(iterator.epoch - first) + iterator.step
+        num_before = stream._num_batches(stream.epoch - first) + stream.step
         # `at` does not count failed batches that the stream skipped before its position. Only
         # states over a reader contain the number of these batches.
-        config = iterator._config
+        config = stream._config
         skips_in_source = config.source is not None and config.on_error == "skip"
-        missing = num_before if skips_in_source else iterator._left_out
+        missing = num_before if skips_in_source else stream._left_out
         if not num_before - missing <= at <= num_before:
             return False
         if end != UNKNOWN and (total == INFINITE or not total - missing <= end <= total):

@@ -116,8 +116,8 @@ def by_plugin(source: Source, epochs: int | None, chain: Sequence[Step]) -> tf.d
         from nvidia.dali.plugin import tf as plugin
     except ImportError:
         return None
-    config, iterator = source.config, source.current(epochs)._iterator
-    plan = iterator._plan
+    config, stream = source.config, source.current(epochs)
+    plan = stream._plan
     if plan is None or not _is_regular(plan, config) or config.on_error == "skip":
         return None
     if config.batch_map is not None:
@@ -141,7 +141,7 @@ def by_plugin(source: Source, epochs: int | None, chain: Sequence[Step]) -> tf.d
             device_id=None,
         )
     count = source.cardinality(epochs, ())
-    batches = _counted(_delivered(raw, plan, iterator._shards[0], config, names).take(count), count)
+    batches = _counted(_delivered(raw, plan, stream._shards[0], config, names).take(count), count)
     for step in chain:
         batches = _applied(batches, step)
     return batches

@@ -1,10 +1,11 @@
 """The public iterator over the batches of an engine, and the engine of DALI's readers.
 
 `iterator` implements the iterator protocol for every engine of epochs, also for those of record
-sources (`core.feeding`). `reader_engine` runs pipelines with DALI's readers or with the user's own
-``fn.external_source``, holds their position and restores it. `batch_stream` joins epochs to the
-stream of ``data_iterator(...).stream``, which adapters use, too. `core.api` composes iterators;
-this package doesn't import `core.feeding` and `core.functions`.
+sources (`core.feeding`); its base class has what iterators and streams share. `batch_stream` joins
+the epochs of an engine to the stream of ``data_iterator(...).stream``, which adapters use, too.
+`reader_engine` runs pipelines with DALI's readers or with the user's own ``fn.external_source``,
+holds their position and restores it. `core.api` composes iterators; this package doesn't import
+`core.feeding` and `core.functions`.
 
 If a batch of a reader fails, the whole batch is lost: `ReaderEngine._run_at` returns the error, and
 `core.pipeline.engine` raises it or skips the batch, depending on ``on_error``. `bad_files` finds

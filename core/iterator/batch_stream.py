@@ -5,95 +5,62 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import jax
+from typing import Any, NamedTuple
 
 from ..arguments import step_number, whole_number
 from ..errors import EpochError
 from ..pipeline.batch import Batch
-from ..pipeline.engine import COUNT, Cursor
+from ..pipeline.engine import COUNT, Cursor, EpochEngine
 from ..pipeline.failure_errors import MOST_SKIPPED
-from ..state.position import FailedBatch
-from ..stats import InputStats
-from .iterator import DALIGenericIterator
+from .iterator import BatchIterator
 
 
 class StreamMark(NamedTuple):
     """A position of a stream, for `BatchStream._go_back`.
 
     Attributes:
-        position: The position of the stream's iterator.
+        cursor: The cursor of the stream's engine.
         first_epoch: The first epoch of the stream.
         number: The number of the pass over the data set, from 0, for adapters with several passes.
     """
 
-    position: Cursor[Any]
+    cursor: Cursor[Any]
     first_epoch: int
     number: int = 0
 
 
-class BatchStream:
+class BatchStream(BatchIterator):
     """Iterates over the batches of successive epochs, without an end between them.
 
     Args:
-        make: A function that creates an iterator without auto_reset, which may be lazy. The stream
-            owns and closes the iterator.
+        make: A function that creates an engine, at the start and without pipelines.
         num_epochs: Number of epochs; None: no end.
 
     Raises:
         ValueError: If num_epochs is less than 1.
     """
 
-    def __init__(self, make: Callable[[], DALIGenericIterator], num_epochs: int | None):
+    def __init__(self, make: Callable[[], EpochEngine[Any]], num_epochs: int | None):
         if num_epochs is not None:
             expected = "at least 1, a whole number, or None for no end"
             if isinstance(num_epochs, str):  # an argument of the graph function
                 expected += " (pass arguments of the graph function after it, or by keyword)"
             num_epochs = whole_number("num_epochs", num_epochs, expected, 1)
+        super().__init__(make())
         self._make = make
-        self._iterator = make()
         self._num_epochs = num_epochs
         self._first_epoch = 0
         self._before_peek: dict[str, Any] | None = None  # the state before peek() changed the epoch
 
     def _begin_with(self, epoch: int) -> None:
         """Makes an epoch of a source the first epoch of the stream, and moves to its start."""
-        self._iterator._begin_with(epoch)
+        with self._opened(), self._engine.interruptible():
+            self._engine.begin_with(epoch)
         self._first_epoch = epoch
 
     def __repr__(self) -> str:
         epochs = "no end" if self._num_epochs is None else f"{self._num_epochs} epochs"
-        return f"<{type(self).__name__} of {epochs} over {self._iterator!r}>"
-
-    def __enter__(self) -> BatchStream:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    @property
-    def epoch(self) -> int:
-        """Number of the consumer's epoch, from 0."""
-        return self._iterator.epoch
-
-    @property
-    def step(self) -> int:
-        """Number of batches of the epoch that were delivered or failed."""
-        return self._iterator.step
-
-    @property
-    def errors(self) -> tuple[FailedBatch, ...]:
-        """The batches of this process that were skipped, or have masked records."""
-        return self._iterator.errors
-
-    @property
-    def closed(self) -> bool:
-        """Whether the stream was closed."""
-        return self._iterator.closed
-
-    def __reduce__(self) -> Any:
-        return self._iterator.__reduce__()  # raises an error that tells what to pickle instead
+        return f"<{type(self).__name__} of {epochs} over {self._description()}>"
 
     def __iter__(self) -> BatchStream:
         return self
@@ -108,9 +75,13 @@ class BatchStream:
             ValueError: If the stream has no end and its epochs have no batch.
             Exception: Any error of `DALIGenericIterator.__next__`.
         """
-        with self._iterator._opened():
+        with self._opened():
             self._before_peek = None
-            return self._in_some_epoch(lambda: next(self._iterator))
+            return self._in_some_epoch(self._next_of_epoch)
+
+    def _next_of_epoch(self) -> Batch:
+        with self._opened(), self._engine.interruptible():
+            return self._engine.deliver(self._stats).unwrap()
 
     def peek(self) -> Batch:
         """Returns the batch that the following ``next()`` will return.
@@ -122,13 +93,13 @@ class BatchStream:
             StopIteration: After the last epoch.
             Exception: The error that ``next()`` would raise.
         """
-        return self._in_some_epoch(lambda: self._iterator.peek(), self._note_position)
+        return self._in_some_epoch(super().peek, self._note_position)
 
     def _note_position(self) -> None:
-        """Saves the state before `peek` moves the iterator to another epoch."""
+        """Saves the state before `peek` moves the stream to another epoch."""
         if self._before_peek is None:
             with contextlib.suppress(ValueError):  # pipelines without states
-                self._before_peek = self._iterator.get_state()
+                self._before_peek = super().get_state()
 
     def skip(self, batches: int) -> int:
         """Skips batches across epochs; see `DALIGenericIterator.skip` for the cost.
@@ -142,7 +113,7 @@ class BatchStream:
             EpochError: As in ``next()``.
         """
         count = whole_number("skip()'s argument", batches, COUNT, 0)
-        with self._iterator._opened(), self._moving():
+        with self._opened(), self._moving():
             remaining = self._remaining() if count else None
             if remaining is None or count <= remaining:
                 remaining = self._skip_at_most(count)
@@ -151,7 +122,7 @@ class BatchStream:
                     f"skip({count}): only {remaining} batches are left in the {self._num_epochs} "
                     "epochs of the stream. Omit num_epochs for an endless stream"
                 )
-            self._iterator._engine.moved()  # even for 0, because other processes may skip some
+            self._engine.moved()  # even for 0, because other processes may skip some
         return count
 
     def seek_step(self, step: int) -> None:
@@ -181,28 +152,35 @@ class BatchStream:
                 many successive epochs.
         """
         step = step_number(step)
-        with self._iterator._opened(), self._moving():
+        with self._opened(), self._moving():
             total = self._total()
             if total is not None and step > total:
                 raise self._end_error(step, total)
-            if not self._iterator._seeks:
+            if not self._seeks():
                 self._run_to(step)
-                self._iterator._engine.moved()
+                self._engine.moved()
             elif step == total:  # the end of the last epoch, instead of the start of another epoch
-                self._iterator.seek_step(step - 1, self._first_epoch)
-                self._iterator.skip(1)
+                self._seek_step(step - 1, self._first_epoch)
+                self._skip_in_epoch(1)
             else:
-                self._iterator.seek_step(step, self._first_epoch)
+                self._seek_step(step, self._first_epoch)
+
+    def _seeks(self) -> bool:
+        """Returns whether the stream moves without running batches: over a source."""
+        return self._engine.locate(0) is not None
 
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
-        """Returns a context manager that restores the position if its block raises."""
-        before, self._before_peek = self._before_peek, None
+        """Returns a context manager that tries to restore the position if its block raises."""
+        self._engine.roll_back()
+        self._engine.checkpoint()
+        cursor, before = self._engine.cursor, self._before_peek
         try:
-            with self._iterator._returning():
-                yield
+            self._before_peek = None
+            yield
         except BaseException:
             self._before_peek = before
+            self._engine.go_back(cursor)
             raise
 
     def _end_error(self, step: int, total: int) -> ValueError:
@@ -222,42 +200,48 @@ class BatchStream:
         """Moves to a global step, by running the pipelines of a reader up to it."""
         at = self._delivered()
         if at is None or at > step:
-            self._iterator._restart()
+            with self._engine.interruptible():
+                self._engine.restart()
+                self._engine.moved()
             at = 0
         if (moved := self._skip_at_most(step - at)) < step - at:
             raise self._end_error(step, at + moved)
 
     def _remaining(self) -> int | None:
         """Returns the number of remaining batches of a stream over a reader; None if unknown."""
-        if self._iterator._seeks:  # skipping is free, so that no check is needed in advance
+        if self._seeks():  # skipping is free, so that no check is needed in advance
             return None
         total, delivered = self._total(), self._delivered()
         return None if total is None or delivered is None else total - delivered
 
     def _delivered(self) -> int | None:
         """Returns the number of batches of the stream before the position; None if unknown."""
-        iterator = self._iterator
-        if iterator.epoch == iterator.step == 0:
+        if self.epoch == self.step == 0:
             return 0
-        if iterator._left_out:
+        if self._left_out:
             return None
         try:
-            return iterator.total(iterator.epoch) + iterator.step
+            return self._num_batches(self.epoch) + self.step
         except TypeError:  # the lengths of epochs are unknown
             return None
+
+    @property
+    def _left_out(self) -> int:
+        """Number of batches before the position that ``on_error="skip"`` skipped."""
+        return self._engine.num_failed if self._config.on_error == "skip" else 0
 
     def _skip_at_most(self, batches: int) -> int:
         """Skips batches up to the end of the stream; returns the number of skipped batches."""
         count, skipped = whole_number("skip()'s argument", batches, COUNT, 0), 0
-        with self._iterator._opened():
+        with self._opened():
             if count:
                 self._before_peek = None
-            errors = self._iterator.num_errors
+            errors = self._engine.errors.total
             while skipped < count:
-                moved = self._iterator._skip_at_most(count - skipped)
+                moved = self._skip_in_epoch(count - skipped)
                 skipped += moved
                 if moved:
-                    errors = self._iterator.num_errors
+                    errors = self._engine.errors.total
                 elif not self._start_next_epoch(errors, None):
                     break
         return skipped
@@ -270,12 +254,12 @@ class BatchStream:
         Other threads see no state between the two epochs.
 
         Args:
-            call: A function that returns a batch of the iterator's current epoch, or raises
+            call: A function that returns a batch of the current epoch, or raises
                 StopIteration at its end.
-            before_move: A function that is called before the iterator moves to another epoch.
+            before_move: A function that is called before the stream moves to another epoch.
         """
-        with self._iterator._opened():
-            errors = self._iterator.num_errors
+        with self._opened():
+            errors = self._engine.errors.total
             while True:
                 failed: EpochError | None = None
                 try:
@@ -296,13 +280,15 @@ class BatchStream:
         Raises:
             ValueError: If the stream is endless and its epochs have no batch.
         """
-        iterator = self._iterator
+        self._engine.prepare()
         if self._num_epochs is not None:
-            return iterator._following_epoch < self._first_epoch + self._num_epochs
-        if iterator._plan is not None and len(iterator) == 0:
+            return self._engine.following_epoch() < self._first_epoch + self._num_epochs
+        plan = self._engine.plan
+        if plan is not None and self._engine.length() == 0:
+            size = self._config.size if self._config.size > 0 else plan.size(self.epoch)
             raise ValueError(
-                f"no epoch has a batch: batch_size {iterator.batch_size} is more than the "
-                f"{iterator.size} samples of an epoch, and incomplete batches are dropped. Use a "
+                f"no epoch has a batch: batch_size {self._engine.batch_size} is more than the "
+                f"{size} samples of an epoch, and incomplete batches are dropped. Use a "
                 "smaller batch_size, or a last_batch_policy that keeps incomplete batches"
             )
         return True
@@ -311,8 +297,8 @@ class BatchStream:
         """Starts the next epoch, if the stream has a next epoch; returns whether it has.
 
         Args:
-            errors: The iterator's ``num_errors`` after the last batch that did not fail. The
-                difference from the present ``num_errors`` counts the failures in a row.
+            errors: The total number of errors after the last batch that did not fail. The
+                difference from the present total counts the failures in a row.
             failed: The error of the ending epoch, if all of its batches were skipped.
 
         Raises:
@@ -322,21 +308,32 @@ class BatchStream:
         if not self._has_next_epoch():
             return False
         try:
-            self._iterator._pass_end()
+            self._pass_end()
         except EpochError as error:
             failed = error
         # A short epoch may fail as a whole while the next one, in another order, does not.
-        many = self._iterator.num_errors - errors >= MOST_SKIPPED
+        many = self._engine.errors.total - errors >= MOST_SKIPPED
         if failed is not None and self._num_epochs is None and many:
             raise failed
-        self._iterator._enter_next_epoch()
+        self._enter_next_epoch()
         return True
 
-    def __bool__(self) -> bool:
-        return True
+    def _pass_end(self) -> None:
+        """Moves past the end of an epoch, and past batches that are skipped before the end.
 
-    if not TYPE_CHECKING:  # type checkers report names that do not exist
-        __getattr__ = DALIGenericIterator.__getattr__
+        Raises:
+            EpochError: If all batches of the epoch were skipped.
+        """
+        with self._engine.interruptible():
+            outcome = self._engine.peek()
+            self._engine.advance()
+            if outcome.error is not None:
+                outcome.unwrap()
+
+    def _enter_next_epoch(self) -> None:
+        """Starts the next epoch. It is not a move, since all processes of a stream do so."""
+        with self._engine.interruptible():
+            self._next_epoch()
 
     def __len__(self) -> int:
         """Returns the number of batches of the whole stream, from its start.
@@ -346,60 +343,54 @@ class BatchStream:
         """
         if self._num_epochs is None:
             raise TypeError("the stream is endless, so it has no length. Pass num_epochs")
-        return self._iterator.total(self._num_epochs)
-
-    @property
-    def element_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shape and dtype of each array; see `DALIGenericIterator.element_spec`."""
-        return self._iterator.element_spec
+        return self._num_batches(self._num_epochs)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the consumer's position; see `DALIGenericIterator.get_state`."""
-        with self._iterator._opened():
+        with self._opened():
             before = self._before_peek
-            return self._iterator.get_state() if before is None else copy.deepcopy(before)
+            return super().get_state() if before is None else copy.deepcopy(before)
 
     def set_state(self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str] = ()) -> None:
         """Restores a state; see `DALIGenericIterator.set_state`."""
-        with self._iterator._opened():
-            self._iterator.set_state(state, allow)
+        with self._opened():
+            super().set_state(state, allow)
             self._before_peek = None
 
+    def _start(self) -> None:
+        """Builds the pipelines, so that the first state contains the fingerprint of their data."""
+        with self._opened():
+            self._engine.roll_back()
+            self._engine.start()
+
     def _mark(self) -> StreamMark:
-        """Returns the position of the iterator and the first epoch, for `_go_back`."""
-        return StreamMark(self._iterator._mark(), self._first_epoch)
+        """Returns the engine's cursor and the first epoch, for `_go_back`."""
+        with self._opened():
+            self._engine.roll_back()
+            return StreamMark(self._engine.cursor, self._first_epoch)
 
     def _go_back(self, mark: StreamMark) -> bool:
-        """Moves back to a mark; returns False if the pipelines can't be rebuilt there."""
+        """Moves back to a mark of this stream, possibly before a `reset`.
+
+        Returns:
+            False if the pipelines can't be rebuilt there, so that the position did not change.
+        """
         self._first_epoch, self._before_peek = mark.first_epoch, None
-        return self._iterator._go_back(mark.position)
+        with self._opened():
+            return self._engine.go_back(mark.cursor)
 
     def reset(self) -> None:
-        """Moves to the start of the first epoch, by creating a new iterator."""
-        before = self._iterator
-        with before._opened():
-            fresh = self._make()  # lazy: if the call is interrupted, the old iterator stays
-            fresh._stats = before._stats
-            fresh._engine.adopt_seed(before._engine)
+        """Moves to the start of the first epoch, by creating a new engine."""
+        with self._opened():
+            fresh = self._make()  # if the call is interrupted, the old engine stays
+            fresh.adopt_seed(self._engine)
             if self._first_epoch:
-                fresh._begin_with(self._first_epoch)
-            fresh._engine.continue_from(before._engine)
-            self._iterator, self._before_peek = fresh, None
-            before.close()
+                fresh.begin_with(self._first_epoch)
+            self._continue_with(fresh)
 
-    @property
-    def _core(self) -> DALIGenericIterator:
-        """The iterator of the stream, which `dalijax.profile` measures."""
-        return self._iterator
-
-    def watch(self) -> InputStats:
-        """Returns the counters of delivered batches; see `DALIGenericIterator.watch`."""
-        return self._iterator.watch()
-
-    def start_prefetch(self) -> None:
-        """Builds the pipelines and schedules runs, without waiting for the batches."""
-        self._iterator.start_prefetch()
-
-    def close(self) -> None:
-        """Frees the pipelines; later calls of ``next()`` raise ValueError."""
-        self._iterator.close()
+    def _continue_with(self, engine: EpochEngine[Any]) -> None:
+        """Replaces the engine by another engine of the same function, and closes it."""
+        before = self._engine
+        engine.continue_from(before)
+        self._engine, self._before_peek = engine, None
+        before.close()

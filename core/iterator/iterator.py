@@ -1,8 +1,7 @@
-"""`DALIGenericIterator`: the public iterator over the batches of an engine."""
+"""`DALIGenericIterator`, the public iterator over the batches of an engine, and its base class."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +14,7 @@ from ..config import IteratorConfig, PipelineIteratorArguments, takes
 from ..messages import replacements
 from ..order.epochs import EpochPlan
 from ..pipeline.batch import Batch
-from ..pipeline.engine import CLOSED, COUNT, Cursor, EpochEngine, MakeEngine
+from ..pipeline.engine import CLOSED, COUNT, EpochEngine, MakeEngine
 from ..pipeline.handmade_pipelines import HandmadePipelineFactory
 from ..pipeline.pipeline_factory import PipelineFactory
 from ..state.position import FailedBatch
@@ -25,11 +24,283 @@ from .reader_engine import ReaderEngine
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing since Python 3.11
 
-Self = TypeVar("Self", bound="DALIGenericIterator")  # typing.Self requires Python 3.11
+Self = TypeVar("Self", bound="BatchIterator")  # typing.Self requires Python 3.11
 _MOST_TO_SKIP = 1 << 53  # exceeds the number of batches of any epoch
 
 
-class DALIGenericIterator:
+def make_engine(factory: PipelineFactory | MakeEngine, config: IteratorConfig) -> EpochEngine[Any]:
+    """Returns the engine of a factory's pipelines, or the engine that a function creates."""
+    if isinstance(factory, PipelineFactory):
+        return ReaderEngine(factory, config)
+    return factory(config)
+
+
+class BatchIterator:
+    """Base class of iterators over the batches of an engine: position, states and lifecycle.
+
+    Subclasses define ``next()``, and what happens at the end of an epoch.
+
+    Args:
+        engine: The engine, which the iterator owns and closes.
+    """
+
+    def __init__(self, engine: EpochEngine[Any]):
+        self._engine = engine
+        self._spec: dict[str, jax.ShapeDtypeStruct] | None = None
+        self._stats: InputStats | None = None
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __bool__(self) -> bool:
+        return True
+
+    if not TYPE_CHECKING:  # type checkers report names that do not exist
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # a property that raised AttributeError
+                return object.__getattribute__(self, name)
+            owner = type(self)
+            raise replacements.no_attribute(
+                f"{owner.__name__!r} object", name, dir(owner), replacements.ITERATOR
+            )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._description()}>"
+
+    def _description(self) -> str:
+        """Returns a description of the position; neither builds pipelines nor waits."""
+        engine = self._engine
+        step = f"step {engine.step}"
+        if (length := engine.length()) is not None:
+            step += f" of {length}"
+        parts = [f"epoch {engine.epoch}", step]
+        if engine.batch_size:
+            count = len(engine.device_ids)
+            devices = dict.fromkeys("cpu" if k is None else f"gpu:{k}" for k in engine.device_ids)
+            parts.append(f"batch {engine.batch_size}" + f" x {count} pipelines" * (count > 1))
+            parts.append(f"device {', '.join(devices)}")
+        elif not engine.closed:
+            parts.append("not built yet")
+        names = [*engine.output_names, *([self._config.mask] if self._config.mask else [])]
+        parts.append(f"outputs {names}")
+        parts += ["closed"] * engine.closed
+        return f"{engine.name}: {', '.join(parts)}"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} can't be pickled or copied, because its pipelines run in this process. "
+            "Pickle the iterator function, its arguments and get_state(), create an iterator from "
+            "them, and call its set_state()"
+        )
+
+    @property
+    def _config(self) -> IteratorConfig:
+        """The arguments of the iterator."""
+        return self._engine._config
+
+    @property
+    def closed(self) -> bool:
+        """Whether the iterator was closed."""
+        return self._engine.closed
+
+    @property
+    def epoch(self) -> int:
+        """Number of the consumer's epoch, from 0."""
+        return self._engine.epoch
+
+    @property
+    def step(self) -> int:
+        """Number of batches of the epoch before the position, including failed batches."""
+        return self._engine.step
+
+    @property
+    def errors(self) -> tuple[FailedBatch, ...]:
+        """The batches of this process that ``on_error`` skipped, or in which it masked records.
+
+        Contains the first 500 and the last 500.
+        """
+        return tuple(self._engine.errors)
+
+    @property
+    def element_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape and dtype of each array of a batch; under PARTIAL, of a full batch.
+
+        With sharding or devices, shapes are global and shardings are included. Produces at most
+        one batch, which ``next()`` then delivers. At the end of an epoch, temporary pipelines
+        produce it, and it is dropped.
+
+        Raises:
+            Exception: The error that ``next()`` would raise.
+        """
+        with self._opened():
+            if self._spec is None:
+                with self._engine.interruptible():
+                    self._engine.checkpoint()
+                    self._spec = self._engine.spec()
+            return dict(self._spec)
+
+    @property
+    def _plan(self) -> EpochPlan | None:
+        """The reader's epochs; None if the end of an epoch is unknown."""
+        with self._opened():
+            self._engine.prepare()
+            return self._engine.plan
+
+    @property
+    def _shards(self) -> tuple[int, ...]:
+        """The index of the shard that each pipeline reads in epoch 0."""
+        with self._opened():
+            self._engine.prepare()
+            return self._engine.shards
+
+    def _length(self) -> int | None:
+        """Returns the number of batches of the epoch, None if unknown; may build the pipelines."""
+        if self._engine.length() is None:
+            self._engine.prepare()
+        return self._engine.length()
+
+    def _num_batches(self, num_epochs: int | None = None) -> int:
+        """Returns the number of batches of the current epoch, or of the first epochs together.
+
+        Args:
+            num_epochs: Number of epochs from the start; None: the current epoch.
+
+        Raises:
+            TypeError: If the end of an epoch is unknown.
+        """
+        with self._opened():
+            length = self._length()
+            if length is None:
+                raise TypeError(
+                    "the length is unknown, because the epoch ends when an external_source of the "
+                    "pipeline ends. Pass size or reader_name for an iterator with a length"
+                )
+            if num_epochs is None:
+                return length
+            plan, shard = self._engine.plan, self._engine.shards[0]
+            return num_epochs * length if plan is None else plan.total(num_epochs, shard)
+
+    def peek(self) -> Batch:
+        """Returns the batch that the following ``next()`` will return.
+
+        Raises:
+            StopIteration: At the end of an epoch; the iterator does not move.
+            Exception: The error that ``next()`` would raise, and will raise again.
+        """
+        with self._opened(), self._engine.interruptible():
+            self._engine.checkpoint()
+            return dict(self._engine.peek_mapped().unwrap())
+
+    def watch(self) -> InputStats:
+        """Returns the counters of delivered batches, which start at the first call."""
+        if self._stats is None:
+            self._stats = InputStats()
+        return self._stats
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the consumer's position as a JSON value.
+
+        This is the position after the last batch that ``next()`` returned, independent of peeked
+        and scheduled batches. The keys and types of the value never change.
+
+        Raises:
+            ValueError: If the state of the pipelines can't be saved.
+        """
+        with self._opened():
+            self._engine.roll_back()
+            return self._engine.get_state()
+
+    def set_state(self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str] = ()) -> None:
+        """Moves to the position of a state.
+
+        Over a DALI reader, this builds new pipelines, unless the position is the current one.
+
+        Args:
+            state: Result of `get_state` of an iterator over the same data, or of any adapter with
+                the same function and arguments; also as JSON text or bytes. The object is neither
+                stored nor changed.
+            allow: Names of differences to ignore, as in errors: "operators.resize.size" for an
+                argument, "operators.resize" for an operator that was added, removed or changed,
+                "reader.files". Differences on which positions depend can't be ignored: batch size,
+                shards, epoch size, policy and padding.
+
+        Raises:
+            ValueError: If the value is not a state or a state of different data, if DALI rejects
+                its checkpoints in the state, or if a name in ``allow`` does not exist. The iterator
+                does not change.
+            Exception: If the pipelines can't be built. The iterator does not change.
+        """
+        with self._opened():
+            self._restore(self._engine, state, allow)
+
+    def _restore(
+        self,
+        engine: EpochEngine[Any],
+        state: Mapping[str, Any] | str | bytes,
+        allow: Sequence[str],
+    ) -> None:
+        """Moves an engine of this iterator to the position of a state; see `set_state`."""
+        names = difference_names(allow, "allow")
+        with engine.interruptible():
+            engine.set_state(state, self._config.allow_changes, names)
+            engine.note_jump()
+
+    def _next_epoch(self) -> None:
+        self._engine.next_epoch()
+        self._engine.change(stopped=False)
+
+    def _skip_in_epoch(self, count: int) -> int:
+        """Skips batches, at most up to the end of the epoch; returns the number of batches."""
+        with self._opened(), self._engine.interruptible():
+            self._engine.change(stays=False)
+            return self._skip(count)
+
+    def _skip(self, count: int) -> int:
+        """Skips batches as `_skip_in_epoch`, within an interruptible call."""
+        skipped = self._engine.skip(count)
+        if skipped:
+            self._engine.moved()
+        return skipped
+
+    def _seek_step(self, step: int, first_epoch: int) -> None:
+        """Moves to a global step; see `DALIGenericIterator.seek_step`."""
+        with self._opened(), self._engine.interruptible():
+            place = self._engine.locate(step)
+            if place is None:
+                raise ValueError(
+                    f"seek_step({step}): DALI's readers read sequentially. Use a stream, "
+                    f"iterator_fn.stream(...), whose seek_step({step}) runs through the batches "
+                    "before it, or restore a state by set_state()"
+                )
+            self._engine.seek(first_epoch + place[0], place[1], first_epoch)
+            self._engine.note_jump()
+
+    def start_prefetch(self) -> None:
+        """Builds the pipelines and schedules runs, without waiting for the batches."""
+        with self._opened(), self._engine.interruptible():
+            self._engine.schedule()
+
+    def _opened(self) -> threading.RLock:
+        """Returns the engine's lock, which callers hold during a call.
+
+        Raises:
+            ValueError: If the iterator is closed.
+            RuntimeError: If this process was forked from the process with the pipelines.
+        """
+        if self._engine.closed:
+            raise ValueError(CLOSED)
+        return self._engine.lock
+
+    def close(self) -> None:
+        """Frees the pipelines; later calls of ``next()`` raise ValueError. May be called again."""
+        self._engine.close()
+
+
+class DALIGenericIterator(BatchIterator):
     """Iterates over DALI pipelines; each batch is a dict of arrays.
 
     Takes the arguments of ``nvidia.dali.plugin.jax.DALIGenericIterator`` in the same order, so that
@@ -102,14 +373,13 @@ class DALIGenericIterator:
             output_map,  # type: ignore[arg-type] # it becomes a tuple
             **arguments,  # type: ignore[arg-type] # the policy and the mask are parsed
         ).placed()
-        self._open(ReaderEngine(HandmadePipelineFactory(pipelines), config), config)
+        self._open(ReaderEngine(HandmadePipelineFactory(pipelines), config))
 
     @classmethod
     def _from_factory(
         cls,
         factory: PipelineFactory | MakeEngine,
         config: IteratorConfig,
-        lazy: bool = False,
         checkpoints: Sequence[bytes] | None = None,
     ) -> DALIGenericIterator:
         """Creates an iterator whose pipelines are built by a factory.
@@ -117,38 +387,25 @@ class DALIGenericIterator:
         Args:
             factory: The factory of the pipelines, or a function that creates an engine.
             config: Arguments of the iterator.
-            lazy: Whether to build the pipelines only at their first use.
             checkpoints: Result of `checkpoints` of an iterator, to resume from.
         """
         iterator = cls.__new__(cls)
-        engine: EpochEngine[Any]
-        if isinstance(factory, PipelineFactory):
-            engine = ReaderEngine(factory, config)
-        else:
-            engine = factory(config)
-        iterator._open(engine, config, lazy, checkpoints)
+        iterator._open(make_engine(factory, config), checkpoints)
         return iterator
 
     def _open(
         self,
         engine: EpochEngine[Any],
-        config: IteratorConfig,
-        lazy: bool = False,
         checkpoints: Sequence[bytes] | None = None,
     ) -> None:
         """Initializes the iterator with an engine; see `_from_factory` for the other arguments."""
-        self._config = config
-        self._engine = engine
-        self._spec: dict[str, jax.ShapeDtypeStruct] | None = None
-        self._stats: InputStats | None = None
-        if lazy:
-            return
+        super().__init__(engine)
         if checkpoints is not None:
             self._restore_checkpoints(checkpoints)
         engine.start()
         if checkpoints is None and engine.adopt_restored():
             engine.change(stays=True)
-        if config.prepare_first_batch:
+        if self._config.prepare_first_batch:
             self.start_prefetch()
 
     # The protocol of an iterator
@@ -189,76 +446,13 @@ class DALIGenericIterator:
         if self._config.auto_reset:
             self._next_epoch()
 
-    def peek(self) -> Batch:
-        """Returns the batch that the following ``next()`` will return.
-
-        Raises:
-            StopIteration: At the end of an epoch; the iterator does not move.
-            Exception: The error that ``next()`` would raise, and will raise again.
-        """
-        with self._opened(), self._engine.interruptible():
-            self._engine.checkpoint()
-            return dict(self._engine.peek_mapped().unwrap())
-
     def __len__(self) -> int:
         """Returns the number of batches that the current epoch delivers.
 
         Raises:
             TypeError: If the end of the epoch is unknown.
         """
-        with self._opened():
-            total = self._length()
-            if total is None:
-                raise TypeError(
-                    "the length is unknown, because the epoch ends when an external_source of the "
-                    "pipeline ends. Pass size or reader_name for an iterator with a length"
-                )
-            return total
-
-    def _length(self) -> int | None:
-        """Returns the number of batches of the epoch, None if unknown; may build the pipelines."""
-        if self._engine.length() is None:
-            self._engine.prepare()
-        return self._engine.length()
-
-    def __bool__(self) -> bool:
-        return True
-
-    if not TYPE_CHECKING:  # type checkers report names that do not exist
-
-        def __getattr__(self, name: str) -> Any:
-            if hasattr(type(self), name):  # a property that raised AttributeError
-                return object.__getattribute__(self, name)
-            owner = type(self)
-            raise replacements.no_attribute(
-                f"{owner.__name__!r} object", name, dir(owner), replacements.ITERATOR
-            )
-
-    def __repr__(self) -> str:
-        """Returns a description of the position; neither builds pipelines nor waits."""
-        engine = self._engine
-        step = f"step {engine.step}"
-        if (length := engine.length()) is not None:
-            step += f" of {length}"
-        parts = [f"epoch {engine.epoch}", step]
-        if engine.batch_size:
-            count = len(engine.device_ids)
-            devices = dict.fromkeys("cpu" if k is None else f"gpu:{k}" for k in engine.device_ids)
-            parts.append(f"batch {engine.batch_size}" + f" x {count} pipelines" * (count > 1))
-            parts.append(f"device {', '.join(devices)}")
-        elif not engine.closed:
-            parts.append("not built yet")
-        names = [*engine.output_names, *([self._config.mask] if self._config.mask else [])]
-        parts.append(f"outputs {names}")
-        parts += ["closed"] * engine.closed
-        return f"<{type(self).__name__} of {engine.name}: {', '.join(parts)}>"
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            f"{self!r} can't be pickled or copied, because its pipelines run in this process. "
-            "Pickle the iterator function, its arguments and get_state(), create an iterator from "
-            "them, and call its set_state()"
-        )
+        return self._num_batches()
 
     @property
     def size(self) -> int:
@@ -274,20 +468,6 @@ class DALIGenericIterator:
         return plan.size(self.epoch)
 
     @property
-    def _plan(self) -> EpochPlan | None:
-        """The reader's epochs; None if the end of an epoch is unknown."""
-        with self._opened():
-            self._engine.prepare()
-            return self._engine.plan
-
-    @property
-    def _shards(self) -> tuple[int, ...]:
-        """The index of the shard that each pipeline reads in epoch 0."""
-        with self._opened():
-            self._engine.prepare()
-            return self._engine.shards
-
-    @property
     def batch_size(self) -> int:
         """Number of samples in a batch of each pipeline."""
         with self._opened():
@@ -295,44 +475,12 @@ class DALIGenericIterator:
             return self._engine.batch_size
 
     @property
-    def closed(self) -> bool:
-        """Whether the iterator was closed."""
-        return self._engine.closed
-
-    @property
-    def epoch(self) -> int:
-        """Number of the consumer's epoch, from 0."""
-        return self._engine.epoch
-
-    @property
-    def _following_epoch(self) -> int:
-        """Number of the next epoch that has a batch; it skips empty epochs."""
-        with self._opened():
-            self._engine.prepare()
-            return self._engine.following_epoch()
-
-    @property
-    def step(self) -> int:
-        """Number of batches of the epoch before the position, including failed batches."""
-        return self._engine.step
-
-    @property
-    def errors(self) -> tuple[FailedBatch, ...]:
-        """The batches of this process that ``on_error`` skipped, or in which it masked records.
-
-        Contains the first 500 and the last 500; `num_errors` counts all of them.
-        """
-        return tuple(self._engine.errors)
-
-    @property
     def num_errors(self) -> int:
-        """Number of batches of this process that were skipped, or have masked records."""
-        return self._engine.errors.total
+        """Number of batches of this process that were skipped, or have masked records.
 
-    @property
-    def _left_out(self) -> int:
-        """Number of batches before the position that ``on_error="skip"`` skipped."""
-        return self._engine.num_failed if self._config.on_error == "skip" else 0
+        Unlike `errors`, it counts all of them.
+        """
+        return self._engine.errors.total
 
     def total(self, num_epochs: int) -> int:
         """Returns the number of batches of the first ``num_epochs`` epochs together.
@@ -340,34 +488,7 @@ class DALIGenericIterator:
         Raises:
             TypeError: If the end of an epoch is unknown.
         """
-        with self._opened():
-            total = len(self)
-            plan, shard = self._engine.plan, self._engine.shards[0]
-            return num_epochs * total if plan is None else plan.total(num_epochs, shard)
-
-    @property
-    def element_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shape and dtype of each array of a batch; under PARTIAL, of a full batch.
-
-        With sharding or devices, shapes are global and shardings are included. Produces at most
-        one batch, which ``next()`` then delivers. At the end of an epoch, temporary pipelines
-        produce it, and it is dropped.
-
-        Raises:
-            Exception: The error that ``next()`` would raise.
-        """
-        with self._opened():
-            if self._spec is None:
-                with self._engine.interruptible():
-                    self._engine.checkpoint()
-                    self._spec = self._engine.spec()
-            return dict(self._spec)
-
-    def watch(self) -> InputStats:
-        """Returns the counters of delivered batches, which start at the first call."""
-        if self._stats is None:
-            self._stats = InputStats()
-        return self._stats
+        return self._num_batches(num_epochs)
 
     # Position and lifecycle
 
@@ -385,48 +506,6 @@ class DALIGenericIterator:
             else:
                 self._engine.rewind()
             self._engine.moved()
-
-    def _restart(self) -> None:
-        """Moves to the first batch of epoch 0, rebuilding pipelines that read sequentially."""
-        with self._opened(), self._engine.interruptible():
-            self._engine.restart()
-            self._engine.moved()
-            self._engine.change(stays=False, stopped=False)
-
-    @contextlib.contextmanager
-    def _returning(self) -> Iterator[None]:
-        """Returns a context manager that tries to restore the position if its block raises."""
-        with self._opened():
-            self._engine.roll_back()
-            self._engine.checkpoint()
-            mark = self._engine.cursor
-            try:
-                yield
-            except BaseException:
-                self._engine.go_back(mark)
-                raise
-
-    def _pass_end(self) -> None:
-        """Moves past the end of an epoch, and past batches that are skipped before the end.
-
-        Raises:
-            EpochError: If all batches of the epoch were skipped.
-        """
-        with self._opened(), self._engine.interruptible():
-            outcome = self._engine.peek()
-            self._engine.advance()
-            if outcome.error is not None:
-                outcome.unwrap()
-
-    def _enter_next_epoch(self) -> None:
-        """Starts the next epoch. It is not a move, since all processes of a stream do so."""
-        with self._opened(), self._engine.interruptible():
-            self._engine.change(stays=False)
-            self._next_epoch()
-
-    def _next_epoch(self) -> None:
-        self._engine.next_epoch()
-        self._engine.change(stopped=False)
 
     def skip(self, batches: int) -> int:
         """Skips batches of the current epoch, without crossing its end.
@@ -471,20 +550,6 @@ class DALIGenericIterator:
             "continues across epochs" + ". The iterator is now at the end of the epoch" * moved
         )
 
-    def _skip_at_most(self, batches: int) -> int:
-        """Skips batches, at most up to the end of the epoch; returns the number of batches."""
-        count = whole_number("skip()'s argument", batches, COUNT, 0)
-        with self._opened(), self._engine.interruptible():
-            if count:
-                self._engine.change(stays=False)
-            return self._skip(count)
-
-    def _skip(self, count: int) -> int:
-        skipped = self._engine.skip(count)
-        if skipped:
-            self._engine.moved()
-        return skipped
-
     def seek(self, epoch: int, step: int = 0) -> None:
         """Moves an iterator over a source to a batch, in constant time.
 
@@ -502,19 +567,7 @@ class DALIGenericIterator:
         step = whole_number("step", without_fraction(step), expected, 0)
         with self._opened(), self._engine.interruptible():
             self._engine.seek(epoch, step)
-            self._engine.moved()
-            self._engine.change(stays=True, stopped=False)
-
-    @property
-    def _seeks(self) -> bool:
-        """Whether `seek` and `seek_step` are supported: over a source, but not over a reader."""
-        return self._engine.locate(0) is not None
-
-    def _begin_with(self, epoch: int) -> None:
-        """Makes an epoch of a source the first epoch, and moves to its start."""
-        with self._opened(), self._engine.interruptible():
-            self._engine.begin_with(epoch)
-            self._engine.change(stays=False, stopped=False)
+            self._engine.note_jump()
 
     def seek_step(self, step: int, first_epoch: int = 0) -> None:
         """Moves an iterator over a source to a global step, in constant time.
@@ -532,18 +585,7 @@ class DALIGenericIterator:
                 `BatchStream.seek_step` that runs through the batches. Also with
                 ``on_error="skip"``, because the number of skipped batches is unknown.
         """
-        step = step_number(step)
-        with self._opened(), self._engine.interruptible():
-            place = self._engine.locate(step)
-            if place is None:
-                raise ValueError(
-                    f"seek_step({step}): DALI's readers read sequentially. Use a stream, "
-                    f"iterator_fn.stream(...), whose seek_step({step}) runs through the batches "
-                    "before it, or restore a state by set_state()"
-                )
-            self._engine.seek(first_epoch + place[0], place[1], first_epoch)
-            self._engine.moved()
-            self._engine.change(stays=True, stopped=False)
+        self._seek_step(step_number(step), first_epoch)
 
     def epochs(self, num_epochs: int | None = None) -> Iterator[tuple[int, Iterator[Batch]]]:
         """Iterates over the epochs of a training loop, from the position to the last epoch.
@@ -581,7 +623,7 @@ class DALIGenericIterator:
             yield epoch, _EpochBatches(self, epoch)
             with self._opened():
                 if self.epoch == epoch:
-                    while self._skip_at_most(_MOST_TO_SKIP):
+                    while self._skip_in_epoch(_MOST_TO_SKIP):
                         pass
 
     def _begin_epoch(self, num_epochs: int | None) -> bool:
@@ -598,60 +640,6 @@ class DALIGenericIterator:
                 self._next_epoch()
                 self._engine.change(stays=False)
             return num_epochs is None or self.epoch < num_epochs
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns the consumer's position as a JSON value.
-
-        This is the position after the last batch that ``next()`` returned, independent of peeked
-        and scheduled batches. The keys and types of the value never change.
-
-        Raises:
-            ValueError: If the state of the pipelines can't be saved.
-        """
-        with self._opened():
-            self._engine.roll_back()
-            return self._engine.get_state()
-
-    def set_state(self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str] = ()) -> None:
-        """Moves to the position of a state.
-
-        Over a DALI reader, this builds new pipelines, unless the position is the current one.
-
-        Args:
-            state: Result of `get_state` of an iterator over the same data, or of any adapter with
-                the same function and arguments; also as JSON text or bytes. The object is neither
-                stored nor changed.
-            allow: Names of differences to ignore, as in errors: "operators.resize.size" for an
-                argument, "operators.resize" for an operator that was added, removed or changed,
-                "reader.files". Differences on which positions depend can't be ignored: batch size,
-                shards, epoch size, policy and padding.
-
-        Raises:
-            ValueError: If the value is not a state or a state of different data, if DALI rejects
-                its checkpoints in the state, or if a name in ``allow`` does not exist. The iterator
-                does not change.
-            Exception: If the pipelines can't be built. The iterator does not change.
-        """
-        names = difference_names(allow, "allow")
-        with self._opened(), self._engine.interruptible():
-            self._engine.set_state(state, self._config.allow_changes, names)
-            self._engine.moved()
-            self._engine.change(stays=True, stopped=False)
-
-    def _mark(self) -> Cursor[Any]:
-        """Returns the engine's cursor, for `_go_back`."""
-        with self._opened():
-            self._engine.roll_back()
-            return self._engine.cursor
-
-    def _go_back(self, mark: Cursor[Any]) -> bool:
-        """Moves back to a mark of this iterator, or of another iterator of the same function.
-
-        Returns:
-            False if the pipelines can't be rebuilt there, so that the position did not change.
-        """
-        with self._opened():
-            return self._engine.go_back(mark)
 
     def checkpoints(self) -> list[bytes]:
         """Returns the state as one bytes object for each pipeline, for ``checkpoints=``.
@@ -672,40 +660,7 @@ class DALIGenericIterator:
                 "set_state()"
             )
         self._engine.set_checkpoints(pieces, self._config.allow_changes)
-        self._engine.moved()
-        self._engine.change(stays=True, stopped=False)
-
-    def _start(self) -> None:
-        """Builds the pipelines, so that the first state contains the fingerprint of their data."""
-        with self._opened():
-            self._engine.roll_back()
-            self._engine.start()
-
-    def start_prefetch(self) -> None:
-        """Builds the pipelines and schedules runs, without waiting for the batches."""
-        with self._opened(), self._engine.interruptible():
-            self._engine.schedule()
-
-    def _opened(self) -> threading.RLock:
-        """Returns the engine's lock, which callers hold during a call.
-
-        Raises:
-            ValueError: If the iterator is closed.
-            RuntimeError: If this process was forked from the process with the pipelines.
-        """
-        if self._engine.closed:
-            raise ValueError(CLOSED)
-        return self._engine.lock
-
-    def close(self) -> None:
-        """Frees the pipelines; later calls of ``next()`` raise ValueError. May be called again."""
-        self._engine.close()
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+        self._engine.note_jump()
 
 
 class _EpochBatches(Iterator[Batch]):

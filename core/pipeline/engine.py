@@ -365,7 +365,11 @@ class Engine(abc.ABC, Generic[P]):
             self._agreement.tell_move(self.cursor.num_compared, place)
 
     def continue_from(self, other: Engine[P]) -> None:
-        """Makes this new engine's position a move of another engine of the same function."""
+        """Takes the place of another engine of the same function; the new position is a move.
+
+        Calls that wait for the lock of the other engine can then use this engine.
+        """
+        self._lock = other._lock
         if self._agreement is not None and other._agreement is not None:
             self._agreement.continue_round(other._agreement)
             self.change(num_compared=other.cursor.num_compared)
@@ -777,6 +781,11 @@ class EpochEngine(Engine[P]):
             f"seek({epoch}, {step}): a reader can only move to a saved state. Use set_state(), or "
             "a source of dalijax.sources, which can move anywhere"
         )
+
+    def note_jump(self) -> None:
+        """Notes that the caller set the position, after which ``iter()`` starts no epoch."""
+        self.moved()
+        self.change(stays=True, stopped=False)
 
     # States
 

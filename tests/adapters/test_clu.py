@@ -490,7 +490,7 @@ def test_errors_are_counted_over_the_whole_run(tmp_path):
 def test_counting_starts_on_request(jpegs_many):
     iterator = make(jpegs_many)
     next(iterator)
-    assert iterator._stream._iterator._stats is None
+    assert iterator._stream._stats is None
     assert iterator.watch().batches == 0
     next(iterator)
     iterator.reset()

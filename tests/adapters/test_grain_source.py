@@ -181,15 +181,15 @@ def test_a_state_is_never_between_two_epochs(jpegs_many, monkeypatch):
     iterator, told = iter(ds), []
     for _ in range(len(batched(N))):
         next(iterator)
-    epoch = iterator._stream._iterator
-    begin = epoch._enter_next_epoch
+    stream = iterator._stream
+    begin = stream._enter_next_epoch
 
     def begin_and_be_asked():  # like a concurrent thread
         begin()
         told.append(pool.submit(iterator.get_state))
         assert not concurrent.futures.wait(told, timeout=0.05).done
 
-    monkeypatch.setattr(epoch, "_enter_next_epoch", begin_and_be_asked)
+    monkeypatch.setattr(stream, "_enter_next_epoch", begin_and_be_asked)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         next(iterator)
         assert [future.result() for future in told] == [iterator.get_state()]

@@ -754,7 +754,7 @@ def test_ctrl_c_within_a_skip_loses_nothing(jpegs_many, monkeypatch):
     expected = [listed(e) for e in ds]
     iterator = iter(ds)
     stream = iterator._stream._stream
-    skip, calls = type(stream._iterator)._skip_at_most, []
+    skip, calls = type(stream)._skip_in_epoch, []
 
     def interrupted(own, batches):
         calls.append(batches)
@@ -763,7 +763,7 @@ def test_ctrl_c_within_a_skip_loses_nothing(jpegs_many, monkeypatch):
             raise KeyboardInterrupt
         return moved
 
-    monkeypatch.setattr(type(stream._iterator), "_skip_at_most", interrupted)
+    monkeypatch.setattr(type(stream), "_skip_in_epoch", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
     assert [listed(e) for e in iterator] == expected

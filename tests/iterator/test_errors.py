@@ -548,8 +548,8 @@ def test_a_package_that_is_missing_when_it_is_used(code, extra):
 
 def test_repr_shows_the_position(jpegs):
     stream = train.stream(None, jpegs, batch_size=5)
-    assert repr(stream._iterator) == (
-        "<DALIGenericIterator of graph: epoch 0, step 0, not built yet, "
+    assert repr(stream) == (
+        "<BatchStream of no end over graph: epoch 0, step 0, not built yet, "
         "outputs ['images', 'labels']>"
     )
     iterator = train(jpegs, batch_size=5)

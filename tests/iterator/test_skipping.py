@@ -244,7 +244,9 @@ def test_skip_with_skipped_batches(jpegs, tmp_path):
 
 
 def test_skip_takes_integers(jpegs):
-    iterator = stream_of(jpegs * 5)._iterator
+    iterator = data_iterator(graph, ["x", "u", "n", "crop"], reader_name="reader")(
+        jpegs * 5, batch_size=BATCH, num_threads=1
+    )
     assert iterator.skip(np.int64(9)) == 9
     for own in (iterator, stream_of(jpegs * 5)):
         for wrong in (2.5, "3"):

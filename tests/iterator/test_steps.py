@@ -75,7 +75,7 @@ def test_a_seek_over_a_source_takes_constant_time(padded):
     assert source.reads == []
     epoch, place = divmod(step, 125)
     np.testing.assert_array_equal(next(stream)["x"], np.arange(8) + 8 * place)
-    assert stream._iterator.epoch == epoch and len(source.reads) < 10
+    assert stream.epoch == epoch and len(source.reads) < 10
 
 
 def test_a_finite_stream_has_an_end():
@@ -172,7 +172,7 @@ def test_a_seek_over_a_reader_runs_the_batches(jpegs_many, policy, options, runs
         stream.seek_step(step)
         assert frozen(next(stream)) == whole[step]
     if options["padded"] and policy != "DROP":
-        plan = stream._iterator._plan
+        plan = stream._plan
         dropped = plan.consumed(0) - min(plan.delivered(0, s) for s in range(plan.num_shards))
         assert len(runs) == 8 + 1 + 14 + 3 + dropped
 
@@ -274,7 +274,7 @@ def test_iterators_of_epochs_over_a_reader_name_the_stream(jpegs):
 
 def test_a_stream_shows_its_position_and_is_closed(jpegs):
     with over_source(7, 3) as stream:
-        assert repr(stream).startswith("<BatchStream of no end over <DALIGenericIterator of graph")
+        assert repr(stream).startswith("<BatchStream of no end over graph: epoch 0")
         stream.seek_step(4)
         next(stream)
         assert (stream.epoch, stream.step, stream.errors, stream.closed) == (1, 2, (), False)
@@ -285,7 +285,8 @@ def test_a_stream_shows_its_position_and_is_closed(jpegs):
 
 
 def test_steps_are_integers(jpegs):
-    iterators = [over_source(7, 3), over_source(7, 3)._iterator, over_reader(jpegs)]
+    epochs = data_iterator(graph, ["x", "u"], source=Numbers(7))(batch_size=3, num_threads=1)
+    iterators = [over_source(7, 3), epochs, over_reader(jpegs)]
     for iterator in iterators:
         iterator.seek_step(np.int64(0))
         for wrong in (2.5, "3", None):

@@ -169,11 +169,11 @@ def test_a_property_keeps_its_own_attribute_error():
     def wrong(x):
         return x.no_such_thing
 
-    iterator = take.stream(1, source=NUMBERS, batch_size=BATCH)._iterator
+    iterator = take.stream(1, source=NUMBERS, batch_size=BATCH)
     assert hasattr(iterator, "element_spec") and not hasattr(iterator, "state_dict")
     stream = data_iterator(wrong, ["x"]).stream(1, source=NUMBERS, batch_size=BATCH)
     with pytest.raises(AttributeError, match="no_such_thing"):
-        stream._iterator.element_spec
+        stream.element_spec
 
 
 def test_records_of_stacks_with_a_batch_function_are_samples():
@@ -195,7 +195,7 @@ def test_modules_are_there_without_an_import():
 def test_replacements_work():
     with open_numbers() as iterator:
         assert len(list(itertools.islice(iterator, 1))) == 1
-    with take.stream(2, source=NUMBERS, batch_size=BATCH)._iterator as iterator:
+    with take.stream(2, source=NUMBERS, batch_size=BATCH) as iterator:
         assert iterator.get_state()["format"]
 
 

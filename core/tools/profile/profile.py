@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ...iterator.iterator import DALIGenericIterator
+from ...iterator.iterator import BatchIterator
 from ...messages.printable import printable_repr
 from ...pipeline.engine import NoReplica
 from .loop import LoopTimes, loop_times
@@ -109,7 +109,6 @@ def profile(iterator: Any, *, seconds: float = 4.0) -> Iterator[Report]:
             yield report
             end = time.perf_counter()
     finally:
-        core = _core(iterator)  # may be another iterator, if a stream was reset
         if core is not None and unwatched:
             core._stats = None
     counted = stats.since(before)
@@ -130,8 +129,8 @@ def profile(iterator: Any, *, seconds: float = 4.0) -> Iterator[Report]:
     report._set(loop, alone, unknown, verdict(loop, alone, unknown, cores))
 
 
-def _core(iterator: Any) -> DALIGenericIterator | None:
+def _core(iterator: Any) -> BatchIterator | None:
     """Returns the core iterator of an adapter's iterator, if it has one."""
-    if not isinstance(iterator, DALIGenericIterator):
+    if not isinstance(iterator, BatchIterator):
         iterator = getattr(iterator, "_core", None)
-    return iterator if isinstance(iterator, DALIGenericIterator) else None
+    return iterator if isinstance(iterator, BatchIterator) else None

@@ -21,7 +21,7 @@ from typing import Any
 
 from nvidia.dali import Pipeline
 
-from ...iterator.iterator import DALIGenericIterator
+from ...iterator.iterator import BatchIterator
 from ...pipeline.calls import calls
 from ...pipeline.dali_pipeline import build_pipeline, operator_name, operators, queue_depth
 from ...pipeline.engine import NoReplica
@@ -85,7 +85,7 @@ class Replay:
         return max(lane_stages, key=lambda stage: stage.seconds)
 
 
-def replay(iterator: DALIGenericIterator, seconds: float) -> Replay:
+def replay(iterator: BatchIterator, seconds: float) -> Replay:
     """Measures and returns the speed of an iterator's graph, without moving the iterator.
 
     Args:
@@ -183,7 +183,7 @@ def _costly(names: Sequence[str], start: int, stop: int) -> list[int]:
 
 @contextlib.contextmanager
 def _running(
-    iterator: DALIGenericIterator, cut: int | None = None
+    iterator: BatchIterator, cut: int | None = None
 ) -> Iterator[tuple[Runner, list[str], list[str]]]:
     """Builds pipelines of an iterator's graph, and closes the pipelines after the block.
 
