@@ -4,11 +4,11 @@
 sources (`core.feeding`); its base class has what iterators and streams share. `batch_stream` joins
 the epochs of an engine to the stream of ``data_iterator(...).stream``, which adapters use, too.
 `reader_engine` runs pipelines with DALI's readers or with the user's own ``fn.external_source``,
-holds their position and restores it. `core.api` composes iterators; this package doesn't import
-`core.feeding` and `core.functions`.
+and holds their position; `restoring` builds them at a saved position. `core.api` composes
+iterators; this package doesn't import `core.feeding` and `core.functions`.
 
 If a batch of a reader fails, the whole batch is lost: `ReaderEngine._run_at` returns the error, and
-`core.pipeline.engine` raises it or skips the batch, depending on ``on_error``. `bad_files` finds
-the corrupt images of the batch for the error. If the reader itself fails, e.g. at a missing file,
-the error is raised, and the batch stays the next batch.
+`core.pipeline.engine` raises it or skips the batch, depending on ``on_error``. `reader_errors` has
+the messages, and `bad_files` finds the corrupt images of the batch. If the reader itself fails,
+e.g. at a missing file, the error is raised, and the batch stays the next batch.
 """

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from nvidia.dali import Pipeline
 
@@ -23,7 +23,7 @@ from ..pipeline.dali_pipeline import (
 )
 from ..pipeline.engine import CLOSED, Cursor, EpochCursor, EpochEngine, NoReplica, Outcome
 from ..pipeline.failure import EnvironmentFailure, failure_of
-from ..pipeline.failure_errors import MOST_SKIPPED, describe, with_dali
+from ..pipeline.failure_errors import MOST_SKIPPED
 from ..pipeline.pipeline_factory import PipelineFactory, check_resumable
 from ..pipeline.reader import (
     check_epochs,
@@ -42,26 +42,20 @@ from ..pipeline.runner import (
 )
 from ..state import dali_checkpoints, reader_state
 from ..state.agreement import Values, without_seeds
-from ..state.differences import check, differences, different_data_error, renamed
+from ..state.differences import check, differences, different_data_error
 from ..state.fingerprint import Fingerprint, fingerprint, unknown
 from ..state.position import Checkpoints, Position
-from ..state.random_state import for_operators
 from ..state.reader_state import ReaderState
 from ..stats import InputStats
 from .bad_files import name_codec, name_files, with_description
+from .reader_errors import counted_failure, exhausted_retries, stopped, unread
+from .restoring import restored
 
-_Error = TypeVar("_Error", bound=RuntimeError)
 # Taking a checkpoint of DALI costs 7 to 38 us. It is taken when a state is requested
 # (`EpochEngine.checkpoint`), and otherwise once for this number of batches. After a failed batch or
 # Ctrl-C, DALI has no checkpoint, and the batches since the last checkpoint run again.
 _MOST_TO_DROP = 8
 _MOST_NAMED = 8  # the most failed batches whose files are named: each needs new pipelines
-_COUNTS = "failed, and counts as delivered; the following call returns the next batch"
-_STOPPED = (
-    "can't be produced: with exec_dynamic=False no batch runs after this batch, or a prefetched "
-    "later batch, has failed. Omit exec_dynamic=False, so that the following call continues after "
-    "the failed batch"
-)
 
 
 class _NoBatch(RuntimeError):
@@ -333,7 +327,7 @@ class ReaderEngine(EpochEngine[Position]):
         with self._with_seed_of(saved.fingerprint):
             position, before = saved.position, self.position
             if self.batch_size or position.checkpoints is None:
-                self._check(saved.fingerprint, allow, named)
+                check(saved.fingerprint, self.fingerprint(), allow, named)
             if position == before:
                 return
             if position.checkpoints is None:
@@ -346,9 +340,8 @@ class ReaderEngine(EpochEngine[Position]):
                     "dalijax.data_iterator with their function, which can restore this state, or "
                     "create them from checkpoints() of an iterator"
                 )
-            self.drop()
             try:
-                position = self._build_at(saved, position.checkpoints, allow, named)
+                position = restored(saved, self._build_anew, self.fingerprint, allow, named)
                 self.change(position=position)
             except BaseException:
                 self.go_to(before)
@@ -375,78 +368,6 @@ class ReaderEngine(EpochEngine[Position]):
     def _return_to(self, cursor: Cursor[Position]) -> None:
         super()._return_to(cursor)
         self._factory.set_seed(self.cursor.seed)
-
-    def _build_at(
-        self,
-        saved: ReaderState,
-        checkpoints: Checkpoints,
-        allow: Sequence[str],
-        named: Sequence[str],
-    ) -> Position:
-        """Builds pipelines at a saved position; returns the position with matching checkpoints."""
-        refusal = self._try_to_build(saved, checkpoints)
-        if refusal is not None:
-            self._build(Checkpoints())  # to report the differences instead of DALI's error
-        self._check(saved.fingerprint, allow, named)
-        if saved.fingerprint != self.fingerprint():
-            names = renamed(saved.fingerprint, self.fingerprint())
-            if names is not None:
-                return self._build_renamed(saved.position, names)
-        if refusal is not None:  # no difference of the data explains the refusal
-            raise _refusal(refusal)
-        return saved.position
-
-    def _check(self, saved: Fingerprint, allow: Sequence[str], named: Sequence[str]) -> None:
-        """Raises StateError if a state belongs to other data, except for ignored differences."""
-        if named or saved != self.fingerprint():
-            check(saved, self.fingerprint(), allow, named)
-
-    def _try_to_build(self, saved: ReaderState, checkpoints: Checkpoints) -> Exception | None:
-        """Builds pipelines at checkpoints; returns the error if DALI rejects them, or None."""
-        try:
-            self._build(checkpoints)
-        except (RuntimeError, StateError) as error:
-            return error
-        except (ValueError, LookupError, TypeError) as error:  # DALI parses some parts in Python
-            refusal = StateError(f"DALI can't read its part of the state: {error!r}")
-            refusal.__cause__ = error
-            return refusal
-        return None
-
-    def _build_renamed(self, position: Position, names: Mapping[str, str]) -> Position:
-        """Builds pipelines at a position saved before operators were added, removed or renamed.
-
-        Each operator receives its own saved state; added operators begin at their start.
-
-        Args:
-            position: The saved position.
-            names: Maps current names of operators to their names in the saved position.
-
-        Returns:
-            The saved position, with checkpoints for the new pipelines.
-        """
-        self.drop()
-        start = self._build(Checkpoints()).checkpoints() or ()
-        self.drop()
-
-        def moved(checkpoints: Checkpoints | None) -> Checkpoints | None:
-            if checkpoints is None or checkpoints.data is None:
-                return checkpoints
-            pairs = zip(checkpoints.data, start, strict=True)
-            return Checkpoints(
-                tuple(for_operators(*pair, names) for pair in pairs), checkpoints.to_drop
-            )
-
-        position = dataclasses.replace(
-            position,
-            checkpoints=moved(position.checkpoints),
-            epoch_start=moved(position.epoch_start),
-        )
-        try:
-            self._build(position.checkpoints or Checkpoints())
-        except RuntimeError as error:
-            raise _refusal(error) from error
-        return position
 
     def _number(self, outcome: Outcome[Position]) -> tuple[int, int]:
         return outcome.after.epoch, outcome.after.step - 1  # skipped batches may precede it
@@ -528,6 +449,11 @@ class ReaderEngine(EpochEngine[Position]):
         runner = Runner(pipelines, checkpoints.to_drop, self._factory.owned)
         self._runner = runner
         return runner
+
+    def _build_anew(self, checkpoints: Checkpoints) -> Runner:
+        """Replaces the pipelines by pipelines at checkpoints."""
+        self.drop()
+        return self._build(checkpoints)
 
     def _read_plan(self, pipelines: Sequence[Pipeline]) -> None:
         """Sets the names of outputs, the epochs, shards and devices from built pipelines.
@@ -705,7 +631,8 @@ class ReaderEngine(EpochEngine[Position]):
         except RuntimeError as failed:
             if self._can_run_again(failed, position):
                 return None
-            error = self._with_files(self._batch_error(failed, position), position.checkpoints)
+            counted = counted_failure(failed, self._label(position))
+            error = self._with_files(counted, position.checkpoints)
         except Exception as failed:  # of converting the outputs to arrays
             error = failed
         after = Position(
@@ -737,64 +664,15 @@ class ReaderEngine(EpochEngine[Position]):
             stands = self._rebuild_at(position)
             if is_unmappable(failed) and stands and self._factory.unmap():
                 return True  # now an empty file fails alone, without the batches before it
-            raise self._unread(failed, position, pointer) from failed
+            skips = self._config.on_error == "skip"
+            raise unread(failed, self._label(position), skips, pointer) from failed
         if self.prepare().stopped:  # after this batch, or a prefetched later batch, failed
             self._rebuild_at(position)
-            raise self._described(failed, position, _STOPPED, RuntimeError) from failed
+            raise stopped(failed, self._label(position)) from failed
         return False
 
-    def _unread(self, failed: RuntimeError, position: Position, pointer: str = "") -> RuntimeError:
-        """Returns the error of a batch whose reader failed.
-
-        Args:
-            failed: DALI's error.
-            position: The position of the batch.
-            pointer: The result of `_pointer`.
-        """
-        problem = "can't be read" + (f". {pointer}" if pointer else "")
-        if is_unmappable(failed):
-            problem += ". Pass dont_use_mmap=True to its reader, so that an empty file fails alone"
-        problem += "; the following call tries it again"
-        if self._config.on_error == "skip" and not failure_of(failed).environment:
-            problem += (
-                ". on_error='skip' can't skip it, because DALI's reader rejects the file and "
-                "stops. Repair or remove the file, or use a source of dalijax.sources, which "
-                "skips single records"
-            )
-        return self._described(failed, position, problem, RuntimeError)
-
     def _exhausted_retries(self, position: Position, failed: EnvironmentFailure) -> RuntimeError:
-        error = failed.__cause__
-        if not isinstance(error, RuntimeError):
-            return RuntimeError(str(failed))
-        if failure_of(error).stops_reader:
-            return self._unread(error, position)
-        problem = (
-            "can't be produced, but not because of its files; the following call tries it again"
-        )
-        return self._described(error, position, problem, RuntimeError)
-
-    def _described(
-        self, error: RuntimeError, position: Position, problem: str, kind: type[_Error]
-    ) -> _Error:
-        """Returns an error with the number of a batch, what happens to it, and DALI's message.
-
-        Args:
-            error: DALI's error.
-            position: The position of the batch.
-            problem: What happens to the batch: "can't be read; the following call tries it again".
-            kind: The class of the returned error.
-        """
-        reason = with_dali(describe(failure_of(error), (), every=False), advice.run_message(error))
-        described = kind(f"{self._label(position)} {problem}: {reason}")
-        described.__cause__ = error
-        return described
-
-    def _batch_error(self, error: RuntimeError, position: Position) -> BatchError:
-        """Returns the error of a failed batch that counts as delivered."""
-        described = self._described(error, position, _COUNTS, BatchError)
-        described.unexplained = not failure_of(error).reads_file
-        return described
+        return exhausted_retries(failed, self._label(position), self._config.on_error == "skip")
 
     def _checkpoints_after(self, position: Position, failed: bool) -> Checkpoints:
         """Returns the checkpoints for the batch after a position, whose own batch was run."""
@@ -886,12 +764,3 @@ class ReaderEngine(EpochEngine[Position]):
             "cycle='raise' to it, so that it starts again (an iterable or a generator function), "
             "or create the iterator that it reads inside the graph function"
         )
-
-
-def _refusal(error: Exception) -> Exception:
-    """Returns a StateError if DALI rejected checkpoints, otherwise the error itself."""
-    if isinstance(error, StateError) or not advice.is_raised_by_dali(error):
-        return error
-    refusal = StateError(f"DALI rejects its part of the state: {error}")
-    refusal.__cause__ = error
-    return refusal
