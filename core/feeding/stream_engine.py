@@ -515,21 +515,17 @@ class StreamEngine(FedEngine[RecordPosition]):
         Raises:
             StateError: If the state belongs to other data, or to pipelines with other operators.
         """
-        operators = restored.operators and self._operators()  # unknown before the first build
         saved = {**{name: state[name] for name in current}, "seed": str(state["seed"])}
         saved["operators"] = list(restored.operators)
-        current = {**current, "operators": list(operators)}
-        if saved != current:
-            differences.check(saved, current, self._config.allow_changes)
+        current = {**current, "operators": list(self._operators())}
+        differences.check(saved, current, self._config.allow_changes)
         first = self._first.get(restored.seed)
         if restored.random and first:
             random_state.expand(restored.random, first)
 
     def _check_graph(self, saved: Sequence[str]) -> None:
-        own = self._operators()
-        if saved and own and tuple(saved) != own:  # operators are unknown before the first build
-            allow = self._config.allow_changes
-            differences.check({"operators": list(saved)}, {"operators": list(own)}, allow)
+        current = {"operators": list(self._operators())}
+        differences.check({"operators": list(saved)}, current, self._config.allow_changes)
 
     def restore(self, position: RecordPosition, move: Callable[[], object] | None = None) -> None:
         """Moves to a restored position; the next use builds the pipelines.
