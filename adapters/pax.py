@@ -326,8 +326,8 @@ class DALIInput(base_input.BaseInput, StreamAdapter):
     def restore(self, checkpoint_path: epath.PathLike) -> None:
         """Restores the position from a file.
 
-        paxml names files ``process_0-of-2``. Over one of `dalijax.sources`, the files of another
-        number of hosts can be restored, too.
+        paxml names files ``process_0-of-2``. Over a source of `dalijax.sources`, files that a
+        different number of hosts saved can be restored, too.
 
         Raises:
             FileNotFoundError: If there is no file.

@@ -43,7 +43,8 @@ class StreamAdapter:
 
         Raises:
             ValueError: If ``step`` is negative or exceeds the number of batches; over a source with
-                ``on_error="skip"``, because the number of skipped batches is unknown.
+                ``on_error="skip"``, for any step but 0, because the number of skipped batches is
+                unknown.
         """
         with self._moving():
             self._stream.seek_step(step)

@@ -36,7 +36,7 @@ uses it directly, and its saved states are exact, including checkpoint_0. Withou
 T5X), T5X wraps it in clu's PeekableDatasetIterator, which loses the peeked batch if the run stops
 before the first step that saves.
 
-T5X names a dataset's files after the number of hosts (``train_ds-000-of-002``). Over one of
+T5X names a dataset's files after the number of hosts (``train_ds-000-of-002``). Over a source of
 `dalijax.sources`, a host without its own file restores from the file of any host, so that a run can
 resume on any number of hosts.
 """

@@ -556,7 +556,8 @@ def data_iterator(
             return NumPy arrays. If a function fails for a batch, the batch stays the next batch.
 
     Returns:
-        An `IteratorFunction`; if ``pipeline_fn`` is None, a decorator that returns one.
+        An `IteratorFunction`; if ``pipeline_fn`` is None, a decorator that returns an iterator
+        function.
 
     Raises:
         TypeError: If an argument is unknown or has the wrong type.

@@ -242,7 +242,7 @@ def _check_operations(operations: Sequence[Any]) -> None:
 def _short_repr(value: object) -> str:
     """Returns the repr of a value without memory addresses, which differ between processes.
 
-    Of more than 200 characters, the first 180 and a digest are returned.
+    If the repr has more than 200 characters, the result is the first 180 and a digest.
     """
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     return text if len(text) <= 200 else f"{text[:180]}... #{digest(text.encode())}"
@@ -257,7 +257,7 @@ class _StepReader:
         self._records: grain.DatasetIterator | None = None
 
     def next_records(self) -> RecordBatch:
-        """Returns the records of the next step that belong to this process."""
+        """Returns this process's records of the next step."""
         if self._records is None:
             self._records = self._steps.read_from(self._step)
         try:
@@ -334,8 +334,9 @@ class DALIDataLoaderIterator(RecordIterator):
         """Restores a state that any number of processes have saved.
 
         Raises:
-            ValueError: If ``state`` is not a state, is of different data, or is of another number
-                of shards while the graph has random operators of DALI; the position is unchanged.
+            ValueError: If ``state`` is not a state, is of different data, or if DALI's random
+                operators draw different numbers on this number of shards and ``other_randomness``
+                is False; the position is unchanged.
         """
         with self._engine.lock:
             self._restore(FORM.decode(state))
@@ -377,8 +378,8 @@ class DALIDataLoaderIterator(RecordIterator):
             step: Number of batches before the position.
 
         Raises:
-            ValueError: If the loader has fewer batches; with ``on_error="skip"``, for any step but
-                0, because the number of skipped batches is unknown.
+            ValueError: If the loader has fewer batches; or with ``on_error="skip"``, for any step
+                but 0, because the number of skipped batches is unknown.
         """
         step = step_number(step)
         if step > len(self._steps):

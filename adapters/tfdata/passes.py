@@ -142,13 +142,13 @@ class PassStream(BatchStream):
     def _set_state_of_reader(
         self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str]
     ) -> None:
-        """Restores a state over a reader; a state of another pass needs pipelines with its seed."""
+        """Restores a state over a reader; for a state of another pass, creates a new engine."""
         before, number = self._number, self._pass_of(state)
         if number is None or number == before:
             super().set_state(state, allow)
             return
-        # An engine with the seed of the state's pass replaces the current engine, unless it rejects
-        # the state.
+        # A new engine, with the seed of the state's pass, replaces the current engine unless it
+        # rejects the state.
         with self._opened():
             self._number = number
             try:

@@ -54,7 +54,7 @@ class _Place(NamedTuple):
 
 
 class ChainedStream(StreamAdapter):
-    """Iterates over the elements that a chain of steps makes of a stream of batches.
+    """Applies a chain of steps to a stream of batches, and iterates over the resulting elements.
 
     Without steps, a state is a state of the stream. Otherwise, a state contains a state of the
     stream.
@@ -119,7 +119,7 @@ class ChainedStream(StreamAdapter):
                     self._place = after
                     return batch, numbers
             # The length of a stream may be unknown before its end, or may shrink because failed
-            # batches are skipped. The element is then searched again.
+            # batches are skipped. The loop then searches for the element again.
             if end == self._place.at:
                 raise StopIteration
             self._place = self._place._replace(end=self._place.at)

@@ -3,13 +3,13 @@
 `fed_engine` is the common base. An engine takes its records from a supply, whose protocol is in
 `supply`:
 
-- `source_engine` feeds the records of a `dalijax.sources` source. `binding` checks the arguments of
-  such an iterator. `source_supply` reads the records by number, in threads, and `read_rows`
-  prepares the records for DALI. `announcer` requests the bytes of remote records ahead. `reuse`
-  detects sources that overwrite records which are still in use.
+- `source_engine` feeds the records of a `dalijax.sources` source. `binding` checks the iterator's
+  arguments. `source_supply` reads the records by number, in threads, and `read_rows` prepares the
+  records for DALI. `announcer` requests the bytes of remote records ahead. `reuse` detects sources
+  that overwrite records which are still in use.
 - `stream_engine` feeds a stream of records that is read in order, such as Grain's, and checks the
-  arguments of such an iterator. `record_reader` is the protocol of the stream, and `record_supply`
-  reads it. In several processes, `stream_part` reads the part of each.
+  iterator's arguments. `record_reader` is the protocol of the stream, and `record_supply` reads it.
+  With several processes, `stream_part` reads the part of each process.
 
 `graph` defines the ``external_source`` inputs of the graph, and `schema` maps the keys of Grain's
 records to them. These modules do not import `core.iterator`.
@@ -21,15 +21,15 @@ A bad record is handled in these steps:
    videos and sounds that DALI can't decode (`core.formats.image_size`) or augment, and records on
    which DALI failed before. If Grain itself can't read a record, `stream_engine` raises Grain's
    error.
-2. The supplies replace these records by good ones, which `stand_ins` chooses, so that the pipelines
-   run.
+2. The supplies replace these records by good records, which `stand_ins` chooses, so that the
+   pipelines run.
 3. If DALI fails nevertheless, `FedEngine._failed` finds the bad records: it halves the batch until
    the parts succeed (`core.pipeline.failing_rows`), and `core.pipeline.failure.cause_of` tells
    whether records, the graph or the machine are at fault. If the batch is to be delivered, or
    random operators must advance as in other runs, it runs the batch again with stand-ins.
-4. ``on_error`` decides what is delivered: an error that names the bad records ("raise"), the next
-   batch ("skip"), or the batch with a mask that excludes the stand-ins ("mask"). An error that is
-   not the fault of some records is raised in any case, such as a graph that fails for every record.
+4. ``on_error`` determines the result: an error that names the bad records ("raise"), the next batch
+   ("skip"), or the batch with a mask that excludes the stand-ins ("mask"). An error that is not the
+   fault of some records is raised in any case, such as a graph that fails for every record.
 
 Bad files of DALI's own readers are described in `core.iterator`.
 
@@ -39,9 +39,9 @@ Words of this package:
 - sample: an index in the endless stream of records that the batches take, over all epochs.
 - run: an execution of the pipelines, which makes one batch; DALI requests runs ahead of the
   consumer.
-- row: an index in a batch, or in the part of a batch that one pipeline makes.
-- part: the rows of a batch that one pipeline makes; in `stream_part`, those of one process.
-- chunk: the records that one task reads, from a source.
+- row: an index in a batch, or in the part of a batch that a pipeline makes.
+- part: the rows of a batch that a pipeline makes; in `stream_part`, the rows of a process.
+- chunk: the records of a source that a task reads.
 - place: an index in a chunk or another list, which is not the row in the batch.
 - stand-in: a good record that takes the row of a bad record.
 - input: an ``external_source`` of the graph, which is fed with one value of each record. Other

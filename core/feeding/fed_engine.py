@@ -45,7 +45,7 @@ RowsOf = Callable[[int, int], RowBatch]
 Bad = Sequence[tuple[str, Exception]]  # the names of bad records, and their errors
 _FAILED = "failed, and counts as delivered"
 _MOST_REASONS = 5  # that an error about a batch contains
-_MOST_PROBED = 24  # the number of records to try before the graph is considered at fault
+_MOST_PROBED = 24  # the number of records that must fail before the graph is considered at fault
 
 
 def sample_numbers(parts: Sequence[RowBatch]) -> Indices:
@@ -70,7 +70,7 @@ class FedEngine(Engine[P]):
     define positions, supplies and states, and call `feed_by` once.
     """
 
-    # Whether the first batch is taken before the supply is asked for the second.
+    # Whether to take the first batch before DALI requests further records; see `Runner`.
     _gradual = False
     _unfit_text = "{names} can't be read. {kind}: {error}"
     # Whether positions contain the states of DALI's random operators.
@@ -125,7 +125,7 @@ class FedEngine(Engine[P]):
         """Raises an error if the first pipelines can't be used; called before their first run."""
 
     def _run_of(self, position: P) -> P:
-        """Returns the position at which the next run at or after a position begins."""
+        """Returns the position of the next run at or after a position."""
         return position
 
     def _exhausted_retries(self, position: P, failed: EnvironmentFailure) -> RuntimeError:
@@ -137,7 +137,7 @@ class FedEngine(Engine[P]):
     def _not_fed(
         self, position: P, supply: RowSupply[P], run: int, error: BaseException
     ) -> Outcome[P]:
-        """Returns the outcome of a run for which the supply raised an error.
+        """Returns the outcome of a run whose rows the supply could not provide.
 
         Raises:
             RuntimeError: If an ``external_source`` of the graph has ended.
@@ -203,7 +203,7 @@ class FedEngine(Engine[P]):
         return runner, supply
 
     def _started(self, position: P) -> Runner:
-        """Returns new pipelines at a position, to which the supply has already moved."""
+        """Returns new pipelines at a position; the supply has already moved there."""
         return self._first_look(self._new_runner())
 
     def _new_runner(self, checkpoints: Sequence[bytes] | None = None) -> Runner:

@@ -32,7 +32,7 @@ from ..workers import WorkersEnded
 from .reuse import ReuseCheck
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, stand_ins
 
-_PARTS = 4  # into which a failed read is split; 2 would need as many reads, of more records
+_PARTS = 4  # the number of parts of a failed read; 2 would need as many reads, of more records
 FEWEST = 64  # the fewest records of a task if tasks share a batch, unless the batch has fewer
 
 
@@ -43,7 +43,7 @@ class ReadSettings:
     Attributes:
         source: The record source.
         names: The fields to read.
-        order: Returns the record and the epoch of each of some samples, given their numbers.
+        order: Returns the record and the epoch of each sample, given the samples' numbers.
         file_inputs: The fields that the graph decodes or reads as files; empty before it is built.
         reuse: Detects reused buffers; None if the source returns new arrays.
         lost_numbers: By field, the first record whose numbers a decoder loses, and how.
@@ -94,7 +94,7 @@ class RunRows:
 
 @dataclasses.dataclass
 class Chunk:
-    """Records that one task has read.
+    """The records that a task has read.
 
     Attributes:
         columns: For each field, the values of the records; None for a record that can't be read.
@@ -329,7 +329,7 @@ class ReadRows:
         settings: The settings of the reading threads.
         run: The rows.
         records, epochs: The record and the epoch of each sample.
-        order: The rows in the order in which they were read.
+        order: The rows in the order of reading.
         chunks: The records that the tasks have read, in the order of ``order``.
         chunk_size: The number of records of a chunk; the last chunk may be smaller.
 
@@ -342,9 +342,9 @@ class ReadRows:
     Raises:
         NoStandIn: If no record can replace the bad records, and DALI failed to process some of
             them.
-        Exception: The error of a bad record, with the names of the bad records if it is a
-            ValueError, if no record can replace the bad records, and none of them failed in DALI.
-            The batch is not lost: the next call reads it again.
+        Exception: If no record can replace the bad records, and DALI failed at none of the records:
+            the error of the first bad record. A ValueError names all bad records. The batch is not
+            lost: the next call reads it again.
     """
 
     def __init__(
@@ -399,7 +399,7 @@ class ReadRows:
         return self._kept_hashes
 
     def _places_read(self) -> list[int]:
-        """Returns the index of each row in the order in which the rows were read."""
+        """Returns the index of each row in the order of reading."""
         if self._kept_places is None:
             places: list[int] = np.argsort(self._order).tolist()
             self._kept_places = places
@@ -455,7 +455,7 @@ class ReadRows:
         try:
             inputs = self._as_tensors(name)
         except (TypeError, ValueError, RuntimeError) as error:
-            # The values differ from each other, or DALI has no such type.
+            # The values differ from each other, or DALI lacks their type.
             raise (self._other_kind(name, field) or error) from error
         for tensors in inputs:
             kind = types.to_numpy_type(tensors.dtype), len(tensors[0].shape())

@@ -1,4 +1,4 @@
-"""`RecordSupply`: the records of a stream that is read in order, for each run of pipelines."""
+"""`RecordSupply`: supplies the records of a stream, which is read in order, to the pipelines."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from .schema import Schema, described, values_of
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, nearest
 
 _LOOK_AHEAD = 8  # the number of later batches to search for a good record
-_MOST_EXAMPLES = 64  # the fewest records to search for a list with elements
+_MOST_EXAMPLES = 64  # records to search for a list with elements, at least
 _ELSEWHERE = object()  # equal to no reader's description of a position
 
-# Returns the graph and the schema of the records, given the first record and the next records.
+# Returns the graph and the schema of the records, given the first record and an iterable of records
+# that also begins with the first record.
 Bind = Callable[[Any, Iterable[Any]], tuple[FedGraph, Schema]]
 
 
 class ReplayQueue:
-    """Batches that were read from a stream, and are kept until `forget`, to be run again.
+    """Stores the batches that were read from a stream until `forget`, so that they can run again.
 
     Batches are numbered by their step in the stream.
 
@@ -52,7 +53,8 @@ class ReplayQueue:
         self._batches = collections.deque[RecordBatch]()
         # The reader's description of the position before the first batch.
         self._after: Any = None
-        # Kept until its batch is due. The reader raises it once, but all pipelines must get it.
+        # Stored until its batch is due. The reader raises the error once, but all pipelines must
+        # get it.
         self._error: ReadError | None = None
 
     def begins_at(self, position: RecordPosition) -> bool:
@@ -60,7 +62,7 @@ class ReplayQueue:
         return self.step == position.step and self._after is position.after
 
     def clear(self) -> None:
-        """Drops the batches; the queue begins at no position until it is moved."""
+        """Drops the batches; `begins_at` is False until the queue is moved."""
         self._after = _ELSEWHERE  # first, so that an interrupted call leaves the position unknown
         self._batches.clear()
         self._error = None
@@ -167,7 +169,7 @@ class RecordInputs:
         self._numbers = {name: number for number, name in enumerate(schema.names)}
 
     def check_types(self) -> None:
-        """Raises ValueError if the graph uses an input for which DALI has no type."""
+        """Raises ValueError if the graph uses an input whose type DALI lacks."""
         for name, column in zip(self._schema.names, self._schema.columns):
             if column.field.dtype is None and name in self._graph.used:
                 raise ValueError(column.fault)
@@ -272,7 +274,7 @@ class RecordRows:
     def errors(self) -> Mapping[int, Exception]:
         """Returns the error of each row whose record can't be used."""
         errors, first, last = self._prepared.errors, self._first, self._last
-        if not errors:  # nearly always; next() gets this property several times
+        if not errors:  # nearly always; next() reads this property several times
             return {}
         return {row - first: error for row, error in errors.items() if first <= row < last}
 
@@ -382,7 +384,7 @@ class RecordSupply:
         if not self._queue.begins_at(position):
             self.close()
             self._queue.seek(position)
-        self._rows.clear()  # since other records may be known to be bad by now
+        self._rows.clear()  # other records may be known to be bad by now
         self._first_step = position.step - self.next_run
         self._queue.ended = False  # the reader may have a batch now
 
@@ -390,7 +392,7 @@ class RecordSupply:
         """Drops the batches that were read; the next `seek` moves the reader."""
         self._queue.clear()
         self._rows.clear()
-        self._bad.samples.clear()  # since the same numbers may now mean other samples
+        self._bad.samples.clear()  # the same numbers may now belong to other samples
 
     def is_at(self, run: int, position: RecordPosition) -> bool:
         """Returns whether a run begins at a position."""
@@ -431,7 +433,7 @@ class RecordSupply:
         return graph
 
     def _further(self) -> Iterator[Any]:
-        """Yields records after the first, to the end of a batch; they stay in the queue."""
+        """Yields the records of the first batches, which stay in the queue."""
         count, first = 0, self._queue.step
         with contextlib.suppress(StopIteration, ReadError):
             for step in itertools.count(first):

@@ -23,12 +23,12 @@ from .stand_ins import UnusableRecord, across_epoch, digest_of, stand_ins
 
 
 def _ignored() -> None:
-    """Ignores that a run was read; the default of `PendingRows`."""
+    """Does nothing; the default ``when_read`` of `PendingRows`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RowRange:
-    """The range of rows of a global batch that one pipeline makes.
+    """The range of rows of a global batch that a pipeline makes.
 
     Attributes:
         first: The first row.
@@ -173,7 +173,7 @@ class SourceRows:
 
 
 def _start(runs: Sequence[PendingRows]) -> None:
-    """Starts to read runs, in one task: separate tasks could change the order of the runs."""
+    """Starts to read runs. Separate tasks could change the order of the runs."""
     for pending in runs:
         pending.start()
 
@@ -181,9 +181,9 @@ def _start(runs: Sequence[PendingRows]) -> None:
 def _chunk_size(source: Source, counts: Sequence[int], is_awaited: bool) -> int:
     """Returns the number of records that a task reads.
 
-    One task reads a whole run, so that a single thread is busy while it keeps up, since several
-    threads contend for the GIL. An awaited run is split into tasks. All runs are split if the
-    source has more threads than the default, because its reads wait, e.g. for a network.
+    Usually a task reads a whole run, because several threads would contend for the GIL. A run for
+    which the pipelines wait is split into tasks. All runs are split if the source has more threads
+    than the default, because its reads wait, e.g. for a network.
 
     Args:
         source: The source.
@@ -213,14 +213,14 @@ class SourceSupply:
 
     The records of a run depend only on its position. A run may belong to a later epoch than the
     consumer's: DALI prepares the next epoch ahead. The records of all pipelines are read together,
-    because each task and each call of NumPy occupies the GIL for a while whatever its size. See
-    `RowSupply`.
+    because each task and each call of NumPy holds the GIL for some time, regardless of its size.
+    See `RowSupply`.
 
     Args:
         settings: The settings of the reading threads.
         plan: The plan of the batches of the source's stream.
         parts: The rows of the global batch that each pipeline makes.
-        depth: The number of runs to read before DALI requests them.
+        depth: The number of runs to read ahead of DALI's requests.
 
     Attributes:
         next_run: The run that DALI asks for next.
@@ -263,7 +263,7 @@ class SourceSupply:
         self._is_announced = False
 
     def position(self, run: int) -> SamplePosition:
-        """Returns the position at which a run begins; the run must not be forgotten."""
+        """Returns the position of the start of a run; the run must not have been forgotten."""
         for last in range(max(self._positions), run):
             after = self._plan.skip(self._positions[last], 1)
             self._positions[last + 1] = self._plan.run_from(after)
@@ -285,7 +285,7 @@ class SourceSupply:
         return self._rows[run][1][part]
 
     def _read_from(self, first: int) -> None:
-        """Starts to read a run and the next ``depth`` runs, unless their reading has begun."""
+        """Starts to read a run and the next ``depth`` runs, except runs that are being read."""
         if self._announcer is not None and not self._is_announced:
             self._is_announced = True
             self._announcer.restart(first, self.position(first))
@@ -323,7 +323,8 @@ class SourceSupply:
     def forget(self, run: int) -> None:
         """Drops the rows of a run and of all earlier runs, and reads further ahead.
 
-        The engine calls it after making a batch, because the reading threads contend for the GIL.
+        The engine calls this method after it has made a batch, because the reading threads would
+        slow it down by holding the GIL.
         """
         dropped = [self._rows.pop(old) for old in list(self._rows) if old <= run]
         # In a thread, since freeing hundreds of buffers takes nearly 1 ms.
@@ -364,7 +365,7 @@ class SourceSupply:
                 yield sample
 
     def probes(self, run: int) -> Iterator[int]:
-        """Yields samples across the epoch in which a run ends; see `RowSupply`."""
+        """Yields samples across the epoch at the end of a run; see `RowSupply`."""
         last = self.position(run).sample + self._plan.batch_size - 1
         yield from dict.fromkeys(
             across_epoch(last // self._plan.num_samples, self._plan.num_samples)
@@ -373,7 +374,7 @@ class SourceSupply:
     def close(self) -> None:
         """Ends the threads and drops all rows; threads that wait for rows get an error.
 
-        It takes no lock, and does not wait for a read.
+        This method takes no lock, and does not wait for reads.
         """
         self._workers.end()
         if self._announcer is not None:

@@ -110,7 +110,7 @@ class StreamEngine(FedEngine[RecordPosition]):
     """
 
     cursor: StreamCursor
-    _most_skipped = 16 * MOST_SKIPPED  # finite, since a stream may be infinite
+    _most_skipped = 16 * MOST_SKIPPED  # a limit, since a stream may be infinite
     _gradual = True
     _unfit_text = "DALI can't take {names}. {error}"
 
@@ -375,7 +375,7 @@ class StreamEngine(FedEngine[RecordPosition]):
                 self._first[self._seed] = runner.checkpoints() or ()
             self._check_graph(restored.operators)
             first = self._first[self._seed]
-            # With a checkpoint's count of runs, DALI would not number the supply's runs from 0.
+            # If the checkpoint contained a count of runs, DALI would not number the runs from 0.
             start, checkpoints = (
                 tuple(map(random_state.without_counts, pieces, first))
                 for pieces in (first, self._checkpoints_at(position))
@@ -425,7 +425,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         )
 
     def _after_failure(self, position: RecordPosition) -> tuple[bytes, ...] | None:
-        """Returns the checkpoints after a batch that failed; None if positions have none.
+        """Returns the checkpoints after a batch that failed; None if positions have no checkpoints.
 
         The random state advances although the batch failed. Otherwise, random numbers that make a
         batch fail would be drawn again for each following batch.
@@ -447,7 +447,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         Args:
             runs: The number of runs.
             rows: The rows to run, to find out by how much a run changes the checkpoints.
-            start: The checkpoints before the runs; by default those of new pipelines.
+            start: The checkpoints before the runs; by default the checkpoints of new pipelines.
 
         Raises:
             StateError: If the runs don't change the operators' states by equal steps.
@@ -532,8 +532,9 @@ class StreamEngine(FedEngine[RecordPosition]):
 
         Args:
             position: The position.
-            move: Moves the reader to the position, for readers that may fail at that. If it raises,
-                the engine keeps its position, and moves the reader back at the next use.
+            move: Moves the reader to the position, for readers that may fail to move. If the
+                function raises, the engine keeps its position, and moves the reader back at the
+                next use.
         """
         with self.lock:
             self.drop()

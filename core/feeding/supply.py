@@ -52,9 +52,9 @@ class RowSupply(Protocol[P]):
     """Supplies the rows of each run of an iterator's pipelines.
 
     Runs are numbered from the first run of the pipelines. DALI requests several runs ahead, and the
-    engine forgets a run after making its batch. The supply of a record source can move anywhere,
-    since a position determines the records. The supply of a stream, which is read in order, stores
-    the records until they are forgotten, so that new pipelines can read them again.
+    engine forgets a run after making its batch. The supply of a record source can move to any
+    position, since a position determines the records. The supply of a stream, which is read in
+    order, stores the records until they are forgotten, so that new pipelines can read them again.
 
     Attributes:
         next_run: The run that DALI asks for next.

@@ -159,7 +159,7 @@ class FileColumns:
         damaged: Whether the record's checksum is wrong, bool [records]. Its values are ABSENT.
         columns: The column of each extension or feature.
         unknown: Extensions or features without a column, because their values are irregular.
-        is_complete: Whether all other extensions or features have a column.
+        is_complete: Whether every other extension or feature of the files has a column.
     """
 
     first: Indices
@@ -174,7 +174,10 @@ class FileColumns:
         return len(self.starts)
 
     def knows(self, names: Set[str]) -> bool:
-        """Returns whether extensions or features without a column have no values."""
+        """Returns whether the columns contain all values of some extensions or features.
+
+        An extension or feature without a column then has no values.
+        """
         return not names & self.unknown and (self.is_complete or names <= self.columns.keys())
 
 
@@ -228,7 +231,8 @@ def joined(tables: Sequence[FileColumns], most: int = MOST_COLUMNS) -> FileColum
 
     Args:
         tables: The columns of each group.
-        most: The largest number of columns. Of more, the columns with the most values are kept.
+        most: The largest number of columns. If there are more, the columns with the most values are
+            kept.
     """
     if len(tables) == 1:
         return tables[0]
@@ -396,7 +400,7 @@ def unpacked(
         column.offsets += starts
         column.offsets[column.states != PRESENT] = 0
         if column.items is not None:
-            item_offsets(column)  # raises ValueError if the sizes in `items` are damaged
+            item_offsets(column)  # raises ValueError if the sizes are damaged
     repeated, damaged = (
         stream(name, rows).astype(np.bool_) if name in arrays else np.zeros(rows, np.bool_)
         for name in ("repeated", "damaged")
@@ -446,7 +450,7 @@ def _compressed(values: NDArray[Any]) -> tuple[str, NDArray[np.uint8]]:
         limits = ((name, np.iinfo(name)) for name in _DTYPES[:-1])
         dtype = next(name for name, limit in limits if limit.min <= low and high <= limit.max)
     narrow = np.ascontiguousarray(values.astype(dtype))
-    # The bytes of equal significance are adjacent, because they are similar.
+    # Groups the bytes by significance, because zlib compresses similar bytes better.
     planes = narrow.view(np.uint8).reshape(len(narrow), narrow.itemsize).T
     return dtype, np.frombuffer(zlib.compress(planes.tobytes()), np.uint8)
 

@@ -45,12 +45,12 @@ def progress(task: str, total: int, unit: str = "bytes") -> Iterator[Callable[[i
 def counted(
     items: Iterable[T], size: int, advance: Callable[[int], object], step: int = 1000
 ) -> Iterator[T]:
-    """Yields the same items of a file, and reports their bytes to the progress bar.
+    """Yields the given items of a file, and reports their bytes to a progress bar.
 
     Args:
         items: Tuples that begin with the offset of the item in the file.
         size: The size of the file in bytes.
-        advance: Is called with the number of bytes processed since the last call.
+        advance: Called with the number of bytes since the last call.
         step: The number of items between two reports.
     """
     at = 0

@@ -1,6 +1,6 @@
 """Reads many byte ranges of local files at once.
 
-The library of read_ranges.c reads them if it was built; otherwise, Python does.
+The library of read_ranges.c reads the ranges if it was built; otherwise, Python code does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..order.shuffle import Indices
 
 Data = NDArray[np.uint8]
 
-LIBRARY = pathlib.Path(__file__).with_name("_read_ranges.abi3.so")  # in pyproject.toml, too
+LIBRARY = pathlib.Path(__file__).with_name("_read_ranges.abi3.so")  # also named in pyproject.toml
 
 # Flag for reads that don't wait; 0 if Python was built for an older C library.
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
@@ -47,7 +47,7 @@ def read_in_c(library: str) -> Callable[[NDArray[np.int64], Data], None]:
 
 
 def read_in_python(ranges: NDArray[np.int64], buffer: Data) -> None:
-    """Reads ranges into a buffer.
+    """Reads ranges into a buffer, in Python.
 
     Args:
         ranges: The ``struct range`` of read_ranges.c for each range, int64 [ranges, 5]. The column

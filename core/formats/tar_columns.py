@@ -1,4 +1,4 @@
-"""Builds indexes of tars: locates their members, and selects the wanted fields from the places."""
+"""Builds indexes of tars: locates all members, and selects the members of the wanted fields."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .tar_samples import (
     scattered,
 )
 
-# Types of the entries of ``about`` that only indexes of tars have.
+# Types of the entries of ``about`` that exist only in indexes of tars.
 _ABOUT: Mapping[str, type] = {
     "incomplete": int,
     "reasons": list,
@@ -89,8 +89,8 @@ def columns_of_samples(
         take: ``take(offset, count)`` returns bytes of the tar.
         names: The wanted extensions; None: all.
     """
-    # A dict of all names would take more memory. Equal hashes of different names do no harm, since
-    # the names of repeated samples are compared later.
+    # A dict of all names would take more memory. Equal hashes of different names are harmless,
+    # since the names of repeated samples are compared later.
     starts, hashes = array.array("q"), array.array("q")
     by_extension: dict[str, ColumnRows] = {}
     for row, sample in enumerate(samples):
@@ -182,7 +182,8 @@ def select_tars(
     def chosen(name: str, part: str) -> NDArray[Any]:
         """Returns the offsets, sizes or values of a field in the complete samples.
 
-        A complete sample has exactly one of the field's extensions; the columns of others have 0.
+        A complete sample has exactly one of the field's extensions. The columns of the other
+        extensions contain 0, so that their sum is the value.
         """
         found = [e for e, field in extensions.items() if field == name and e in table.columns]
         parts = (getattr(table.columns[e], part)[is_complete] for e in found)

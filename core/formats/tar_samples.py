@@ -1,4 +1,4 @@
-"""Groups the members of tars to samples, and describes samples that lack a member."""
+"""Groups the members of tars into samples, and describes samples that lack a member."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .tar_headers import Member, members
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")  # decoded as in WebDataset
 _TEXTS = ("txt", "text", "transcript")
 _JSONS = ("json", "jsn")
-NOT_NUMBER = -(1 << 63)  # stands for a member that does not contain an integer
+NOT_NUMBER = -(1 << 63)  # the value of a member that does not contain an integer
 NAMED = 3  # samples named in an error
 _MOST_SHOWN = 40  # bytes of a member in an error
 
@@ -126,7 +126,7 @@ def grouped(walk: Iterable[Member], path: str) -> Iterator[Sample]:
 
 
 class Incomplete:
-    """Descriptions of the incomplete samples of one tar, i.e. samples that lack a field.
+    """Describes the incomplete samples of a tar: samples that lack a field.
 
     This object does not keep the tar open, because there may be thousands of tars.
 
@@ -207,7 +207,7 @@ def scattered(names: Collection[bytes], samples: Iterable[Sample]) -> Iterator[s
 def apart(tars: Sequence[Incomplete], fields: Set[str]) -> list[str]:
     """Returns descriptions of groups of incomplete samples that together have all fields.
 
-    The samples of a group have the same name in different directories, as ``images/1`` and
+    The samples of a group have the same name in different directories, such as ``images/1`` and
     ``labels/1``, or in different tars.
 
     Args:
@@ -265,7 +265,7 @@ def bad_number(name: str, extensions: Collection[str], file: ByteFile, start: in
 
 
 def sample_at(take: BufferedReader, start: int) -> Sample:
-    """Returns the sample of a tar whose first header has an offset.
+    """Returns the sample of a tar whose first header is at an offset.
 
     Raises:
         OSError, ValueError: If the sample can't be read.

@@ -75,7 +75,7 @@ def columns_of_wds(
 def _columns(
     path: str, listed: Iterable[Member], values: Mapping[int, bytes], names: Collection[str]
 ) -> FileColumns:
-    """Returns the columns of a tar.
+    """Returns the columns of a tar, given its members.
 
     Args:
         path: The tar.

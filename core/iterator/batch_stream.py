@@ -33,7 +33,8 @@ class BatchStream(BatchIterator):
     """Iterates over the batches of successive epochs, without an end between them.
 
     Args:
-        make: A function that creates an engine, at the start and without pipelines.
+        make: A function that creates an engine at the start of the data, without building
+            pipelines.
         num_epochs: Number of epochs; None: no end.
 
     Raises:
@@ -109,7 +110,7 @@ class BatchStream(BatchIterator):
 
         Raises:
             ValueError: If ``batches`` is negative, or the stream has fewer batches left. The stream
-                does not move then.
+                does not move.
             EpochError: As in ``next()``.
         """
         count = whole_number("skip()'s argument", batches, COUNT, 0)
@@ -145,9 +146,9 @@ class BatchStream(BatchIterator):
                 failed batches.
 
         Raises:
-            ValueError: If the step is negative or exceeds the stream. Also over a source with
-                ``on_error="skip"``, because the number of skipped batches is unknown. The stream
-                does not move then.
+            ValueError: If the step is negative or exceeds the stream; over a source with
+                ``on_error="skip"``, for any step but 0, because the number of skipped batches is
+                unknown. The stream does not move.
             EpochError: If the stream is endless, and ``on_error="skip"`` skipped every batch of
                 many successive epochs.
         """
@@ -209,7 +210,7 @@ class BatchStream(BatchIterator):
 
     def _remaining(self) -> int | None:
         """Returns the number of remaining batches of a stream over a reader; None if unknown."""
-        if self._seeks():  # skipping is free, so that no check is needed in advance
+        if self._seeks():  # skipping is free, so no check is needed in advance
             return None
         total, delivered = self._total(), self._delivered()
         return None if total is None or delivered is None else total - delivered
@@ -275,7 +276,7 @@ class BatchStream(BatchIterator):
                 self._start_next_epoch(errors, failed)
 
     def _has_next_epoch(self) -> bool:
-        """Returns whether the stream has an epoch after this one.
+        """Returns whether the stream has a further epoch.
 
         Raises:
             ValueError: If the stream is endless and its epochs have no batch.
@@ -311,7 +312,7 @@ class BatchStream(BatchIterator):
             self._pass_end()
         except EpochError as error:
             failed = error
-        # A short epoch may fail as a whole while the next one, in another order, does not.
+        # A short epoch may fail as a whole, although the next epoch, in another order, does not.
         many = self._engine.errors.total - errors >= MOST_SKIPPED
         if failed is not None and self._num_epochs is None and many:
             raise failed
@@ -331,7 +332,7 @@ class BatchStream(BatchIterator):
                 outcome.unwrap()
 
     def _enter_next_epoch(self) -> None:
-        """Starts the next epoch. It is not a move, since all processes of a stream do so."""
+        """Starts the next epoch. All processes do so, and do not compare their positions again."""
         with self._engine.interruptible():
             self._next_epoch()
 
@@ -370,7 +371,7 @@ class BatchStream(BatchIterator):
             return StreamMark(self._engine.cursor, self._first_epoch)
 
     def _go_back(self, mark: StreamMark) -> bool:
-        """Moves back to a mark of this stream, possibly before a `reset`.
+        """Moves back to a mark of this stream, even if `reset` was called since.
 
         Returns:
             False if the pipelines can't be rebuilt there, so that the position did not change.
@@ -382,14 +383,14 @@ class BatchStream(BatchIterator):
     def reset(self) -> None:
         """Moves to the start of the first epoch, by creating a new engine."""
         with self._opened():
-            fresh = self._make()  # if the call is interrupted, the old engine stays
+            fresh = self._make()  # if this call is interrupted, the old engine stays
             fresh.adopt_seed(self._engine)
             if self._first_epoch:
                 fresh.begin_with(self._first_epoch)
             self._continue_with(fresh)
 
     def _continue_with(self, engine: EpochEngine[Any]) -> None:
-        """Replaces the engine by another engine of the same function, and closes it."""
+        """Replaces the engine by another engine of the same function, and closes the old engine."""
         before = self._engine
         engine.continue_from(before)
         self._engine, self._before_peek = engine, None

@@ -119,7 +119,7 @@ class BatchIterator:
 
     @property
     def errors(self) -> tuple[FailedBatch, ...]:
-        """The batches of this process that ``on_error`` skipped, or in which it masked records.
+        """The batches of this process that were skipped, or have masked records.
 
         Contains the first 500 and the last 500.
         """
@@ -129,9 +129,9 @@ class BatchIterator:
     def element_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape and dtype of each array of a batch; under PARTIAL, of a full batch.
 
-        With sharding or devices, shapes are global and shardings are included. Produces at most
-        one batch, which ``next()`` then delivers. At the end of an epoch, temporary pipelines
-        produce it, and it is dropped.
+        With sharding or devices, shapes are global and shardings are included. Produces at most one
+        batch, which ``next()`` then delivers. At the end of an epoch, the batch is dropped instead;
+        over a reader, temporary pipelines produce it.
 
         Raises:
             Exception: The error that ``next()`` would raise.
@@ -145,7 +145,7 @@ class BatchIterator:
 
     @property
     def _plan(self) -> EpochPlan | None:
-        """The reader's epochs; None if the end of an epoch is unknown."""
+        """The plan of the epochs; None if the end of an epoch is unknown."""
         with self._opened():
             self._engine.prepare()
             return self._engine.plan
@@ -217,7 +217,7 @@ class BatchIterator:
     def set_state(self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str] = ()) -> None:
         """Moves to the position of a state.
 
-        Over a DALI reader, this builds new pipelines, unless the position is the current one.
+        Over a DALI reader, this builds new pipelines, unless the position does not change.
 
         Args:
             state: Result of `get_state` of an iterator over the same data, or of any adapter with
@@ -225,7 +225,7 @@ class BatchIterator:
                 stored nor changed.
             allow: Names of differences to ignore, as in errors: "operators.resize.size" for an
                 argument, "operators.resize" for an operator that was added, removed or changed,
-                "reader.files". Differences on which positions depend can't be ignored: batch size,
+                "reader.files". Differences that change positions can't be ignored: batch size,
                 shards, epoch size, policy and padding.
 
         Raises:
@@ -260,7 +260,7 @@ class BatchIterator:
             return self._skip(count)
 
     def _skip(self, count: int) -> int:
-        """Skips batches as `_skip_in_epoch`, within an interruptible call."""
+        """Skips batches like `_skip_in_epoch`, within an interruptible call."""
         skipped = self._engine.skip(count)
         if skipped:
             self._engine.moved()
@@ -303,8 +303,8 @@ class BatchIterator:
 class DALIGenericIterator(BatchIterator):
     """Iterates over DALI pipelines; each batch is a dict of arrays.
 
-    Takes the arguments of ``nvidia.dali.plugin.jax.DALIGenericIterator`` in the same order, so that
-    existing code only changes its import. There are further arguments.
+    Takes the arguments of ``nvidia.dali.plugin.jax.DALIGenericIterator`` in the same order, and
+    further arguments. Existing code only changes its import.
 
     A batch that can't be read is never skipped or counted: an exception of an ``external_source``
     of the pipeline, or a RuntimeError of a reader (e.g. a missing file), is raised at each call
@@ -523,8 +523,8 @@ class DALIGenericIterator(BatchIterator):
 
         Raises:
             ValueError: If the number is negative, or the epoch has fewer batches left. The iterator
-                does not move, unless its pipelines can't be rebuilt. The message then states that
-                it is at the end of the epoch.
+                does not move, unless its pipelines can't be rebuilt. In this case, the message
+                states that the iterator is at the end of the epoch.
             Exception: Any error of the pipelines' own ``external_source`` or reader.
         """
         count = whole_number("skip()'s argument", batches, COUNT, 0)
@@ -581,9 +581,9 @@ class DALIGenericIterator(BatchIterator):
             first_epoch: The epoch of step 0.
 
         Raises:
-            ValueError: If the step is negative. Also over DALI's readers, for which streams have a
-                `BatchStream.seek_step` that runs through the batches. Also with
-                ``on_error="skip"``, because the number of skipped batches is unknown.
+            ValueError: If the step is negative; with ``on_error="skip"``, for any step but 0,
+                because the number of skipped batches is unknown; or over a DALI reader. A reader
+                needs a stream: `BatchStream.seek_step` runs through its batches.
         """
         self._seek_step(step_number(step), first_epoch)
 
@@ -596,14 +596,14 @@ class DALIGenericIterator(BatchIterator):
                 evaluate(state, epoch)
 
         The loop is correct after `set_state` and `seek_step`, with and without ``auto_reset``: the
-        first pass has the remaining batches of the epoch, or if there are none, the next epoch
-        begins. After the last epoch, the loop ends. If you leave the inner loop early, the
-        remaining batches are skipped (a reader produces them). If you leave both loops, a new call
-        continues in the same epoch.
+        first pass has the remaining batches of the epoch; at the end of an epoch, it is the next
+        epoch. After the last epoch, the loop ends. If you leave the inner loop early, the remaining
+        batches are skipped (a reader produces them). If you leave both loops, a new call continues
+        in the same epoch.
 
         Args:
-            num_epochs: Number of epochs of the whole training, including those before the position;
-                None: no end.
+            num_epochs: Number of epochs of the whole training, including epochs before the
+                position; None: no end.
 
         Returns:
             An iterator of pairs: the number of the epoch, from 0, and an iterator over its
@@ -666,7 +666,7 @@ class DALIGenericIterator(BatchIterator):
 class _EpochBatches(Iterator[Batch]):
     """Iterates over the remaining batches of an epoch; ends if the iterator is in another epoch.
 
-    This is no generator, because an error would end a generator, although a batch may follow.
+    This is a class, because an error would end a generator, although a batch may follow.
 
     Args:
         iterator: The iterator.

@@ -51,8 +51,8 @@ from .bad_files import name_codec, name_files, with_description
 from .reader_errors import counted_failure, exhausted_retries, stopped, unread
 from .restoring import restored
 
-# Taking a checkpoint of DALI costs 7 to 38 us. It is taken when a state is requested
-# (`EpochEngine.checkpoint`), and otherwise once for this number of batches. After a failed batch or
+# Taking a checkpoint of DALI costs 7 to 38 us. A checkpoint is taken when a state is requested
+# (`EpochEngine.checkpoint`), and otherwise after this number of batches. After a failed batch or
 # Ctrl-C, DALI has no checkpoint, and the batches since the last checkpoint run again.
 _MOST_TO_DROP = 8
 _MOST_NAMED = 8  # the most failed batches whose files are named: each needs new pipelines
@@ -675,7 +675,7 @@ class ReaderEngine(EpochEngine[Position]):
         return exhausted_retries(failed, self._label(position), self._config.on_error == "skip")
 
     def _checkpoints_after(self, position: Position, failed: bool) -> Checkpoints:
-        """Returns the checkpoints for the batch after a position, whose own batch was run."""
+        """Returns the checkpoints after the batch at a position, which was run."""
         before = position.checkpoints or Checkpoints()
         later = Checkpoints(before.data, before.to_drop + 1)
         if failed:  # DALI's checkpoint is incomplete, and other batches may fail, too
@@ -753,7 +753,7 @@ class ReaderEngine(EpochEngine[Position]):
             with contextlib.suppress(SourceEnded):
                 return runner.take(convert)
         if self._factory.rebuildable:
-            # An iterable is exhausted, but the pipeline's function creates a new one.
+            # An iterable is exhausted, but the pipeline's function creates a new iterable.
             checkpoints = runner.checkpoints()
             self.drop()
             runner = self._runner = Runner(self._factory.build(checkpoints))

@@ -1,4 +1,4 @@
-"""Restores a position of DALI's readers: builds pipelines at DALI's checkpoints, compares data."""
+"""Restores a position of DALI's readers: builds pipelines at checkpoints, and compares the data."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def restored(
 def _refused(position: Position, build: Callable[[Checkpoints], Runner]) -> Exception | None:
     """Builds pipelines at a position; returns the error if DALI rejects its checkpoints, or None.
 
-    The error is a StateError, unless it is not about the checkpoints.
+    Errors about the checkpoints are returned as a StateError, other errors unchanged.
     """
     try:
         build(position.checkpoints or Checkpoints())
@@ -75,7 +75,7 @@ def _refused(position: Position, build: Callable[[Checkpoints], Runner]) -> Exce
 
 
 def with_names(position: Position, names: Mapping[str, str], start: Sequence[bytes]) -> Position:
-    """Returns a position whose checkpoints have the operators of other pipelines.
+    """Returns a position with checkpoints for pipelines that have other operators.
 
     Args:
         position: The saved position.

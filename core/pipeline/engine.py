@@ -62,7 +62,8 @@ class NoReplica(Exception):
 class Cursor(Generic[P]):
     """The position of an engine, and everything else that an interrupted call must not change.
 
-    A call replaces the cursor of its engine last, so that an earlier cursor marks its position.
+    Cursors never change: a method replaces the cursor of its engine. To roll back an interrupted
+    call, the engine restores the cursor from the start of the call.
 
     Attributes:
         position: The position of the next batch to deliver.
@@ -311,9 +312,9 @@ class Engine(abc.ABC, Generic[P]):
 
         Args:
             stats: The counters of delivered batches, if any.
-            at_end: Called at the end of an epoch, before the outcome is returned. Callers can't do
-                this themselves, because they must not keep the outcome in a variable: the traceback
-                of an error of `Outcome.unwrap` refers to their variables.
+            at_end: Called at the end of an epoch, before the outcome is returned. A caller that did
+                this itself would store the outcome in a variable, and the traceback of an error of
+                `Outcome.unwrap` would keep the batch.
 
         Raises:
             ProcessError: If the iterators of several processes differ; no position changes.
@@ -367,7 +368,7 @@ class Engine(abc.ABC, Generic[P]):
             self._agreement.tell_move(self.cursor.num_compared, place)
 
     def continue_from(self, other: Engine[P]) -> None:
-        """Takes the place of another engine of the same function; the new position is a move.
+        """Takes the place of another engine of the same function; the processes then compare again.
 
         Calls that wait for the lock of the other engine can then use this engine.
         """
@@ -417,7 +418,7 @@ class Engine(abc.ABC, Generic[P]):
         return self._one_call
 
     def go_back(self, cursor: Cursor[P]) -> bool:
-        """Moves back to an earlier cursor, possibly of another engine of the same pipelines.
+        """Moves back to an earlier cursor, possibly of an engine that this engine has replaced.
 
         Returns:
             False if the pipelines can't be rebuilt there, so that the position did not change.

@@ -63,7 +63,7 @@ class Failure:
     row: int | None = None
 
     def is_like(self, other: Failure) -> bool:
-        """Returns whether two runs failed in one operator, or both in reading or decoding."""
+        """Returns whether two runs failed in the same operator, or both in reading or decoding."""
         if self.reads_file or other.reads_file:
             return self.reads_file and other.reads_file
         return self.operator == other.operator
@@ -91,7 +91,7 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Returns the operator, message, row and kind of failure that DALI's error tells."""
+    """Parses an error of DALI: operator, message, row, and whether the environment failed."""
     text = str(error)
     match = _OPERATOR.search(text)
     operator = _public_name(match[1]) if match else ""
@@ -123,10 +123,10 @@ def cause_of(
     """Returns the cause of a failed run, after its records were run again in parts.
 
     Args:
-        failure: The failure. The environment did not cause it at the time of the run.
+        failure: The failure, whose message does not blame the environment.
         num_bad: The number of records of the run that fail alone.
         num_records: The number of records of the run.
-        has_unread: Whether the run has records that can't be used, and were not fed.
+        has_unread: Whether stand-ins replaced bad records before the run.
         works_elsewhere: Returns whether the graph can process any record. It is called only if
             every record of the run fails.
     """
@@ -134,7 +134,7 @@ def cause_of(
         return Cause.GRAPH
     if num_bad or has_unread:
         return Cause.RECORDS
-    return Cause.ENVIRONMENT if failure.is_read else Cause.UNKNOWN  # by now, all files can be read
+    return Cause.ENVIRONMENT if failure.is_read else Cause.UNKNOWN  # alone, every file was read
 
 
 def _public_name(name: str) -> str:
@@ -190,7 +190,7 @@ def _lines_of_user(trace: TracebackType) -> str:
 
 
 def with_retries(call: Callable[[], T]) -> T:
-    """Returns the result of a function, called again a few times if the environment fails.
+    """Calls a function, a few times if the environment fails, and returns its result.
 
     Raises:
         Exception: The last error of the environment, or the first other error.

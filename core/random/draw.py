@@ -30,7 +30,7 @@ from .hashing import Bits, column_keys, uniform
 # int32 [rows, 2] or None, to an array [rows, ...]. Each row belongs to a sample of the batch.
 Compute = Callable[[NDArray[np.float32], Any], NDArray[Any]]
 _FLOAT, _INT = np.dtype(np.float32), np.dtype(np.int32)
-_MOST_PACKED = 64  # values per sample of an output that may share a graph input with other outputs
+_MOST_PACKED = 64  # the most values per sample of an output that shares a graph input
 
 
 def _size(shape: Sequence[int]) -> int:
@@ -92,7 +92,7 @@ def part_of(numbers: Any, shapes: Sequence[tuple[int, ...]], k: int) -> DataNode
 
 
 def check_images(images: Any) -> None:
-    """Raises TypeError unless ``images`` is an output of an operator of DALI."""
+    """Raises TypeError unless ``images`` is an output of a DALI operator."""
     if not isinstance(images, DataNode):
         raise TypeError(
             "images must be an output of DALI's operators in a graph function, not "
@@ -251,7 +251,7 @@ class DrawFunction:
     def __post_init__(self, columns: int) -> None:
         self.packs = _packs(self.forms)
         self._keys = column_keys(self.name, columns)
-        self._is_pure = False  # until the first call has checked it
+        self._is_pure = False  # set by the first call, after a check
 
     @do_not_convert
     def __call__(self, rows: DrawRows) -> list[NDArray[Any]]:
@@ -317,7 +317,7 @@ def described_draws(pipeline: Pipeline) -> list[tuple[str, str, dict[str, Any]]]
 
 
 def draw_inputs(pipeline: Pipeline) -> dict[str, str]:
-    """Returns a readable label of each operator that feeds random numbers, by DALI's name of it."""
+    """Returns a readable label of each operator that feeds random numbers, by its name in DALI."""
     draw = _draw_of(pipeline)
     return {} if draw is None else dict(draw._inputs)
 

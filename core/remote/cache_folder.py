@@ -27,7 +27,7 @@ MARK = f"{_MARK}2"
 _RESERVE = 1 << 30  # with cache_bytes=, 1 GiB of the disk, or 1/50 if that is less, stays free
 _SHARE = 8  # all processes together may take 1/8 of the free space before it is measured again
 _STEP = 1 << 20  # bytes that a process may always store before it measures the space again
-_RECENT = 60.0  # seconds for which a measurement is used
+_RECENT = 60.0  # seconds until the space is measured again
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _OBJECT = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}")
 # Storage options, and headers, that do not change which object a URL names. A secret may differ in

@@ -4,12 +4,12 @@ Each version of a remote file has an object: a sparse local file with the stored
 offsets in the remote file, so that they are read like ranges of local files. Journals contain the
 checksum of each stored range.
 
-A stored range is used only if its bytes have this checksum. This is the only guarantee that a read
-needs: after a crash, a loss of power or damage, the checksum differs, and the range is requested
-and stored again. So files need neither locks nor syncs, and processes may share a folder.
+A stored range is used only if its bytes have this checksum. After a crash, a loss of power or
+damage, the checksum differs, and the range is requested and stored again. Files therefore need
+neither locks nor syncs, and processes may share a folder.
 
-Ranges are never evicted. An epoch reads each range once, so that the least recently used ranges are
-the next to be read: an LRU cache that is too small would have no hits.
+Ranges are never evicted. An epoch reads each range once, in random order, so evicting the least
+recently used ranges would lower the hit rate.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class DiskCache:
         Args:
             files: The file of each range.
             offsets: The first byte of each range.
-            arrays: Arrays of the sizes of the ranges, uint8, into which the ranges were read.
+            arrays: For each range, an array of its size, uint8, with the bytes that were read.
             counts: The number of bytes that were read of each range.
 
         Returns:
@@ -200,8 +200,7 @@ def _checksums(arrays: Sequence[NDArray[np.uint8]]) -> Bits:
     """Returns the checksum of each array, XXH3 of 64 bits, as uint64 [arrays].
 
     A checksum detects damage, such as flipped bits, zeros, and bytes from another place. It does
-    not detect forgery. Journals contain checksums, so that another algorithm requires another
-    `MARK`.
+    not detect forgery. Journals contain checksums, so a new algorithm requires a new `MARK`.
     """
     from xxhash import xxh3_64_intdigest  # not needed for local files
 

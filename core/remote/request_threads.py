@@ -1,4 +1,4 @@
-"""Threads that wait for the responses of servers.
+"""Runs requests in threads, which wait for the responses of servers.
 
 The clients' calls release the GIL while they wait. A thread for each call needs less CPU than an
 event loop, which is woken several times for each call.
@@ -47,12 +47,12 @@ class RequestThreads:
     """
 
     def __init__(self) -> None:
-        self._urgent = collections.deque[Job]()  # they run before the others
+        self._urgent = collections.deque[Job]()  # these jobs run first
         self._jobs = collections.deque[Job]()
         self._unfinished = collections.deque[None]()  # an item for each job
         self._wake = queue.SimpleQueue[None]()  # an item for each added job
         self._turn = threading.Lock()  # held by the thread that starts the next job
-        self._room = threading.Semaphore(MOST_REQUESTS)  # for further requests
+        self._room = threading.Semaphore(MOST_REQUESTS)  # further requests that may start
         self._count = 0
 
     def add(self, jobs: Sequence[Job], urgent: bool = False) -> None:

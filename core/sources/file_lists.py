@@ -15,11 +15,11 @@ from .labels import few
 
 _log = logging.getLogger("dalijax")
 
-_HIDDEN = (b".", b"__MACOSX")  # macOS's archives have metadata of each file in __MACOSX
+_HIDDEN = (b".", b"__MACOSX")  # archives from macOS contain metadata in __MACOSX
 
 
 class LocalFolders:
-    """Lists local folders, with some methods of `dalijax.core.remote.folders.Folders`.
+    """Lists local folders, by the same methods as `dalijax.core.remote.folders.Folders`.
 
     An entry of a folder may also have the types "special" (e.g. a FIFO), "dangling" (a link whose
     target can't be found) and "loop" (a link to itself).
@@ -29,7 +29,7 @@ class LocalFolders:
     isfile = staticmethod(os.path.isfile)
 
     def ls(self, path: str) -> Iterator[Entry]:
-        """Yields the entries of the files and folders in a folder."""
+        """Yields an entry for each file and each folder in a folder."""
         with os.scandir(path) as entries:
             for entry in entries:
                 yield {"name": entry.name, "type": _kind(entry)}
@@ -81,7 +81,7 @@ def listed(
             printable(folder),
             few(special_files),
         )
-    # A dangling link is a record that can't be read, so that its name is reported.
+    # A dangling link stays a record: reading it raises an error with its name.
     files = sorted(wanted["file"] + wanted["dangling"])
     return files, sorted(name for name in wanted["directory"] if not name.startswith(_HIDDEN))
 

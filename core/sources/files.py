@@ -56,16 +56,17 @@ class Files(BaseSource):
 
     A record of class directories has ``data``, the bytes of the file, and ``label``, an int32
     scalar: the index of its class directory in ``classes``, by default in sorted order. The records
-    are sorted, so that they are those of ``fn.readers.file``. Files in nested directories belong to
-    the class directory, as in torchvision's ``ImageFolder``; DALI's reader ignores them. A class
+    are sorted, like the records of ``fn.readers.file``. Files in nested directories belong to the
+    class directory, as in torchvision's ``ImageFolder``; DALI's reader ignores them. A class
     directory without files keeps its label, with a warning. Directories whose names begin with a
-    dot or ``__MACOSX`` are ignored.
-    A record of a flat directory, or of a list without labels, has only ``data``.
+    dot or ``__MACOSX`` are ignored. A record of a flat directory, or of a list without labels, has
+    only ``data``.
 
     Local files are read by DALI's threads (`dalijax.fn.read_file`): `read` returns their paths.
     For URLs, `read` returns the contents as read-only arrays. The bucket is listed when the source
-    is opened; its files are then read ahead and cached, and changed files raise an error. None of
-    this applies to more than 200,000 files, nor to HTTP servers.
+    is opened. Its files are then read ahead, and cached if ``cache=`` is given, and changed files
+    raise an error. With more than 200,000 files, or on HTTP servers, files are neither read ahead
+    nor cached, and changes are not detected.
 
     FIFOs, sockets, devices and links to themselves are skipped with a warning.
 
@@ -90,7 +91,7 @@ class Files(BaseSource):
 
     Attributes:
         fields: ``data``, a uint8 array, and ``label``, if there are labels.
-        classes: Names of the classes in the order of their labels; empty if there are none.
+        classes: Names of the classes in the order of their labels; empty without classes.
 
     Raises:
         FileNotFoundError, NotADirectoryError: If the directory, or a file of the list, does not
@@ -101,7 +102,7 @@ class Files(BaseSource):
     """
 
     _gives_new_arrays = True  # read() returns new arrays, so that ReuseCheck is not needed
-    read_threads = 4  # threads that look up image sizes open files, and wait for a disk
+    read_threads = 4  # threads open files to read image sizes, and wait for a disk
 
     @knows_its_names
     def __init__(
@@ -318,7 +319,7 @@ class Files(BaseSource):
         return redacted_url(self._url(self._path(index)))
 
     def _path(self, index: int) -> str:
-        """Returns the path of a record, which is a key in a bucket, and a URL on HTTP servers."""
+        """Returns the path of a record: a key in a bucket, or a URL on HTTP servers."""
         return os.fsdecode(self._root + self._names[index])
 
     def _content(self) -> tuple[Any, ...]:
