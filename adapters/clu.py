@@ -281,7 +281,7 @@ class DALIGenericPeekableIterator(DALIGenericIterator):
     """
 
     _workers: Workers | None = None
-    _first: dict[str, dataset_iterator.ArraySpec] | None = None
+    _first_specs: dict[str, dataset_iterator.ArraySpec] | None = None
 
     def __next__(self) -> dict[str, Any]:
         return self._checked(super().__next__())
@@ -309,7 +309,7 @@ class DALIGenericPeekableIterator(DALIGenericIterator):
 
     def _checked(self, batch: dict[str, Any]) -> dict[str, Any]:
         specs = _specs(batch)
-        self._first = first = self._first or specs
+        self._first_specs = first = self._first_specs or specs
         for name, spec in specs.items():
             if spec != first[name]:
                 raise ValueError(

@@ -16,7 +16,7 @@ from ...core.iterator.batch_stream import BatchStream
 from ...core.messages.printable import printable_repr
 from ...core.pipeline.batch import Batch
 from ..stream_adapter import StreamAdapter
-from .record_iterator import BatchIterator, Passes
+from .record_iterator import GrainIterator, Passes
 from .transform import BatchDataset, check_policy, choose_device, element_spec
 
 __all__ = ["DALIIterDataset"]
@@ -176,7 +176,7 @@ class DALIIterDataset(BatchDataset):
         return f"DALIIterDataset({self._iterator_fn.__name__}, shard {index} of {count})"
 
 
-class DALIDatasetIterator(StreamAdapter, BatchIterator):
+class DALIDatasetIterator(StreamAdapter, GrainIterator):
     """Iterates over the batches of a `DALIIterDataset`.
 
     Attributes:

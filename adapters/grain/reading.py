@@ -69,7 +69,7 @@ class RecordLists(grain.MapDataset):
 
 
 @dataclasses.dataclass(frozen=True)
-class Position:
+class ParentPosition:
     """A position of a `Reader` between two batches.
 
     An *entry* is an element of the parent or, if the parent yields `RecordLists`, an element of one
@@ -122,9 +122,9 @@ class Reader:
         self._only_full = only_full
         self._pad = pad
         self._longer = longer
-        self._first: list[Any] = []  # the first record, if batches of padding may follow
+        self._padding_records: list[Any] = []  # the first record, if batches of padding may follow
         self._source = _source(parent)
-        self.start = Position(parent.get_state())
+        self.start = ParentPosition(parent.get_state())
         self._begin(self.start)
 
     def next_records(self) -> RecordBatch:
@@ -132,7 +132,7 @@ class Reader:
         is_first = self._longer and not self.position.records
         records = self._records()
         if is_first:
-            self._first = records[:1]
+            self._padding_records = records[:1]
         if len(records) > self._rows:
             raise ValueError(
                 f"the dataset before DALITransform yields lists of {len(records)} records, but a "
@@ -155,14 +155,14 @@ class Reader:
         end has not read the last record, but can read the first record again.
         """
         position = self.position
-        if not self._first:
+        if not self._padding_records:
             self.go_to(self.start)
             try:
-                self._first = [self._first_record()]
+                self._padding_records = [self._first_record()]
             finally:
                 self.go_to(position)
         return RecordBatch(
-            self._first * self._rows,
+            self._padding_records * self._rows,
             position,
             lambda row: "the first record of the stream, as padding",
             np.zeros(self._rows, bool),
@@ -179,7 +179,7 @@ class Reader:
         """Moves to the batch after a position; see `RecordReader`."""
         self.go_to(position.after or self.start)
 
-    def _begin(self, position: Position) -> None:
+    def _begin(self, position: ParentPosition) -> None:
         """Sets the position, and forgets the entries that were read after it.
 
         The parent must be at the position already.
@@ -192,7 +192,7 @@ class Reader:
         self._used = 0
         self._before_list = position.parent
 
-    def go_to(self, position: Position) -> None:
+    def go_to(self, position: ParentPosition) -> None:
         """Moves to a position, where the next batch begins."""
         self._parent.set_state(copy.deepcopy(position.parent))
         self._begin(position)
@@ -224,9 +224,9 @@ class Reader:
             raise
         entries, used = self._list, self._used
         if used == len(entries):
-            self._begin(Position(self._parent.get_state(), count))
+            self._begin(ParentPosition(self._parent.get_state(), count))
         else:  # the remaining records of the list belong to the next batch
-            self._begin(Position(self._before_list, count, used))
+            self._begin(ParentPosition(self._before_list, count, used))
             self._list, self._used, self._entries = entries, used, used
         return records
 

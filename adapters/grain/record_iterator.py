@@ -43,7 +43,7 @@ class Passes:
             )
 
 
-class BatchIterator(grain.DatasetIterator):
+class GrainIterator(grain.DatasetIterator):
     """Iterates over batches, and warns about equal passes over their dataset.
 
     Attributes:
@@ -76,7 +76,7 @@ class BatchIterator(grain.DatasetIterator):
             raise
 
 
-class RecordIterator(BatchIterator):
+class RecordIterator(GrainIterator):
     """Iterates over the batches of an engine; subclasses implement get_state and set_state.
 
     Attributes:

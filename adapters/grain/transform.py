@@ -43,7 +43,7 @@ from ...core.state.agreement import Values
 from ...core.state.envelope import Form, brief, damaged
 from ...core.state.fingerprint import Fingerprint
 from .lengths import number_of_records, parents_of
-from .reading import READ_OPTIONS, Position, Reader, RecordLists
+from .reading import READ_OPTIONS, ParentPosition, Reader, RecordLists
 from .record_iterator import Passes, RecordIterator
 
 __all__ = ["DALITransform"]
@@ -699,7 +699,7 @@ class DecodedIterator(RecordIterator):
         self._engine.restore(RecordPosition(state["step"], after, None, restored), move)
         self._starts = False
 
-    def _position(self, state: Mapping[str, Any]) -> Position:
+    def _position(self, state: Mapping[str, Any]) -> ParentPosition:
         """Returns the position in the parent that a state describes.
 
         Raises:
@@ -718,7 +718,7 @@ class DecodedIterator(RecordIterator):
         failed = state["failed"].split()
         if not all(number.isdecimal() and len(number) < 17 for number in failed):
             raise damaged(f"failed is {brief(state['failed'])}, not numbers of records")
-        return Position(copy.deepcopy(parent), records, skip, tuple(map(int, failed)))
+        return ParentPosition(copy.deepcopy(parent), records, skip, tuple(map(int, failed)))
 
     def seek_step(self, step: int) -> None:
         """Raises ValueError unless ``step`` is the current step.

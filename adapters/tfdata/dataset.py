@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 from ...core.api import IteratorFunction, iterator_function
 from ...core.arguments import check_flags, refuse_positional, whole_number
 from .iterator import Array, DatasetIterator, plain, scalar
-from .source import Source
 from .stepped_stream import ChainedStream
 from .steps import INFINITE, UNKNOWN, Enumerate, Repeat, Skip, Step, Take
+from .stream_factory import StreamFactory
 
 __all__ = ["DALIDataset"]
 
@@ -96,7 +96,7 @@ class DALIDataset:
                 "and pmap_compatible, or use the iterator function itself, which places batches"
             )
         iterator_fn._check_names(DALIDataset, call)
-        self._source = Source(iterator_fn, call, reshuffle_each_iteration)
+        self._streams = StreamFactory(iterator_fn, call, reshuffle_each_iteration)
         self._epochs: int | None = 1
         self._chain: tuple[Step, ...] = ()
 
@@ -105,7 +105,7 @@ class DALIDataset:
 
     def _derived(self, epochs: int | None, chain: tuple[Step, ...]) -> DALIDataset:
         dataset = object.__new__(type(self))
-        dataset._source, dataset._epochs, dataset._chain = self._source, epochs, chain
+        dataset._streams, dataset._epochs, dataset._chain = self._streams, epochs, chain
         return dataset
 
     def take(self, count: int, name: str | None = None) -> DALIDataset:
@@ -130,7 +130,7 @@ class DALIDataset:
         """
         del name
         count = -1 if count is None else whole_number("count", count, _COUNT)
-        if self._chain or not self._source.reshuffles:
+        if self._chain or not self._streams.reshuffles:
             return self._then(Repeat(count))
         if count == 0:
             return self._then(Take(0))
@@ -150,9 +150,9 @@ class DALIDataset:
             ValueError: If ``num_shards`` is less than 1, or ``index`` is not below it.
         """
         del name
-        source = self._source
-        first = not self._chain and self._epochs == 1 and "hosts" not in source.call
-        if not (first and source.iterator_fn._has_source(source.call)):
+        streams = self._streams
+        first = not self._chain and self._epochs == 1 and "hosts" not in streams.call
+        if not (first and streams.iterator_fn._has_source(streams.call)):
             raise NotImplementedError(
                 "shard() must be the first step of a DALIDataset over one of dalijax.sources. For "
                 "a reader, pass shard_id and num_shards to DALIDataset; the graph function has to "
@@ -161,11 +161,11 @@ class DALIDataset:
         num_shards = whole_number("num_shards", num_shards, "a number of shards, 1 or more", 1)
         expected = f"the number of one of {num_shards} shards, from 0"
         index = whole_number("index", index, expected, 0, num_shards)
-        seed = source.call.get("seed")
-        shard_call = source.iterator_fn._shard_arguments(index, num_shards, seed, source.call)
+        seed = streams.call.get("seed")
+        shard_call = streams.iterator_fn._shard_arguments(index, num_shards, seed, streams.call)
         dataset = self._derived(1, ())
-        call = {**source.call, **shard_call}
-        dataset._source = Source(source.iterator_fn, call, source.reshuffles)
+        call = {**streams.call, **shard_call}
+        dataset._streams = StreamFactory(streams.iterator_fn, call, streams.reshuffles)
         return dataset
 
     def enumerate(self, start: int = 0, name: str | None = None) -> DALIDataset:
@@ -200,7 +200,7 @@ class DALIDataset:
         return refuse
 
     def __iter__(self) -> DatasetIterator:
-        stream = ChainedStream(self._source.stream(self._epochs), self._chain)
+        stream = ChainedStream(self._streams.stream(self._epochs), self._chain)
         return DatasetIterator(stream, lambda: self.element_spec)
 
     def as_numpy_iterator(self) -> Iterator[Any]:
@@ -229,7 +229,7 @@ class DALIDataset:
         Endless datasets return tf.data.INFINITE_CARDINALITY (-1), datasets of unknown length
         tf.data.UNKNOWN_CARDINALITY (-2).
         """
-        return scalar(self._source.cardinality(self._epochs, self._chain))
+        return scalar(self._streams.cardinality(self._epochs, self._chain))
 
     @property
     def element_spec(self) -> Any:
@@ -238,7 +238,7 @@ class DALIDataset:
         Without TensorFlow, the specs are jax.ShapeDtypeStructs. The pipelines of the next
         ``iter()`` produce a batch for the specs; the next iterator delivers this batch.
         """
-        return self._source.spec(self._epochs, self._chain)
+        return self._streams.spec(self._epochs, self._chain)
 
     def to_tf_dataset(self, element_spec: Any = None) -> Any:
         """Returns a tf.data.Dataset with the same elements.
@@ -262,17 +262,17 @@ class DALIDataset:
         from .to_tf import by_generator, by_plugin
 
         # The plugin's pipeline repeats itself in each pass.
-        repeats = self._epochs is None or not self._source.reshuffles
+        repeats = self._epochs is None or not self._streams.reshuffles
         if element_spec is None and repeats:
-            dataset = by_plugin(self._source, self._epochs, self._chain)
+            dataset = by_plugin(self._streams, self._epochs, self._chain)
             if dataset is not None:
                 return dataset
         if element_spec is None:
             element_spec = self.element_spec
-        skips = self._source.config.on_error == "skip"
+        skips = self._streams.config.on_error == "skip"
         count = UNKNOWN if skips else int(self.cardinality())
         return by_generator(self.as_numpy_iterator, element_spec, count)
 
     def __repr__(self) -> str:
-        name = self._source.iterator_fn.__name__
+        name = self._streams.iterator_fn.__name__
         return f"<DALIDataset of {name}, epochs={self._epochs}, steps={list(self._chain)}>"

@@ -39,7 +39,7 @@ def stream_length(stream: BatchStream) -> int:
         return UNKNOWN
 
 
-class _Place(NamedTuple):
+class _ChainPosition(NamedTuple):
     """A position in a `ChainedStream`.
 
     Attributes:
@@ -72,9 +72,9 @@ class ChainedStream(StreamAdapter):
         # Serializes calls of several threads; reentrant, because methods call each other.
         self._lock = threading.RLock()
         self._steps = [repr(step) for step in chain]  # the form of the steps in states
-        self._place = _Place()
+        self._position = _ChainPosition()
         # The positions of the chain and of the stream before a running or interrupted call.
-        self._before: tuple[_Place, StreamMark] | None = None
+        self._before: tuple[_ChainPosition, StreamMark] | None = None
 
     def __next__(self) -> tuple[Batch, tuple[int, ...]]:
         """Returns the next batch, and the number from each enumerate step, the last step first.
@@ -100,29 +100,29 @@ class ChainedStream(StreamAdapter):
     def _next(self) -> tuple[Batch, tuple[int, ...]]:
         """Returns the next batch and its numbers, and moves the position; see `__next__`."""
         while True:
-            index, _, end = self._place
+            index, _, end = self._position
             location = element(self.chain, self._total(), index)
             if location is None:
                 raise StopIteration
             at, numbers = location
             self._move_to(at)
-            if self._place.at == at:
-                after = _Place(index + 1, at + 1, end)
+            if self._position.at == at:
+                after = _ChainPosition(index + 1, at + 1, end)
                 try:
                     batch = next(self._stream)
                 except StopIteration:
                     pass
                 except BatchError:
-                    self._place = after
+                    self._position = after
                     raise
                 else:
-                    self._place = after
+                    self._position = after
                     return batch, numbers
             # The length of a stream may be unknown before its end, or may shrink because failed
             # batches are skipped. The loop then searches for the element again.
-            if end == self._place.at:
+            if end == self._position.at:
                 raise StopIteration
-            self._place = self._place._replace(end=self._place.at)
+            self._position = self._position._replace(end=self._position.at)
 
     def seek_step(self, step: int) -> None:
         """Moves to an element; see `BatchStream.seek_step`.
@@ -139,35 +139,35 @@ class ChainedStream(StreamAdapter):
             return
         step = step_number(step, "elements")
         with self._lock:
-            self._settle()
+            self._undo_interrupted()
             total = self._total()
             count = length(self.chain, total)
             if 0 <= count < step:
                 raise ValueError(f"seek_step({step}): the dataset has only {count} elements")
             at = self._batch_after(step, total)
-            place = self._place._replace(element=step, at=at)
+            position = self._position._replace(element=step, at=at)
             self._begin()
             try:
                 self._stream.seek_step(at)
             except Exception:  # the stream has not moved
                 self._before = None
                 raise
-            self._place, self._before = place, None
+            self._position, self._before = position, None
 
     def _total(self) -> int:
         """Returns the number of batches of the stream, or INFINITE or UNKNOWN."""
-        return stream_length(self._stream) if self._place.end is None else self._place.end
+        return stream_length(self._stream) if self._position.end is None else self._position.end
 
     def _move_to(self, at: int) -> None:
         """Moves the stream to batch ``at``, or to its end if it has fewer batches.
 
         To move backwards, the stream is restarted.
         """
-        if at < self._place.at:
+        if at < self._position.at:
             self._stream.reset()
-            self._place = self._place._replace(at=0)
-        skipped = self._drop(at - self._place.at)
-        self._place = self._place._replace(at=self._place.at + skipped)
+            self._position = self._position._replace(at=0)
+        skipped = self._drop(at - self._position.at)
+        self._position = self._position._replace(at=self._position.at + skipped)
 
     def _batch_after(self, index: int, total: int) -> int:
         """Returns the index of the stream's next batch after the first ``index`` elements.
@@ -196,18 +196,18 @@ class ChainedStream(StreamAdapter):
 
     def _begin(self) -> None:
         """Saves the position; if this call is interrupted, the next call returns to it."""
-        self._settle()
-        self._before = self._place, self._stream._mark()
+        self._undo_interrupted()
+        self._before = self._position, self._stream._mark()
 
-    def _settle(self) -> None:
+    def _undo_interrupted(self) -> None:
         """Moves back to the position before the last call, if the call was interrupted."""
         if self._before is None:
             return
-        self._place, mark = self._before
+        self._position, mark = self._before
         if not self._stream._go_back(mark):  # the state of the pipelines can't be saved
             self._stream.reset()
-            self._place = self._place._replace(at=0)
-            self._move_to(self._batch_after(self._place.element, self._total()))
+            self._position = self._position._replace(at=0)
+            self._move_to(self._batch_after(self._position.element, self._total()))
         self._before = None
 
     def get_state(self) -> dict[str, Any]:
@@ -215,11 +215,11 @@ class ChainedStream(StreamAdapter):
         if not self.chain:
             return self._stream.get_state()
         with self._lock:
-            self._settle()
+            self._undo_interrupted()
             return FORM.encode(
-                element=self._place.element,
-                at=self._place.at,
-                end=UNKNOWN if self._place.end is None else self._place.end,
+                element=self._position.element,
+                at=self._position.at,
+                end=UNKNOWN if self._position.end is None else self._position.end,
                 first_epoch=self._stream._first_epoch,
                 stream=self._stream.get_state(),
                 steps=self._steps,
@@ -240,7 +240,7 @@ class ChainedStream(StreamAdapter):
         counts = [state[name] for name in ("element", "at", "end", "first_epoch")]
         element, at, end, first_epoch = counts
         with self._lock:
-            self._settle()
+            self._undo_interrupted()
             self._begin()
             try:
                 self._stream.set_state(state["stream"])
@@ -248,7 +248,7 @@ class ChainedStream(StreamAdapter):
                 self._before = None
                 raise
             if not self._fits(*counts):
-                self._settle()
+                self._undo_interrupted()
                 raise StateError(
                     f"the state is damaged, or of another batch size: element {element} is not at "
                     f"batch {at} of {end} from epoch {first_epoch}. Create the dataset with its "
@@ -256,13 +256,14 @@ class ChainedStream(StreamAdapter):
                     "an undamaged copy"
                 )
             self._stream._first_epoch = first_epoch
-            self._place, self._before = _Place(element, at, end if end >= 0 else None), None
+            position = _ChainPosition(element, at, end if end >= 0 else None)
+            self._position, self._before = position, None
 
     def _fits(self, index: int, at: int, end: int, first: int) -> bool:
         """Returns whether the counts of a state are consistent with the restored stream.
 
         Args:
-            index, at, end: The counts ``element``, ``at`` and ``end`` of the state; see `_Place`.
+            index, at, end: The counts ``element``, ``at`` and ``end`` of the state.
             first: The first epoch of the stream in the state.
         """
         stream, total = self._stream, stream_length(self._stream)

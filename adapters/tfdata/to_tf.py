@@ -19,8 +19,8 @@ from ...core.pipeline.calls import calls
 from ...core.pipeline.output_notes import notes_of
 from ...core.pipeline.pipeline_factory import GraphPipelineFactory
 from ...core.workers import busy
-from .source import Source
 from .steps import UNKNOWN, Repeat, Skip, Step, Take
+from .stream_factory import StreamFactory
 
 with extra("tf", "DALIDataset.to_tf_dataset()"):
     import tensorflow as tf
@@ -70,7 +70,7 @@ def _text_as_bytes(path: Sequence[Any], array: Any) -> Any:
     if array.dtype != object:
         return array
     encoded = np.empty_like(array)
-    for place, value in enumerate(array.flat):
+    for index, value in enumerate(array.flat):
         if not isinstance(value, (str, bytes)):
             raise TypeError(
                 f"to_tf_dataset() only supports text, but {path[-1].key!r} has "
@@ -79,7 +79,7 @@ def _text_as_bytes(path: Sequence[Any], array: Any) -> Any:
             )
         if isinstance(value, str):
             value = value.encode(errors="surrogateescape")
-        encoded.flat[place] = value
+        encoded.flat[index] = value
     return encoded
 
 
@@ -102,13 +102,15 @@ def _until_exit(elements: Iterator[Any]) -> Iterator[Any]:
         yield element
 
 
-def by_plugin(source: Source, epochs: int | None, chain: Sequence[Step]) -> tf.data.Dataset | None:
+def by_plugin(
+    streams: StreamFactory, epochs: int | None, chain: Sequence[Step]
+) -> tf.data.Dataset | None:
     """Returns a tf.data.Dataset of DALI's TensorFlow plugin.
 
     Returns None if the plugin is not installed, or can't deliver the same elements.
 
     Args:
-        source: The source of the batches.
+        streams: Creates the streams of the batches.
         epochs: Number of epochs; None if there is no end.
         chain: The steps that are applied to the batches.
     """
@@ -116,16 +118,16 @@ def by_plugin(source: Source, epochs: int | None, chain: Sequence[Step]) -> tf.d
         from nvidia.dali.plugin import tf as plugin
     except ImportError:
         return None
-    config, stream = source.config, source.current(epochs)
+    config, stream = streams.config, streams.current(epochs)
     plan = stream._plan
     if plan is None or not _is_regular(plan, config) or config.on_error == "skip":
         return None
     if config.batch_map is not None:
         return None
-    pipeline = _pipeline(source, plugin)
+    pipeline = _pipeline(streams, plugin)
     if pipeline is None:
         return None
-    spec = source.spec(epochs, ())
+    spec = streams.spec(epochs, ())
     names = notes_of(pipeline).names or tuple(config.output_map)
     dtypes = tuple(spec[name].dtype for name in names)
     if not set(dtypes) <= set(_TYPES):
@@ -140,7 +142,7 @@ def by_plugin(source: Source, epochs: int | None, chain: Sequence[Step]) -> tf.d
             num_threads=pipeline.num_threads,
             device_id=None,
         )
-    count = source.cardinality(epochs, ())
+    count = streams.cardinality(epochs, ())
     batches = _counted(_delivered(raw, plan, stream._shards[0], config, names).take(count), count)
     for step in chain:
         batches = _applied(batches, step)
@@ -160,9 +162,9 @@ def _is_regular(plan: EpochPlan, config: IteratorConfig) -> bool:
     return (plan.padded and stays) or runs_on
 
 
-def _pipeline(source: Source, plugin: Any) -> Pipeline | None:
-    """Returns the pipeline of a source; None unless it is on the CPU and does not call Python."""
-    pipelines = source.prepared()[0]
+def _pipeline(streams: StreamFactory, plugin: Any) -> Pipeline | None:
+    """Returns the pipeline of a stream; None unless it is on the CPU and does not call Python."""
+    pipelines = streams.prepared()[0]
     if not isinstance(pipelines, GraphPipelineFactory):  # Python feeds the pipeline
         return None
     pipeline = pipelines.define()

@@ -18,7 +18,7 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names, whole_number
-from ..random.draw import Draw, check_draw, joined, part_of
+from ..random.draw import Draw, check_draw, hstacked, part_of
 from . import policies
 from .layouts import as_rgb, conditional
 from .policies import Choice
@@ -224,8 +224,9 @@ def _augmented(
         **warp: Arguments of ``fn.warp_affine``.
     """
     stage_arguments = [_arguments_of(branches) for branches in stages]
-    # All arguments of a stage are joined to one vector, which is sliced at each operator. Separate
-    # arguments would all be split at each branching, which took a CPU 25 % longer on small images.
+    # All arguments of a stage are concatenated to one vector, which is sliced at each operator.
+    # Separate arguments would all be split at each branching, which took a CPU 25 % longer on small
+    # images.
     forms: list[tuple[tuple[int, ...], Any]] = []
     for names in stage_arguments:
         numbers = sum(math.prod(policies.FORMS[form]) for form in names)
@@ -235,7 +236,7 @@ def _augmented(
         arrays: list[NDArray[Any]] = []
         for choice, names in zip(choose(u), stage_arguments):
             values = policies.arguments(choice, sizes, names, pixels=pixels)
-            arrays += [policies.branches(choice), joined(values)]
+            arrays += [policies.branches(choice), hstacked(values)]
         return arrays
 
     nodes = iter(
@@ -278,8 +279,8 @@ def _select(
         branches: The branches that may occur, as sorted indices into `policies.BRANCHES`.
         images: The images.
         branch: The branch of each image, an index into `policies.BRANCHES`.
-        numbers: The joined arguments of the operators for each image, float32 [numbers].
-        names: Names of the joined arguments in `policies.FORMS`.
+        numbers: The concatenated arguments of the operators for each image, float32 [numbers].
+        names: Names of the concatenated arguments in `policies.FORMS`.
         warp: Arguments of ``fn.warp_affine``.
     """
     if len(branches) == 1:

@@ -42,7 +42,7 @@ Words of this package:
 - row: an index in a batch, or in the part of a batch that a pipeline makes.
 - part: the rows of a batch that a pipeline makes; in `stream_part`, the rows of a process.
 - chunk: the records of a source that a task reads.
-- place: an index in a chunk or another list, which is not the row in the batch.
+- index: the number of an entry of a chunk or another list, which is not the row in the batch.
 - stand-in: a good record that takes the row of a bad record.
 - input: an ``external_source`` of the graph, which is fed with one value of each record. Other
   values, such as text, bypass the graph.

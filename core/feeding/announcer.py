@@ -56,7 +56,7 @@ class Announcer:
         self._done = 0  # the run after the last run that was read
         self._next = 0  # the first run that is not announced
         self._position = SamplePosition()  # the position of run `_next`
-        self._first = 0  # the first run after the last restart
+        self._first_run = 0  # the first run after the last restart
         self._num_announced = 1  # runs of the last announcement
         self._fetches: dict[int, set[Any]] = {}  # requests, kept alive until their run was read
         self._ahead: dict[int, int] = {}  # bytes of each announced run, including bytes on a disk
@@ -108,7 +108,7 @@ class Announcer:
         self._fetches.clear()
         self._ahead.clear()
         self._current, self._done = generation, run
-        self._next = self._first = run
+        self._next = self._first_run = run
         self._position = position
         self._fill()
 
@@ -128,11 +128,11 @@ class Announcer:
         while not self._workers.dropped:
             while self._freed:
                 self._held -= self._freed.popleft()
-            if self._next == self._first:
+            if self._next == self._first_run:
                 self._announce(0)
                 return
             is_full = max(self._held, sum(self._ahead.values())) > self._budget / 2
-            if self._done == self._first or is_full or self._next - self._done >= _MOST_RUNS:
+            if self._done == self._first_run or is_full or self._next - self._done >= _MOST_RUNS:
                 return
             self._announce(self._budget // 2)
 

@@ -26,7 +26,7 @@ from ..pipeline.failure import (
     cause_of,
     failure_of,
 )
-from ..pipeline.failure_errors import describe, listed, with_dali
+from ..pipeline.failure_errors import describe, first_names, with_dali
 from ..pipeline.pipeline_factory import GraphPipelineFactory
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..random.draw import described_draws
@@ -35,7 +35,7 @@ from ..state.operators import operators_of
 from ..state.position import FailedBatch
 from ..workers import WorkersEnded
 from .graph import FedGraph, description
-from .read_rows import is_of_record, joined
+from .read_rows import concatenated, is_of_record
 from .stand_ins import NoStandIn, UnusableRecord
 from .supply import RowBatch, RowSupply
 
@@ -219,7 +219,7 @@ class FedEngine(Engine[P]):
         first, operators = (runner.checkpoints() or ())[:1], operators_of(runner.pipelines[0])
         self._random = functools.cache(lambda: random_state.stateful(*first))
         if self._graph is not None:
-            self._graph.learn(operators)
+            self._graph.read_operators(operators)
         self._check_first()
         inputs = {} if self._graph is None else self._graph.inputs
         self._operators = description(runner.pipelines[0], operators, self._batch_map_names, inputs)
@@ -300,7 +300,7 @@ class FedEngine(Engine[P]):
         may_have_masked = error is None and self._config.on_error == "mask"
         if may_have_masked and (bad := self._bad_of(supply, run, valid=True)):
             named = self._bad_records(position, bad, outcome="has bad records")
-            masked = FailedBatch(*self._place(position), str(named), named.files)
+            masked = FailedBatch(*self._epoch_and_step(position), str(named), named.files)
         after = self._after(position, supply, run, runner)
         if self._supply is supply:  # another thread may have closed the supply
             supply.forget(run)
@@ -337,7 +337,7 @@ class FedEngine(Engine[P]):
         batch = self.make_batch(outputs, masks, not runner.dynamic)
         if graph is not None and passed:
             columns: dict[str, Any] = {
-                name: joined([rows.column(name) for rows in parts]) for name in passed
+                name: concatenated([rows.column(name) for rows in parts]) for name in passed
             }
             counts = [len(rows.valid) for rows in parts]
             self.make_batch.add_columns(batch, columns, counts, graph.stacked)
@@ -379,7 +379,7 @@ class FedEngine(Engine[P]):
             else:
                 texts.append(
                     self._unfit_text.format(
-                        names=listed(names), kind=type(first).__name__, error=first
+                        names=first_names(names), kind=type(first).__name__, error=first
                     )
                 )
         files = tuple(dict.fromkeys(name for group in groups.values() for name, _ in group))
@@ -478,10 +478,10 @@ class FedEngine(Engine[P]):
     def _find_bad(self, supply: RowSupply[P], used: Indices, failure: Failure) -> list[int]:
         """Returns the samples of a failed batch that fail alone; runs parts of the batch again."""
 
-        def run_alone(places: Sequence[int]) -> Failure | None:
-            return self._run_alone(supply.alone(used[list(places)]))
+        def run_alone(indices: Sequence[int]) -> Failure | None:
+            return self._run_alone(supply.alone(used[list(indices)]))
 
-        return [int(used[place]) for place in find_bad(len(used), run_alone, failure)]
+        return [int(used[index]) for index in find_bad(len(used), run_alone, failure)]
 
     def _names(self, supply: RowSupply[P], run: int, samples: Sequence[int]) -> Iterator[str]:
         """Yields the name of each record of some samples in a run, except of stand-ins."""

@@ -42,10 +42,10 @@ class FedGraph:
     Attributes:
         function, inputs, passed, draws, stacked: The arguments of the same names.
         file_inputs: By name, the inputs that the graph decodes or reads as files, or whose image
-            sizes it requests. `learn` and definitions of the graph add them.
+            sizes it requests. `read_operators` and definitions of the graph add them.
         lost_numbers: By name of an input, the first record whose numbers a decoder loses, and how.
-        used: The names of the inputs that operators of the graph take. Empty until `learn` is
-            called.
+        used: The names of the inputs that operators of the graph take. Empty until
+            `read_operators` is called.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class FedGraph:
         """The names of all values to read: of the inputs, and of values that bypass the graph."""
         return [*self.inputs, *self.passed]
 
-    def learn(self, operators: Iterable[Operator]) -> None:
+    def read_operators(self, operators: Iterable[Operator]) -> None:
         """Sets `used` and `file_inputs` from the operators of a built pipeline.
 
         Raises:
@@ -236,7 +236,7 @@ def record_graph(
         record: The first record.
         spec: The structure of a record, if the first record doesn't show it; otherwise None.
         settings: The values of the function's other parameters, by name.
-        further: The next records; see `dalijax.core.feeding.schema.learn`.
+        further: The next records; see `dalijax.core.feeding.schema.schema_of`.
 
     Returns:
         The graph, and the schema of the records.
@@ -248,7 +248,7 @@ def record_graph(
     unset = function_parameters(function) - {*settings}
     # If the records have a key named "draw", the parameter takes its values.
     draws = DRAW in unset and not (isinstance(structure, Mapping) and DRAW in structure)
-    record_schema = schema.learn(
+    record_schema = schema.schema_of(
         record, function, {**settings, DRAW: None} if draws else settings, spec, further
     )
     inputs = {

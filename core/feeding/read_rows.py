@@ -21,7 +21,7 @@ from ..formats.riff import cut_off, file_cut_off
 from ..messages.printable import printable_text
 from ..order.shuffle import Indices
 from ..pipeline.failure import with_retries
-from ..pipeline.failure_errors import listed
+from ..pipeline.failure_errors import first_names
 from ..random.draw import DrawFunction, DrawRows
 from ..random.hashing import Bits, fold
 from ..remote.retries import RemoteError
@@ -82,13 +82,13 @@ class RunRows:
     Attributes:
         samples: The number of the sample of the stream in each row, int64 [rows].
         parts: The range of rows of each pipeline.
-        places: The index of each row in the global batch, int64 [rows].
+        global_rows: The index of each row in the global batch, int64 [rows].
         batch: Returns the samples of the whole global batch.
     """
 
     samples: Indices
     parts: Sequence[slice]
-    places: Indices
+    global_rows: Indices
     batch: Callable[[], Indices]
 
 
@@ -129,7 +129,7 @@ def _checked(source: Source, count: int, names: Sequence[str], columns: Any) -> 
             raise ValueError(
                 f"{call()} returned {has} values of {name!r}: return one for each record"
             )
-    lists = {name: _listed(columns[name]) for name in names}
+    lists = {name: _as_list(columns[name]) for name in names}
     for name, column in lists.items():
         try:
             check_unmasked([column] if isinstance(column, np.ndarray) else column)
@@ -138,13 +138,13 @@ def _checked(source: Source, count: int, names: Sequence[str], columns: Any) -> 
     return lists
 
 
-def _listed(values: Values) -> Values:
+def _as_list(values: Values) -> Values:
     """Converts an array of objects to a list; returns other values unchanged."""
     is_of_objects = isinstance(values, np.ndarray) and values.dtype == object
     return list(values) if is_of_objects else values
 
 
-def joined(columns: Sequence[Values]) -> Values:
+def concatenated(columns: Sequence[Values]) -> Values:
     """Returns the values of a field in several ranges of rows, concatenated.
 
     Returns:
@@ -158,7 +158,7 @@ def joined(columns: Sequence[Values]) -> Values:
 
 
 def _cut_off(settings: ReadSettings, chunk: Chunk) -> dict[int, Exception]:
-    """Returns an error for each record with a truncated AVI or WAV, by the record's place."""
+    """Returns an error for each record with a truncated AVI or WAV, by index in the chunk."""
     errors: dict[int, Exception] = {}
     for name, values in chunk.columns.items():
         field, file_input = settings.source.fields[name], settings.file_inputs.get(name)
@@ -166,11 +166,11 @@ def _cut_off(settings: ReadSettings, chunk: Chunk) -> dict[int, Exception]:
             continue
         if isinstance(file_input, ImageInput) and not file_input.is_path:
             continue  # `_not_decodable` rejects all files that are not images
-        for place, value in enumerate(values):
-            if place in chunk.errors:
+        for index, value in enumerate(values):
+            if index in chunk.errors:
                 continue
             if fault := file_cut_off(bytes(value)) if field.is_path else cut_off(value):
-                errors.setdefault(place, ValueError(f"{name}: {fault}"))
+                errors.setdefault(index, ValueError(f"{name}: {fault}"))
     return errors
 
 
@@ -183,9 +183,9 @@ def _misfits(settings: ReadSettings, chunk: Chunk) -> dict[int, Exception]:
             continue
         if isinstance(values, np.ndarray) and not field.misfit(values.shape[1:]):
             continue
-        for place, value in enumerate(values):
-            if place not in chunk.errors and (fault := field.misfit(np.shape(value))):
-                errors[place] = ValueError(f"{name} {fault}")
+        for index, value in enumerate(values):
+            if index not in chunk.errors and (fault := field.misfit(np.shape(value))):
+                errors[index] = ValueError(f"{name} {fault}")
     return errors
 
 
@@ -199,18 +199,18 @@ def _not_decodable(settings: ReadSettings, records: Indices, chunk: Chunk) -> di
         has_header, _ = table.get(records)
         good: list[int] = []
         values = chunk.columns[name]
-        for place in np.flatnonzero(~has_header).tolist():
-            if place in chunk.errors:
+        for index in np.flatnonzero(~has_header).tolist():
+            if index in chunk.errors:
                 continue
-            value = np.asarray(values[place], order="C")
+            value = np.asarray(values[index], order="C")
             look = look_at_input(value, file_input)
             if look.lost:
-                record_name = printable_text(settings.source.name(int(records[place])))
+                record_name = printable_text(settings.source.name(int(records[index])))
                 settings.lost_numbers.setdefault(name, f"{record_name} {look.lost}")
             if look.fault:
-                errors.setdefault(place, ValueError(f"{name}: {look.fault}"))
+                errors.setdefault(index, ValueError(f"{name}: {look.fault}"))
             else:
-                good.append(place)
+                good.append(index)
         if good:
             table.put(records[good], np.empty((len(good), 0)))
     return errors
@@ -263,11 +263,11 @@ def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
     chunks = [_read(source, part, names) for part in parts]
     firsts = itertools.accumulate(map(len, parts), initial=0)
     return Chunk(
-        {name: joined([chunk.columns[name] for chunk in chunks]) for name in names},
+        {name: concatenated([chunk.columns[name] for chunk in chunks]) for name in names},
         {
-            first + place: error
+            first + index: error
             for first, chunk in zip(firsts, chunks)
-            for place, error in chunk.errors.items()
+            for index, error in chunk.errors.items()
         },
     )
 
@@ -280,12 +280,12 @@ def _read_checked(settings: ReadSettings, records: Indices) -> Chunk:
     chunk.errors.update(_not_decodable(settings, records, chunk))
     if settings.bad_samples.records:
         columns = {name: chunk.columns[name] for name in settings.graph_fields}
-        for place, record in enumerate(records.tolist()):
-            if place not in chunk.errors:
-                digest = functools.partial(digest_of, settings.source.fields, columns, place)
+        for index, record in enumerate(records.tolist()):
+            if index not in chunk.errors:
+                digest = functools.partial(digest_of, settings.source.fields, columns, index)
                 error = settings.bad_samples.record_error(record, digest)
                 if error is not None:
-                    chunk.errors[place] = error
+                    chunk.errors[index] = error
     return chunk
 
 
@@ -365,17 +365,17 @@ class ReadRows:
         self._chunks = chunks
         self._columns: dict[str, Values] = {}
         self._kept_hashes: Bits | None = None
-        self._kept_places: list[int] | None = None
+        self._kept_indices: list[int] | None = None
         for number, chunk in enumerate(self._chunks):
-            for place, error in chunk.errors.items():
-                self.errors[int(order[number * chunk_size + place])] = error
+            for index, error in chunk.errors.items():
+                self.errors[int(order[number * chunk_size + index])] = error
         if settings.bad_samples.samples:
             for row, sample in enumerate(run.samples.tolist()):
                 error_before = settings.bad_samples.samples.get((settings.seed, sample))
                 if error_before is not None:
                     self.errors.setdefault(row, error_before)
         if self.errors:
-            self._replace(run.batch().tolist(), run.places.tolist())
+            self._replace(run.batch().tolist(), run.global_rows.tolist())
         self.inputs = {name: self._as_inputs(name) for name in settings.graph_fields}
         for name in settings.passed:
             self.column(name)
@@ -398,17 +398,18 @@ class ReadRows:
             self._kept_hashes = fold(self._settings.seed, self._epochs, self._records)
         return self._kept_hashes
 
-    def _places_read(self) -> list[int]:
+    def _indices_read(self) -> list[int]:
         """Returns the index of each row in the order of reading."""
-        if self._kept_places is None:
-            places: list[int] = np.argsort(self._order).tolist()
-            self._kept_places = places
-        return self._kept_places
+        if self._kept_indices is None:
+            indices: list[int] = np.argsort(self._order).tolist()
+            self._kept_indices = indices
+        return self._kept_indices
 
     def column(self, name: str) -> Values:
         """Returns the values of a field, one for each row."""
         if name not in self._columns:
-            self._columns[name] = self._joined([chunk.columns[name] for chunk in self._chunks])
+            parts = [chunk.columns[name] for chunk in self._chunks]
+            self._columns[name] = self._in_row_order(parts)
         return self._columns[name]
 
     def draw_rows(self, part: int) -> DrawRows:
@@ -442,7 +443,7 @@ class ReadRows:
         """Returns heights and widths of a field's images, int32 [rows, 2]; see `DrawRows`."""
         self._settings.sized.add(name)  # from now on the reading threads read the sizes
         if not self.errors and all(name in chunk.sizes for chunk in self._chunks):
-            return np.asarray(self._joined([chunk.sizes[name] for chunk in self._chunks]))
+            return np.asarray(self._in_row_order([chunk.sizes[name] for chunk in self._chunks]))
         return _sizes_of(self._settings, self._records, name, self.column(name))
 
     def _as_inputs(self, name: str) -> list[TensorListCPU]:
@@ -481,7 +482,7 @@ class ReadRows:
 
     def _as_tensors(self, name: str) -> list[TensorListCPU]:
         if not self.errors and all(name in chunk.inputs for chunk in self._chunks):
-            values: Any = self._joined([chunk.inputs[name] for chunk in self._chunks])
+            values: Any = self._in_row_order([chunk.inputs[name] for chunk in self._chunks])
         else:
             values = self.column(name)
             if not isinstance(values, np.ndarray):
@@ -494,16 +495,16 @@ class ReadRows:
         # Without a copy.
         return [make(values[rows], layout, contiguous=False) for rows in self._parts]
 
-    def _joined(self, values: Sequence[Values]) -> Values:
-        """Returns the values that the tasks have read, joined in the order of the rows."""
-        together = joined(values)
+    def _in_row_order(self, values: Sequence[Values]) -> Values:
+        """Returns the values that the tasks have read, concatenated in the order of the rows."""
+        together = concatenated(values)
         if isinstance(together, np.ndarray):
             rows = np.empty_like(together)
             rows[self._order] = together
             return rows
-        return list(map(together.__getitem__, self._places_read()))
+        return list(map(together.__getitem__, self._indices_read()))
 
-    def _replace(self, batch: Sequence[int], places: Sequence[int]) -> None:
+    def _replace(self, batch: Sequence[int], global_rows: Sequence[int]) -> None:
         """Replaces each bad record by the nearest good record of the global batch.
 
         If the global batch has no good record, records of other batches are tried; see `stand_ins`.
@@ -530,7 +531,7 @@ class ReadRows:
         samples = self.samples.copy()
         chosen = choose(
             sorted(self.errors),
-            lambda row: stand_ins(batch, places[row], settings.num_samples),
+            lambda row: stand_ins(batch, global_rows[row], settings.num_samples),
             values_of,
         )
         if chosen is None:
@@ -541,13 +542,13 @@ class ReadRows:
             if not isinstance(first, ValueError):  # e.g. an OSError, which may disappear
                 raise first
             raise ValueError(
-                f"{listed([name for name, _ in bad])} can't be read, and neither can the "
+                f"{first_names([name for name, _ in bad])} can't be read, and neither can the "
                 f"records that were tried in their place. {first}"
             ) from first
-        for row, (sample, (values, place)) in chosen.items():
+        for row, (sample, (values, index)) in chosen.items():
             samples[row] = sample
             for name in settings.names:
-                columns[name][row] = values[name][place]
+                columns[name][row] = values[name][index]
         self._columns.update(columns)
         self.samples = samples
         self._records, self._epochs = settings.order(samples)

@@ -231,13 +231,13 @@ class RecordInputs:
         if name not in graph.file_inputs:
             return values, []
         sizes = []
-        for place, value in enumerate(values, first):
+        for row, value in enumerate(values, first):
             look = look_at_input(np.ascontiguousarray(value), graph.file_inputs[name])
             if look.fault:
                 label = "/".join(schema.columns[number].path) or "the record"
-                raise ValueError(f"{label} in record {place} of the batch: {look.fault}")
+                raise ValueError(f"{label} in record {row} of the batch: {look.fault}")
             if look.lost:
-                graph.lost_numbers.setdefault(name, f"record {place} of the batch {look.lost}")
+                graph.lost_numbers.setdefault(name, f"record {row} of the batch {look.lost}")
             sizes.append(look.size)
         return values, sizes
 
@@ -259,24 +259,24 @@ class RecordRows:
         inputs: Converts the records.
         seed: The seed of ``draw``.
         prepared: The whole batch.
-        first: The first row of the pipeline.
-        last: The row after the last row of the pipeline.
+        start: The first row of the pipeline.
+        stop: The row after the last row of the pipeline.
     """
 
-    def __init__(self, inputs: RecordInputs, seed: int, prepared: _Prepared, first: int, last: int):
+    def __init__(self, inputs: RecordInputs, seed: int, prepared: _Prepared, start: int, stop: int):
         self._inputs, self._seed, self._prepared = inputs, seed, prepared
-        self._first, self._last = first, last
+        self._start, self._stop = start, stop
         valid = prepared.batch.valid
-        self.valid = np.ones(last - first, bool) if valid is None else valid[first:last]
-        self.samples = prepared.samples[first:last]
+        self.valid = np.ones(stop - start, bool) if valid is None else valid[start:stop]
+        self.samples = prepared.samples[start:stop]
 
     @property
     def errors(self) -> Mapping[int, Exception]:
         """Returns the error of each row whose record can't be used."""
-        errors, first, last = self._prepared.errors, self._first, self._last
+        errors, start, stop = self._prepared.errors, self._start, self._stop
         if not errors:  # nearly always; next() reads this property several times
             return {}
-        return {row - first: error for row, error in errors.items() if first <= row < last}
+        return {row - start: error for row, error in errors.items() if start <= row < stop}
 
     def inputs(self, name: str) -> Any:
         """Returns the values of an input of the graph, one per row, with the input's layout.
@@ -298,7 +298,7 @@ class RecordRows:
 
     def column(self, name: str) -> list[Any]:
         """Returns the values of a record key that bypasses the graph, one per row."""
-        return values_of(self._rows_of(self._prepared.records), name, "", self._first)
+        return values_of(self._rows_of(self._prepared.records), name, "", self._start)
 
     def draw_rows(self) -> DrawRows:
         """Returns the inputs of draws for the rows."""
@@ -308,17 +308,17 @@ class RecordRows:
 
     def name(self, row: int) -> str:
         """Returns the name of a row's own record, and a short text of the record's values."""
-        return _name_of(self._prepared.batch, self._first + row)
+        return _name_of(self._prepared.batch, self._start + row)
 
     def _rows_of(self, values: Any) -> Any:
         """Returns the values of the pipeline's rows, given the values of all rows of the batch."""
-        if self._last - self._first == len(values):
+        if self._stop - self._start == len(values):
             return values
-        return values[self._first : self._last]
+        return values[self._start : self._stop]
 
     def _refuse(self, row: int, error: Exception) -> None:
         """Sets the error of a row whose record can't be augmented, unless an error is set."""
-        self._prepared.errors.setdefault(self._first + row, error)
+        self._prepared.errors.setdefault(self._start + row, error)
 
     def _sizes(self, name: str) -> NDArray[np.int32]:
         """Returns heights and widths of an input's images, int32 [rows, 2]; see `DrawRows`."""
@@ -352,7 +352,7 @@ class RecordSupply:
     Attributes:
         next_run: The run that DALI asks for next.
         seed: The seed of ``draw``; `StreamEngine` changes it.
-        inputs: Converts the records to inputs of the graph. Only `learn` sets it.
+        inputs: Converts the records to inputs of the graph. Only `bind_first_record` sets it.
     """
 
     inputs: RecordInputs
@@ -407,7 +407,7 @@ class RecordSupply:
 
     # The graph
 
-    def learn(self) -> FedGraph:
+    def bind_first_record(self) -> FedGraph:
         """Binds the graph's function to the first record, and returns the graph.
 
         Raises:

@@ -124,7 +124,7 @@ class Schema:
         may_be_file = ndim == 1 and dtype == np.uint8
         for key in path:
             values = values_of(values, key, "/".join(path), first)
-        for place, value in enumerate(values, first):
+        for row, value in enumerate(values, first):
             kind = type(value)
             if kind is np.ndarray and value.dtype == dtype and value.flags.c_contiguous:
                 array = value  # as `leaf` returns it, but faster
@@ -136,7 +136,7 @@ class Schema:
                 except (TypeError, UnfitValueError) as error:
                     label = "/".join(path) or "the record"
                     raise ValueError(
-                        f"{label} in record {place} of the batch can't be converted: {error}"
+                        f"{label} in record {row} of the batch can't be converted: {error}"
                     ) from error
             if ndim and (array.dtype != dtype or array.ndim != ndim):
                 with contextlib.suppress(UnfitValueError):
@@ -144,34 +144,34 @@ class Schema:
             if array.dtype != dtype or array.ndim != ndim:
                 raise ValueError(
                     f"{'/'.join(path) or 'the record'} is {array.dtype} with {array.ndim} "
-                    f"dimensions in record {place} of the batch, but {dtype} with {ndim} in the "
+                    f"dimensions in record {row} of the batch, but {dtype} with {ndim} in the "
                     "first record, or in element_spec. Convert all records to the same dtype and "
                     "number of dimensions"
                     if dtype is not None
                     else column.fault
                 )
             if column.are_images is not None and column.are_images != has_channels(array.shape):
-                raise ValueError(_other_channels(column, array, place))
+                raise ValueError(_other_channels(column, array, row))
             if may_be_file and (fault := cut_off(array)):
                 label = "/".join(path) or "the record"
-                raise ValueError(f"{label} in record {place} of the batch: {fault}")
+                raise ValueError(f"{label} in record {row} of the batch: {fault}")
             arrays.append(array)
         return arrays if ndim or not arrays else np.stack(arrays)
 
 
-def _other_channels(column: Column, array: np.ndarray, place: int) -> str:
+def _other_channels(column: Column, array: np.ndarray, row: int) -> str:
     """Returns the error text of a record whose array has another layout than the first record's.
 
     Args:
         column: The input.
         array: The record's array.
-        place: The index of the record in the batch.
+        row: The index of the record in the batch.
     """
     field, name = column.field, "/".join(column.path)
     first = "is" if column.are_images else "is not"
     kind = f"sources.Field(np.uint8, {field.ndim}, layout={field.dali_layout!r})"
     return (
-        f"{name or 'the record'} has the shape {array.shape} in record {place} of the batch, but "
+        f"{name or 'the record'} has the shape {array.shape} in record {row} of the batch, but "
         f"in the first record, or in element_spec, it {first} an image of 1 to 4 channels, on "
         f"which its layout depends. Pass an element_spec in which it is {kind}"
     )
@@ -197,16 +197,16 @@ def values_of(records: Sequence[Any], key: str, label: str = "", first: int = 0)
             for i, record in enumerate(records)
             if not isinstance(record, Mapping) or key not in record
         )
-        place = next(without_key, None)
-        if place is None:  # the record's own error
+        index = next(without_key, None)
+        if index is None:  # the record's own error
             raise
         raise ValueError(
-            f"record {first + place} of the batch has no {(label or key)!r}, which the first "
-            f"record has: that record is {printable_repr(records[place])}"
+            f"record {first + index} of the batch has no {(label or key)!r}, which the first "
+            f"record has: that record is {printable_repr(records[index])}"
         ) from None
 
 
-def learn(
+def schema_of(
     record: Any,
     pipeline_fn: Callable[..., Any],
     arguments: Mapping[str, Any],
@@ -394,10 +394,10 @@ def stacked(values: Sequence[Any], name: str) -> Any:
             f"but the first record has {printable_repr(first, 60)}. Make the records alike"
         )
     if isinstance(first, Mapping):
-        for place, value in enumerate(values):
+        for row, value in enumerate(values):
             if not isinstance(value, Mapping) or set(value) != set(first):
                 raise ValueError(
-                    f"{name!r} of record {place} of the batch is {printable_repr(value, 60)}, "
+                    f"{name!r} of record {row} of the batch is {printable_repr(value, 60)}, "
                     f"without the keys {sorted(first)} of the first record. Make the records alike"
                 )
         return {k: stacked([v[k] for v in values], f"{name}/{k}") for k in first}

@@ -410,7 +410,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         return outcome
 
     def _number(self, outcome: Outcome[SamplePosition]) -> tuple[int, int]:
-        return self._place(self._samples.skip(outcome.after, -1))
+        return self._epoch_and_step(self._samples.skip(outcome.after, -1))
 
     def _seed_of_keys(self) -> int:
         return int(self._seed)
@@ -463,7 +463,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     ) -> SamplePosition:
         return self._samples.skip(position, 1)
 
-    def _place(self, position: SamplePosition) -> tuple[int, int]:
+    def _epoch_and_step(self, position: SamplePosition) -> tuple[int, int]:
         return position.epoch, self._samples.step(position)
 
     def _check_first(self) -> None:

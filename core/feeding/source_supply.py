@@ -94,10 +94,10 @@ class PendingRows:
             rows = order[start : start + self._chunk_size]
             set_result(chunks[number], read_chunk, self._settings, records[rows])
             if next(ends) == len(chunks):
-                set_result(self._result, joined_rows)
+                set_result(self._result, all_rows)
                 self._when_read()
 
-        def joined_rows() -> ReadRows:
+        def all_rows() -> ReadRows:
             read_chunks = [chunk.get() for chunk in chunks]
             settings, size = self._settings, self._chunk_size
             return ReadRows(settings, self.run, records, epochs, order, read_chunks, size)
@@ -203,7 +203,7 @@ def _rows_at(
     return [plan.rows(position, part.first, part.last) for part in parts]
 
 
-def _joined_samples(rows: Sequence[SampleRows]) -> Indices:
+def _all_samples(rows: Sequence[SampleRows]) -> Indices:
     """Returns the numbers of the samples of all pipelines, concatenated."""
     return np.concatenate([part.samples for part in rows])
 
@@ -240,7 +240,7 @@ class SourceSupply:
         if read_ahead_of(settings.source):
 
             def records_of(position: SamplePosition) -> Indices:
-                records, _ = settings.order(_joined_samples(_rows_at(plan, parts, position)))
+                records, _ = settings.order(_all_samples(_rows_at(plan, parts, position)))
                 return records
 
             self._announcer = Announcer(
@@ -305,10 +305,10 @@ class SourceSupply:
         ends = itertools.accumulate(counts)
         parts = [slice(end - count, end) for end, count in zip(ends, counts)]
         firsts = (part.first for part in self._parts)
-        places = np.concatenate([first + np.arange(n) for first, n in zip(firsts, counts)])
+        global_rows = np.concatenate([first + np.arange(n) for first, n in zip(firsts, counts)])
         plan = self._plan
         run_rows = RunRows(
-            _joined_samples(rows), parts, places, lambda: plan.rows(position).samples
+            _all_samples(rows), parts, global_rows, lambda: plan.rows(position).samples
         )
         chunk_size = _chunk_size(self.settings.source, counts, is_awaited=not self._rows)
         when_read = _ignored

@@ -121,14 +121,14 @@ class BadSamples:
         return error if error is not None and digest_then == digest() else None
 
 
-def digest_of(fields: Mapping[str, Field], columns: Mapping[str, Any], place: int) -> bytes:
+def digest_of(fields: Mapping[str, Field], columns: Mapping[str, Any], index: int) -> bytes:
     """Returns a digest of a record's values; of a path, also of the size and time of the file."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(columns):
         field = fields[name]
         if field.dtype is None:
             continue
-        data = np.asarray(columns[name][place], order="C").tobytes()
+        data = np.asarray(columns[name][index], order="C").tobytes()
         digest.update(data)
         if field.is_path:
             try:

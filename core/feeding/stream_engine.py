@@ -90,7 +90,7 @@ class StreamEngine(FedEngine[RecordPosition]):
 
     Args:
         pipeline_fn: The graph's function. Its parameters are keys of the records, or its only
-            parameter is the record; see `dalijax.core.feeding.schema.learn`.
+            parameter is the record; see `dalijax.core.feeding.schema.schema_of`.
         config: The iterator's arguments; ``mask`` adds an output that marks valid rows.
         call: Arguments of the function and of ``nvidia.dali.pipeline_def``.
         differing: The arguments that differ between the pipelines (device_id, seed).
@@ -142,7 +142,7 @@ class StreamEngine(FedEngine[RecordPosition]):
                 reader = self._part = PartReader(reader, part, self._agreement)
         self._draw_seed = draw_seed
         # DALI's checkpoint of each pipeline before its first run, by the pipelines' seed.
-        self._first: dict[int | None, tuple[bytes, ...]] = {}
+        self._first_checkpoints: dict[int | None, tuple[bytes, ...]] = {}
         self._peeked: RecordBatch | None = None  # the records of the outcome
         parameters = function_parameters(pipeline_fn)
         settings = {k: v for k, v in call.items() if k in parameters}
@@ -250,7 +250,7 @@ class StreamEngine(FedEngine[RecordPosition]):
     def _is_end(self, position: RecordPosition) -> bool:
         return self._part is not None and self._part.is_behind_end(position.step)
 
-    def _place(self, position: RecordPosition) -> tuple[int, int]:
+    def _epoch_and_step(self, position: RecordPosition) -> tuple[int, int]:
         return 0, position.step
 
     def _label(self, position: RecordPosition) -> str:
@@ -360,7 +360,7 @@ class StreamEngine(FedEngine[RecordPosition]):
 
     def _started(self, position: RecordPosition) -> Runner:
         if self._graph is None:
-            graph = self._define = self._records.learn()
+            graph = self._define = self._records.bind_first_record()
             self._factory = self._pipelines(self._records.rows, self._pipeline_arguments)
             self._graph = graph  # last, so that an interrupted call is repeated
         restored = position.restored
@@ -368,13 +368,13 @@ class StreamEngine(FedEngine[RecordPosition]):
         self._records.seed = self._draw_seed if drawn is None else drawn
         runner: Runner | None = None
         try:
-            if self._seed not in self._first:
+            if self._seed not in self._first_checkpoints:
                 # States contain the other checkpoints as differences from the first.
                 runner = self._new_runner()
                 self._first_look(runner)
-                self._first[self._seed] = runner.checkpoints() or ()
+                self._first_checkpoints[self._seed] = runner.checkpoints() or ()
             self._check_graph(restored.operators)
-            first = self._first[self._seed]
+            first = self._first_checkpoints[self._seed]
             # If the checkpoint contained a count of runs, DALI would not number the runs from 0.
             start, checkpoints = (
                 tuple(map(random_state.without_counts, pieces, first))
@@ -392,7 +392,7 @@ class StreamEngine(FedEngine[RecordPosition]):
 
     def _checkpoints_at(self, position: RecordPosition) -> tuple[bytes, ...]:
         """Returns DALI's checkpoint of each pipeline at a position."""
-        first = self._first[self._seed]
+        first = self._first_checkpoints[self._seed]
         if position.checkpoints:
             return position.checkpoints
         if first and position.restored.random:
@@ -484,7 +484,7 @@ class StreamEngine(FedEngine[RecordPosition]):
             return position.restored.random
         if not self.stateful():  # the state does not depend on the devices
             return ""
-        first = self._first.get(position.restored.seed, ())
+        first = self._first_checkpoints.get(position.restored.seed, ())
         pieces = map(random_state.without_counts, position.checkpoints, first)
         return random_state.compress([*pieces], first)
 
@@ -502,7 +502,7 @@ class StreamEngine(FedEngine[RecordPosition]):
 
     def was_built(self, position: RecordPosition) -> bool:
         """Returns whether pipelines were built with the seed of a position."""
-        return bool(self._first.get(position.restored.seed))
+        return bool(self._first_checkpoints.get(position.restored.seed))
 
     def check(self, state: Mapping[str, Any], current: Fingerprint, restored: Restored) -> None:
         """Checks a state before it is restored.
@@ -519,7 +519,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         saved["operators"] = list(restored.operators)
         current = {**current, "operators": list(self._operators())}
         differences.check(saved, current, self._config.allow_changes)
-        first = self._first.get(restored.seed)
+        first = self._first_checkpoints.get(restored.seed)
         if restored.random and first:
             random_state.expand(restored.random, first)
 

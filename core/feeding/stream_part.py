@@ -90,7 +90,7 @@ class PartReader:
         """
         part, local = self._part, self._batches(read)
         values = {"position": f"step {step}"}
-        answers = self._agreement.settle(values, "the number of batches", local)
+        answers = self._agreement.agree(values, "the number of batches", local)
         every = {process: batches or local for process, batches in answers.items()}
         counts = {process: batches.certain for process, batches in every.items()}
         empty = [p for p, batches in every.items() if batches == Batches(0, True)]

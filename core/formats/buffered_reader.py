@@ -7,37 +7,38 @@ import collections
 from ..workers import Result
 from .byte_files import ByteFile, LocalFile, ObjectFile, RemoteFile
 
-SMALL_WINDOW = 2048  # bytes; the window of readers that read only a few headers
-_SMALLEST = 64  # the first window after skipped bytes has 1/64 of the size of other windows
+SMALL_BUFFER = 2048  # bytes; the buffer of readers that read only a few headers
+_SMALLEST = 64  # the first buffer after skipped bytes has 1/64 of the size of other buffers
 
 
 class BufferedReader:
-    """Reads a file in windows, so that most reads are served from memory.
+    """Reads a file buffer by buffer, so that most reads are served from memory.
 
-    If reads follow one another, the next windows of a remote file are requested before they are
-    needed. If a read skips more than a window, the values between the headers are large, so the
-    next windows are small at first.
+    If reads follow one another, the next buffers of a remote file are requested before they are
+    needed. If a read skips more than a buffer, the values between the headers are large, so the
+    next buffers are small at first.
 
     Args:
         file: The file.
-        least: Size of a window in bytes; None: ``file.window``. Larger reads are not split.
-        ahead: Largest number of windows of a remote file that are requested ahead.
+        buffer_size: Size of a buffer in bytes; None: ``file.buffer_size``. Larger reads are not
+            split.
+        ahead: Largest number of buffers of a remote file that are requested ahead.
 
     Attributes:
         file: The file.
     """
 
-    def __init__(self, file: ByteFile, least: int | None = None, ahead: int = 0):
+    def __init__(self, file: ByteFile, buffer_size: int | None = None, ahead: int = 0):
         self.file = file
-        self._window = file.window if least is None else least
+        self._buffer_size = file.buffer_size if buffer_size is None else buffer_size
         self._data = b""
         self._start = 0
-        self._before = 0, b""  # the offset and the bytes of the window before ``_data``
-        self._size = self._window  # bytes of the next window
+        self._before = 0, b""  # the offset and the bytes of the buffer before ``_data``
+        self._size = self._buffer_size  # bytes of the next buffer
         self._most_ahead, self._ahead = ahead, 1
-        # The requested windows after ``_data``.
+        # The requested buffers after ``_data``.
         self._pending = collections.deque[Result[list[memoryview]]]()
-        self._requested = 0  # the end offset of the requested windows
+        self._requested = 0  # the end offset of the requested buffers
 
     def __call__(self, at: int, count: int) -> bytes:
         """Returns ``count`` bytes from the offset ``at``; fewer at the end of the file."""
@@ -45,7 +46,7 @@ class BufferedReader:
         if begin >= 0 and begin + count <= len(self._data):
             return self._data[begin : begin + count]
         if isinstance(self.file, LocalFile) or not self._most_ahead:
-            self._data = self.file.read(at, max(count, self._window))
+            self._data = self.file.read(at, max(count, self._buffer_size))
         elif begin < 0:  # a value that is read after the next header
             start, data = self._before
             begin = at - start
@@ -56,7 +57,7 @@ class BufferedReader:
             before = self._start, self._data
             try:
                 self._data = self._read_ahead(self.file, at, count)
-            except BaseException:  # some windows are lost; the next call requests them again
+            except BaseException:  # some buffers are lost; the next call requests them again
                 self._pending.clear()
                 self._requested = self._start + len(self._data)
                 raise
@@ -64,7 +65,7 @@ class BufferedReader:
         self._start = at
         return self._data[:count]
 
-    def window(self, at: int, count: int) -> tuple[bytes, int]:
+    def buffered(self, at: int, count: int) -> tuple[bytes, int]:
         """Returns the buffered bytes around a range, and the offset of the first of these bytes.
 
         Reads the range if it is not in the buffer. Callers parse many values from the result,
@@ -82,16 +83,16 @@ class BufferedReader:
         return self._data, self._start
 
     def forget(self) -> None:
-        """Frees the windows, so that the next read may begin at an earlier offset."""
+        """Frees the buffers, so that the next read may begin at an earlier offset."""
         self._data, self._start, self._before = b"", 0, (0, b"")
         self._pending.clear()
         self._requested = 0
 
     def _read_ahead(self, file: RemoteFile | ObjectFile, at: int, count: int) -> bytes:
-        """Returns ``count`` bytes from the offset ``at``, and requests the windows after them."""
+        """Returns ``count`` bytes from the offset ``at``, and requests the buffers after them."""
         end = self._start + len(self._data)
-        if not self._data or at > self._requested + self._window:
-            self._size = self._window // (_SMALLEST if self._data else 1)
+        if not self._data or at > self._requested + self._buffer_size:
+            self._size = self._buffer_size // (_SMALLEST if self._data else 1)
             self._pending.clear()
             data = file.read(at, max(count, self._size))
             self._requested, self._ahead = at + len(data), 1
@@ -109,15 +110,15 @@ class BufferedReader:
         return b"".join(pieces)
 
     def _request(self, file: RemoteFile | ObjectFile) -> None:
-        """Requests windows until ``_ahead`` windows are pending.
+        """Requests buffers until ``_ahead`` buffers are pending.
 
-        Each call doubles the size of later windows, up to the size of a window. Further calls
-        double the number of pending windows.
+        Each call doubles the size of later buffers, up to the size of a buffer. Further calls
+        double the number of pending buffers.
         """
         while len(self._pending) < self._ahead and self._requested < file.size:
             self._pending.append(file.request(self._requested, self._size))
             self._requested = min(self._requested + self._size, file.size)
-        if self._size < self._window:
-            self._size = min(2 * self._size, self._window)
+        if self._size < self._buffer_size:
+            self._size = min(2 * self._size, self._buffer_size)
         else:
             self._ahead = min(2 * self._ahead, self._most_ahead)

@@ -23,7 +23,7 @@ from ..remote.cache_folder import object_name
 from ..remote.disk_cache import DiskCache
 from ..remote.fsspec_client import FsspecFile
 from ..remote.fsspec_client import read as read_fsspec
-from ..remote.locations import Place, server_settings
+from ..remote.locations import Location, server_settings
 from ..remote.owned_files import OpenFile
 from ..remote.range_cache import Lease, RangeCache
 from ..remote.request_threads import request_threads
@@ -34,8 +34,8 @@ from ..workers import Result, call_each
 from .buffers import new_buffer
 from .read_ranges import read_ranges
 
-_LOCAL_WINDOW = 2048  # holds the header and content of a small tar member, and the next header
-_REMOTE_WINDOW = 1 << 22
+_LOCAL_BUFFER = 2048  # holds the header and content of a small tar member, and the next header
+_REMOTE_BUFFER = 1 << 22
 _ALIGNMENT = 8  # bytes; ranges of local files begin at multiples of it in memory
 _SHARE = 16  # a call reads from at most 1/16 of the files at once that `ByteFiles` keeps open
 WAITING_THREADS = 16  # number of threads that wait for responses of servers
@@ -68,10 +68,10 @@ class LocalFile(OpenFile):
         fd: The file descriptor.
         shown: The path, escaped for messages.
         size: The size in bytes when the file was opened.
-        window: Number of bytes that a `BufferedReader` reads at once.
+        buffer_size: Number of bytes that a `BufferedReader` reads at once.
     """
 
-    window = _LOCAL_WINDOW
+    buffer_size = _LOCAL_BUFFER
 
     def __init__(self, path: str):
         # Without O_NONBLOCK, opening a FIFO in a cache would wait forever.
@@ -102,7 +102,7 @@ class RemoteFile:
         storage: Access to remote files.
     """
 
-    window = _REMOTE_WINDOW
+    buffer_size = _REMOTE_BUFFER
 
     def __init__(self, url: str, storage: Storage):
         self.path, self.shown = url, printable(url)
@@ -141,15 +141,15 @@ class ObjectFile:
     Args:
         url: The URL.
         storage: Access to remote files.
-        place: The URL as obstore's bucket or host, and path.
+        location: The URL as obstore's bucket or host, and path.
         version: The version. Reads raise an error if the server has another version.
     """
 
-    window = _REMOTE_WINDOW
+    buffer_size = _REMOTE_BUFFER
 
-    def __init__(self, url: str, storage: Storage, place: Place, version: Version):
+    def __init__(self, url: str, storage: Storage, location: Location, version: Version):
         self.path = url
-        self._storage, self._place, self._version = storage, place, version
+        self._storage, self._location, self._version = storage, location, version
         self.size = version.size
 
     @property
@@ -176,7 +176,7 @@ class ObjectFile:
             The future result, a list with one memoryview of the bytes.
         """
         end = min(at + count, self.size)
-        return self._storage.request(self._place, self.path, at, end, self._version)
+        return self._storage.request(self._location, self.path, at, end, self._version)
 
 
 ByteFile = LocalFile | RemoteFile | ObjectFile
@@ -190,10 +190,14 @@ def open_files(paths: Sequence[str], storage: Storage) -> list[ByteFile]:
     Raises:
         OSError: If a file can't be opened.
     """
-    places = [storage.place(path) if is_remote(path) else None for path in paths]
-    objects = [(place, path) for place, path in zip(places, paths, strict=True) if place]
+    locations = [storage.location(path) if is_remote(path) else None for path in paths]
+    objects = [
+        (location, path) for location, path in zip(locations, paths, strict=True) if location
+    ]
     versions = iter(storage.versions(*zip(*objects)) if objects else ())
-    fsspec_urls = [path for path, place in zip(paths, places) if is_remote(path) and not place]
+    fsspec_urls = [
+        path for path, location in zip(paths, locations) if is_remote(path) and not location
+    ]
     remote = iter(
         call_each(
             lambda url: RemoteFile(url, storage), fsspec_urls, WAITING_THREADS, "dalijax-open"
@@ -202,12 +206,12 @@ def open_files(paths: Sequence[str], storage: Storage) -> list[ByteFile]:
         else ()
     )
     return [
-        ObjectFile(path, storage, place, next(versions))
-        if place is not None
+        ObjectFile(path, storage, location, next(versions))
+        if location is not None
         else next(remote)
         if is_remote(path)
         else LocalFile(path)
-        for path, place in zip(paths, places, strict=True)
+        for path, location in zip(paths, locations, strict=True)
     ]
 
 
@@ -302,16 +306,16 @@ class ByteFiles:
         self.limits = np.array(sizes, np.int64)
         self._are_remote = np.array([*map(is_remote, self.paths)], bool)
         self._storage = storage or Storage()
-        self._places = [
-            self._storage.place(path) if remote else None
+        self._locations = [
+            self._storage.location(path) if remote else None
             for path, remote in zip(self.paths, self._are_remote.tolist(), strict=True)
         ]
         self._ranges = RangeCache(
             self.paths,
-            self._places,
+            self._locations,
             [
-                Version.from_stamp(stamp if place else stamp[:1])
-                for stamp, place in zip(self._stamps, self._places, strict=True)
+                Version.from_stamp(stamp if location else stamp[:1])
+                for stamp, location in zip(self._stamps, self._locations, strict=True)
             ],
             self._storage.client,
         )
@@ -331,15 +335,15 @@ class ByteFiles:
         if self._storage.cache is None:
             return None
         options = self._storage.options
-        kinds = {place.kind: place for place in self._places if place is not None}
+        kinds = {location.kind: location for location in self._locations if location is not None}
         servers: dict[str, Any] = {
-            kind: server_settings(place, options, os.environ) for kind, place in kinds.items()
+            kind: server_settings(location, options, os.environ) for kind, location in kinds.items()
         }
         names = [
-            object_name(path, stamp, {**options, "server": servers[place.kind]})
-            if place is not None and has_version(stamp)
+            object_name(path, stamp, {**options, "server": servers[location.kind]})
+            if location is not None and has_version(stamp)
             else None
-            for path, stamp, place in zip(self.paths, self._stamps, self._places, strict=True)
+            for path, stamp, location in zip(self.paths, self._stamps, self._locations, strict=True)
         ]
         unnamed = self._are_remote & [name is None for name in names]
         if unnamed.any():
@@ -363,9 +367,9 @@ class ByteFiles:
         file = self._opened(number)
         if file is not None:
             return file
-        path, place, stamp = self.paths[number], self._places[number], self._stamps[number]
-        if place is not None:  # each read checks the version, so that no request is needed here
-            return ObjectFile(path, self._storage, place, Version.from_stamp(stamp))
+        path, location, stamp = self.paths[number], self._locations[number], self._stamps[number]
+        if location is not None:  # each read checks the version, so that no request is needed here
+            return ObjectFile(path, self._storage, location, Version.from_stamp(stamp))
         (file,) = open_files([path], self._storage)
         # A RemoteError is not attributed to a record.
         error = RemoteError if self._are_remote[number] else OSError

@@ -85,7 +85,7 @@ def _content(read: Read, element: _Element) -> bytes:
     return read(start, min(end - start, _MOST_BYTES))
 
 
-def _first(elements: Iterator[_Element], kind: bytes) -> _Element:
+def _first_of_kind(elements: Iterator[_Element], kind: bytes) -> _Element:
     """Returns the first element of a kind; raises EOFError if it is missing."""
     for element in elements:
         if element[0] == kind:
@@ -116,12 +116,12 @@ def _boxes(read: Read, start: int, end: int) -> Iterator[_Element]:
 def _box(read: Read, parent: _Element, *kinds: bytes) -> _Element:
     """Returns the first box in nested boxes, given their kinds from the outermost to the box."""
     for kind in kinds:
-        parent = _first(_boxes(read, *parent[1:]), kind)
+        parent = _first_of_kind(_boxes(read, *parent[1:]), kind)
     return parent
 
 
 def _mp4(read: Read, size: int) -> Iterator[Track]:
-    movie = _first(_boxes(read, 0, size), b"moov")
+    movie = _first_of_kind(_boxes(read, 0, size), b"moov")
     header = _content(read, _box(read, movie, b"mvhd"))
     of_movie = _matrix(header, 48 if header[0] == 1 else 36)  # version 1 has 64-bit times
     for box in _boxes(read, *movie[1:]):
@@ -211,8 +211,8 @@ def _elements(read: Read, start: int, end: int) -> Iterator[_Element]:
 
 
 def _matroska(read: Read, size: int) -> Iterator[Track]:
-    segment = _first(_elements(read, 0, size), _SEGMENT)
-    tracks = _first(_elements(read, *segment[1:]), _TRACKS)
+    segment = _first_of_kind(_elements(read, 0, size), _SEGMENT)
+    tracks = _first_of_kind(_elements(read, *segment[1:]), _TRACKS)
     for track in _elements(read, *tracks[1:]):
         if track[0] != _TRACK:
             continue
@@ -239,7 +239,7 @@ def _projection(read: Read, parts: dict[bytes, _Element]) -> Matrix:
     """Returns the matrix of a video track's projection, which has angles in degrees."""
     try:
         video = _elements(read, *parts[_VIDEO][1:])
-        projection = list(_elements(read, *_first(video, _PROJECTION)[1:]))
+        projection = list(_elements(read, *_first_of_kind(video, _PROJECTION)[1:]))
     except (EOFError, KeyError):
         return _IDENTITY
     values = {kind: _content(read, (kind, start, end)) for kind, start, end in projection}
@@ -274,7 +274,7 @@ def _chunks(read: Read, start: int, end: int) -> Iterator[_Element]:
 
 
 def _avi(read: Read, size: int) -> Iterator[Track]:
-    header = _first(_chunks(read, 12, size), b"hdrl")
+    header = _first_of_kind(_chunks(read, 12, size), b"hdrl")
     for stream in _chunks(read, *header[1:]):
         if stream[0] != b"strl":
             continue

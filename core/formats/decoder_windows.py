@@ -43,10 +43,10 @@ class Window(NamedTuple):
         ]
         if all(0 <= start < end <= extent for (start, end), extent in zip(spans, size)):
             return ""
-        place = ", ".join(f"{start}..{end}" for start, end in spans)
+        text = ", ".join(f"{start}..{end}" for start, end in spans)
         crop = "fn.slice" if "slice" in self.operator.lower() else "fn.crop"
         return (
-            f"the window [{place}] of {self.operator} isn't inside the image of {size[0]} x "
+            f"the window [{text}] of {self.operator} isn't inside the image of {size[0]} x "
             f"{size[1]} pixels: decode with fn.decoders.image, then call {crop} with "
             "out_of_bounds_policy='pad'"
         )

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 _THREADS = 8  # files that are read at once, since reading waits for the disk
 _REMOTE_THREADS = 32
-_AHEAD = 32  # windows that are requested ahead, in total for all remote files
+_AHEAD = 32  # buffers that are requested ahead, in total for all remote files
 
 
 def each_file(

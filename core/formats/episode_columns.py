@@ -31,7 +31,7 @@ _MOST_BYTES = 1 << 32  # records must be smaller, because sizes in the index hav
 HEAD = 4  # bytes at the start of a value that tell images from texts
 # Bytes of a read of a local file. Small reads between the images would need less CPU, but each may
 # wait for a network file system, and threads contend for the GIL after each.
-_WINDOW = 1 << 20
+_LOCAL_BUFFER = 1 << 20
 _REPORTED = 16  # episodes between two updates of the progress bar
 _JPEG, _PNG = b"\xff\xd8", b"\x89PNG"
 
@@ -377,7 +377,7 @@ def read_episodes(
     """
     file = take.file
     if isinstance(file, LocalFile):
-        take = BufferedReader(file, _WINDOW)
+        take = BufferedReader(file, _LOCAL_BUFFER)
     names = {name.encode() for name in features.needed}
 
     def located() -> Iterator[Episode]:

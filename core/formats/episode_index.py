@@ -30,7 +30,7 @@ from .buffered_reader import BufferedReader
 from .byte_files import Stamp, is_remote, open_files, within
 from .each_file import each_file, in_threads
 from .episode_columns import EpisodeColumns, EpisodeFeatures, has_row_of_step, read_episodes
-from .episode_places import PlacedEpisodes
+from .episode_ranges import LocatedEpisodes
 from .file_columns import FileColumns
 from .index import Index
 from .paths import object_names
@@ -42,14 +42,14 @@ from .tfrecord_index import check_some_intact
 _WORDS = {"b": "booleans", "i": "integers", "u": "integers", "f": "floats"}  # by kind of a dtype
 
 
-class _Joined:
+class _IndexBuilder:
     """The columns of all files, joined in the order of the files.
 
     Threads add the columns of files in any order.
     """
 
     def __init__(self) -> None:
-        self.first, self.episodes = [0], [0]
+        self.first_steps, self.episodes = [0], [0]
         self.digests: list[str] = []
         self.kinds: dict[str, str] = {}
         self.png: set[str] = set()
@@ -100,7 +100,7 @@ class _Joined:
         self.png |= columns.png
         self._lengths.append(columns.lengths)
         self._damaged.append(columns.damaged)
-        self.first.append(self.first[-1] + int(columns.lengths.sum()))
+        self.first_steps.append(self.first_steps[-1] + int(columns.lengths.sum()))
         self.episodes.append(self.episodes[-1] + len(columns.lengths))
         self.digests.append(columns.digest)
 
@@ -110,7 +110,8 @@ class _Joined:
         First appends rows of 0 for the files before, if all of their episodes were damaged.
         """
         feature = name.rpartition(".")[0]
-        counts = self.first if has_row_of_step(feature, self.kinds[feature]) else self.episodes
+        is_of_steps = has_row_of_step(feature, self.kinds[feature])
+        counts = self.first_steps if is_of_steps else self.episodes
         if num_lacking := counts[-1] - self._num_rows.get(name, 0):
             zeros = np.zeros((num_lacking, *rows.shape[1:]), rows.dtype)
             self._arrays.setdefault(name, SpooledArray()).append(zeros)
@@ -128,31 +129,31 @@ class _Joined:
             ValueError: If the files have no steps.
         """
         damaged = self._damaged.array()
-        if self.first[-1] == damaged.sum():  # a damaged episode has one step
+        if self.first_steps[-1] == damaged.sum():  # a damaged episode has one step
             check_some_intact(paths, damaged[damaged])
             raise ValueError(f"{', '.join(map(printable, paths[:3]))} has no steps")
         about = {
             "names": object_names(paths),
             "sizes": list(sizes),
-            "first": self.first,
+            "first": self.first_steps,
             "episodes": self.episodes,
             "columns": hashlib.blake2b("".join(self.digests).encode(), digest_size=16).hexdigest(),
             "kinds": self.kinds,
             "png": sorted(self.png),
             "digests": self.digests,
         }
-        return Index(about, {**self._joined_arrays(), "episode.damaged": damaged})
+        return Index(about, {**self._all_arrays(), "episode.damaged": damaged})
 
-    def _joined_arrays(self) -> dict[str, NDArray[Any]]:
+    def _all_arrays(self) -> dict[str, NDArray[Any]]:
         """Returns the arrays of the index by name."""
         for name, rows in self._empty.items():
             self._append_rows(name, rows)
-        joined = {name: spooled.array() for name, spooled in self._arrays.items()}
+        arrays = {name: spooled.array() for name, spooled in self._arrays.items()}
         texts = list(self._texts)
-        joined["text.bytes"] = np.frombuffer(b"".join(texts), np.uint8)
-        joined["text.ends"] = np.cumsum([0, *map(len, texts)], dtype=np.int64)
-        joined["episode.first"] = np.concatenate([[0], np.cumsum(self._lengths.array())])
-        return joined
+        arrays["text.bytes"] = np.frombuffer(b"".join(texts), np.uint8)
+        arrays["text.ends"] = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+        arrays["episode.first"] = np.concatenate([[0], np.cumsum(self._lengths.array())])
+        return arrays
 
 
 def index_episodes(paths: Sequence[str], features: EpisodeFeatures) -> Index:
@@ -162,15 +163,15 @@ def index_episodes(paths: Sequence[str], features: EpisodeFeatures) -> Index:
         OSError: If a file can't be read.
         ValueError: If a file is damaged, or its episodes can't be read as steps.
     """
-    joined = _Joined()
+    builder = _IndexBuilder()
     sizes, _ = each_file(
         paths,
         "TFRecord files",
         features.storage,
         lambda take, advance: read_episodes(take, features, advance),
-        joined.add,
+        builder.add,
     )
-    return joined.index(paths, sizes)
+    return builder.index(paths, sizes)
 
 
 def select_episodes(
@@ -179,13 +180,13 @@ def select_episodes(
     """Returns an index equal to that of `index_episodes`, without reading all of the files.
 
     Args:
-        table: The columns of the files; see `episode_places`.
+        table: The columns of the files; see `episode_ranges`.
         paths: The files.
         stamps: The stamp of each file.
         features: The wanted features.
 
     Returns:
-        The index; None if the table lacks the column of a feature, or the places in damaged
+        The index; None if the table lacks the column of a feature, or the ranges in damaged
         episodes that are not to be verified.
 
     Raises:
@@ -197,15 +198,15 @@ def select_episodes(
         return None
     if not table.knows(names):
         return None
-    joined, placed = _Joined(), PlacedEpisodes(table, paths, stamps, features)
+    builder, located = _IndexBuilder(), LocatedEpisodes(table, paths, stamps, features)
 
     def read(number: int, advance: Callable[[int], object]) -> None:
-        joined.add(number, placed.read(number))
+        builder.add(number, located.read(number))
         advance(1)
 
     with progress("Reading the numbers of TFRecord files", len(paths), "files") as advance:
         in_threads(lambda number: read(number, advance), len(paths), any(map(is_remote, paths)))
-    return joined.index(paths, [stamp[0] for stamp in stamps])
+    return builder.index(paths, [stamp[0] for stamp in stamps])
 
 
 def has_content(
@@ -321,7 +322,7 @@ def text_of(arrays: Mapping[str, NDArray[Any]], numbers: Indices) -> list[str]:
         numbers: The indices of the texts, int [texts], which may be repeated.
     """
     ends, data = arrays["text.ends"], arrays["text.bytes"]
-    unique, places = np.unique(numbers, return_inverse=True)  # steps of an episode share texts
+    unique, inverse = np.unique(numbers, return_inverse=True)  # steps of an episode share texts
     bounds = zip(ends[unique].tolist(), ends[unique + 1].tolist(), strict=True)
     texts = [data[start:stop].tobytes().decode() for start, stop in bounds]
-    return [texts[place] for place in places.tolist()]
+    return [texts[number] for number in inverse.tolist()]

@@ -117,16 +117,16 @@ def _add_items(ranges: list[tuple[int, int]], take: BufferedReader, at: int, end
     """
     data, start, last = b"", at, -1
     while at < end:
-        place = at - start
-        if place > last:
-            data, start = take.window(at, _ITEM_HEAD)
-            place, last = at - start, len(data) - _ITEM_HEAD
-            if place >= len(data):  # the file has become shorter
+        begin = at - start
+        if begin > last:
+            data, start = take.buffered(at, _ITEM_HEAD)
+            begin, last = at - start, len(data) - _ITEM_HEAD
+            if begin >= len(data):  # the file has become shorter
                 break
-        if data[place] != _ITEM:
+        if data[begin] != _ITEM:
             break
-        size, place = protobuf.varint(data, place + 1)
-        first = start + place
+        size, begin = protobuf.varint(data, begin + 1)
+        first = start + begin
         if first + size > end:
             break
         ranges.append((first, size))
@@ -143,9 +143,9 @@ def numbers(take: BufferedReader, feature: Feature) -> list[float]:
         return values + [struct.unpack("<f", take(at, 4))[0] for at in feature.loose]
     wires = list(feature.loose)
     for at, size in feature.ranges:
-        data, place = take(at, size), 0
-        while place < size:
-            value, place = protobuf.varint(data, place)
+        data, begin = take(at, size), 0
+        while begin < size:
+            value, begin = protobuf.varint(data, begin)
             wires.append(value)
     # Two's complement. As in protobuf, only the lowest 64 bits of a damaged number are used.
     return [((wire + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63) for wire in wires]

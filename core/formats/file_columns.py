@@ -153,7 +153,7 @@ class FileColumns:
     """Columns with a row for each record of some files.
 
     Attributes:
-        first: Number of records before each file, and in total, int64 [files + 1].
+        first_rows: Number of records before each file, and in total, int64 [files + 1].
         starts: Offset of each record in its file, int64 [records].
         repeated: Whether another record of the file has the same name, bool [records].
         damaged: Whether the record's checksum is wrong, bool [records]. Its values are ABSENT.
@@ -162,7 +162,7 @@ class FileColumns:
         is_complete: Whether every other extension or feature of the files has a column.
     """
 
-    first: Indices
+    first_rows: Indices
     starts: Indices
     repeated: NDArray[np.bool_]
     damaged: NDArray[np.bool_]
@@ -181,28 +181,28 @@ class FileColumns:
         return not names & self.unknown and (self.is_complete or names <= self.columns.keys())
 
 
-def rows_of(first: Indices, files: Indices) -> Indices:
+def rows_of(first_rows: Indices, files: Indices) -> Indices:
     """Returns the rows of the records of some files in a table, in the order of ``files``.
 
     Args:
-        first: Number of records before each file, and in total.
+        first_rows: Number of records before each file, and in total.
         files: Numbers of files.
     """
-    counts = np.diff(first)[files]
+    counts = np.diff(first_rows)[files]
     before = np.cumsum(counts) - counts
-    return np.repeat(first[files] - before, counts) + np.arange(counts.sum(), dtype=np.int64)
+    return np.repeat(first_rows[files] - before, counts) + np.arange(counts.sum(), dtype=np.int64)
 
 
 def of_files(table: FileColumns, files: Indices) -> FileColumns:
     """Returns the columns of the files with the numbers in ``files``, in this order."""
-    if np.array_equal(files, np.arange(len(table.first) - 1)):
+    if np.array_equal(files, np.arange(len(table.first_rows) - 1)):
         return table
-    rows = rows_of(table.first, files)
+    rows = rows_of(table.first_rows, files)
     columns = {name: _of_rows(column, rows) for name, column in table.columns.items()}
-    first = np.concatenate([[0], np.cumsum(np.diff(table.first)[files])])
+    first_rows = np.concatenate([[0], np.cumsum(np.diff(table.first_rows)[files])])
     return dataclasses.replace(
         table,
-        first=first,
+        first_rows=first_rows,
         starts=table.starts[rows],
         repeated=table.repeated[rows],
         damaged=table.damaged[rows],
@@ -226,7 +226,7 @@ def _of_rows(column: Column, rows: Indices) -> Column:
     )
 
 
-def joined(tables: Sequence[FileColumns], most: int = MOST_COLUMNS) -> FileColumns:
+def concat_tables(tables: Sequence[FileColumns], most: int = MOST_COLUMNS) -> FileColumns:
     """Returns the columns of several groups of files, concatenated.
 
     Args:
@@ -246,20 +246,20 @@ def joined(tables: Sequence[FileColumns], most: int = MOST_COLUMNS) -> FileColum
     unknown |= {name for name, part in parts.items() if len({c.kind for _, c in part} - {0}) > 1}
     often = sorted(parts, key=lambda name: -sum(int(c.states.sum()) for _, c in parts[name]))
     names = {*often[:most]} - unknown
-    total = [table.first[1:] + start for table, start in zip(tables, starts, strict=True)]
+    total = [table.first_rows[1:] + start for table, start in zip(tables, starts, strict=True)]
     return FileColumns(
         np.concatenate([[0], *total]),
         np.concatenate([table.starts for table in tables]),
         np.concatenate([table.repeated for table in tables]),
         np.concatenate([table.damaged for table in tables]),
-        {name: _joined(part, ends[-1]) for name, part in parts.items() if name in names},
+        {name: _whole_column(part, ends[-1]) for name, part in parts.items() if name in names},
         unknown,
         len(parts) <= most and all(table.is_complete for table in tables),
     )
 
 
-def _joined(parts: Sequence[tuple[slice, Column]], rows: int) -> Column:
-    """Returns a column that is joined from its parts.
+def _whole_column(parts: Sequence[tuple[slice, Column]], rows: int) -> Column:
+    """Returns a column that is concatenated from its parts.
 
     Args:
         parts: Pairs of a range of rows, and the column of these rows. Other rows are ABSENT.
@@ -279,14 +279,14 @@ def _joined(parts: Sequence[tuple[slice, Column]], rows: int) -> Column:
         np.zeros(rows, np.int64) if has_counts else None,
         np.concatenate(items) if items else None,
     )
-    for place, column in parts:
-        whole.states[place] = column.states
-        whole.offsets[place] = column.offsets
-        whole.sizes[place] = column.sizes
+    for rows_of_part, column in parts:
+        whole.states[rows_of_part] = column.states
+        whole.offsets[rows_of_part] = column.offsets
+        whole.sizes[rows_of_part] = column.sizes
         if whole.values is not None and column.values is not None:
-            whole.values[place] = column.values
+            whole.values[rows_of_part] = column.values
         if whole.counts is not None and column.counts is not None:
-            whole.counts[place] = column.counts
+            whole.counts[rows_of_part] = column.counts
     return whole
 
 
@@ -316,24 +316,24 @@ def packed(table: FileColumns, layout: Layout) -> tuple[dict[str, Any], dict[str
         present = column.states == PRESENT
         if not present.all():
             streams[f"{number}.state"] = column.states
-        places = column.offsets - table.starts
-        streams[f"{number}.offset"] = (places - ends - layout.header)[present]
+        offsets = column.offsets - table.starts
+        streams[f"{number}.offset"] = (offsets - ends - layout.header)[present]
         streams[f"{number}.size"] = column.sizes[present]
-        ends = np.where(present, places + _padded(column.sizes, layout), ends)
+        ends = np.where(present, offsets + _padded(column.sizes, layout), ends)
         if column.values is not None:
             streams[f"{number}.value"] = column.values[present]
         if column.counts is not None:
             streams[f"{number}.count"] = column.counts[present]
         if column.items is not None:
             streams[f"{number}.item"] = column.items
-    streams["start"] = table.starts - _before(table.starts + ends, table.first)
+    streams["start"] = table.starts - _before(table.starts + ends, table.first_rows)
     flags = {"repeated": table.repeated, "damaged": table.damaged}
     streams |= {name: flag for name, flag in flags.items() if flag.any()}
     arrays, dtypes = {}, {}
     for name, stream in streams.items():
         dtypes[name], arrays[name] = _compressed(stream)
     about = {
-        "first": table.first.tolist(),
+        "first": table.first_rows.tolist(),
         "unknown": sorted(table.unknown),
         "is_complete": table.is_complete,
         "columns": [[name, c.kind, c.has_list] for name, c in table.columns.items()],
@@ -359,8 +359,8 @@ def unpacked(
     Raises:
         ValueError, TypeError, LookupError: If the object or an array is damaged.
     """
-    first = np.array(about["first"], np.int64)
-    rows = int(first[-1])
+    first_rows = np.array(about["first"], np.int64)
+    rows = int(first_rows[-1])
 
     def stream(name: str, count: int) -> NDArray[Any]:
         return _decompressed(arrays[name], about["dtypes"][name], count)
@@ -375,14 +375,14 @@ def unpacked(
         count = int(present.sum())
         sizes = _spread(stream(f"{number}.size", count).astype(np.int64), present, rows)
         steps = _spread(stream(f"{number}.offset", count).astype(np.int64), present, rows)
-        places = ends + steps + layout.header
-        ends = np.where(present, places + _padded(sizes, layout), ends)
+        offsets = ends + steps + layout.header
+        ends = np.where(present, offsets + _padded(sizes, layout), ends)
         if names is not None and name not in names:
             continue
         values = None
         if f"{number}.value" in arrays:
             values = _spread(stream(f"{number}.value", count), present, rows)
-        column = Column(int(kind), states, places, sizes, values, bool(has_list))
+        column = Column(int(kind), states, offsets, sizes, values, bool(has_list))
         if f"{number}.count" in arrays:
             counts = stream(f"{number}.count", count).astype(np.int64)
             column.counts = _spread(counts, present, rows)
@@ -392,10 +392,10 @@ def unpacked(
             total = int(column.counts.sum())
             column.items = stream(f"{number}.item", total).astype(np.int64)
         columns[name] = column
-    steps = stream("start", rows) + _before(ends, first)
+    steps = stream("start", rows) + _before(ends, first_rows)
     totals = np.cumsum(steps)
-    bases = np.concatenate([[0], totals])[first[:-1]]
-    starts = totals - np.repeat(bases, np.diff(first))
+    bases = np.concatenate([[0], totals])[first_rows[:-1]]
+    starts = totals - np.repeat(bases, np.diff(first_rows))
     for column in columns.values():
         column.offsets += starts
         column.offsets[column.states != PRESENT] = 0
@@ -406,7 +406,7 @@ def unpacked(
         for name in ("repeated", "damaged")
     )
     unknown, is_complete = set(about["unknown"]), bool(about["is_complete"])
-    return FileColumns(first, starts, repeated, damaged, columns, unknown, is_complete)
+    return FileColumns(first_rows, starts, repeated, damaged, columns, unknown, is_complete)
 
 
 def _spread(values: NDArray[Any], rows: NDArray[Any], count: int) -> NDArray[Any]:
@@ -429,15 +429,15 @@ def _padded(sizes: Indices, layout: Layout) -> Indices:
     return np.asarray(-(-sizes // layout.block) * layout.block, np.int64)
 
 
-def _before(ends: Indices, first: Indices) -> Indices:
+def _before(ends: Indices, first_rows: Indices) -> Indices:
     """Returns the end of the record before each record, or 0 for the first record of a file.
 
     Args:
         ends: The end of each record.
-        first: Number of records before each file, and in total.
+        first_rows: Number of records before each file, and in total.
     """
     before = np.concatenate([[0], ends[:-1]])[: len(ends)]
-    before[first[:-1][np.diff(first) > 0]] = 0
+    before[first_rows[:-1][np.diff(first_rows) > 0]] = 0
     return before
 
 

@@ -77,7 +77,7 @@ class ImageInput(NamedTuple):
     any_gray: bool = False
     any_8_bits: bool = False
 
-    def joined(self, other: ImageInput) -> ImageInput:
+    def union(self, other: ImageInput) -> ImageInput:
         """Returns the use of an input by the decoders of both uses."""
         return ImageInput(
             self.is_path,

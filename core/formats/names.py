@@ -14,8 +14,8 @@ class Names:
         groups: Pairs of a prefix and names, all bytes. The prefix is prepended to each name.
 
     Attributes:
-        joined: All names with their prefixes, concatenated.
-        ends: End offset of each name in ``joined``, int64 [names].
+        data: All names with their prefixes, concatenated.
+        ends: End offset of each name in ``data``, int64 [names].
     """
 
     def __init__(self, groups: Iterable[tuple[bytes, Sequence[bytes]]]):
@@ -24,11 +24,11 @@ class Names:
             if names:
                 pieces.append(prefix + prefix.join(names))
                 lengths.append(np.fromiter(map(len, names), np.int64, len(names)) + len(prefix))
-        self.joined = b"".join(pieces)
+        self.data = b"".join(pieces)
         self.ends = np.cumsum(np.concatenate(lengths)) if lengths else np.zeros(0, np.int64)
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def __getitem__(self, index: int) -> bytes:
-        return self.joined[self.ends[index - 1] if index else 0 : self.ends[index]]
+        return self.data[self.ends[index - 1] if index else 0 : self.ends[index]]

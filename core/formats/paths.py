@@ -8,9 +8,10 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, AnyStr
+from typing import Any
 
 from ..messages.printable import printable, printable_repr
+from ..remote.listing import common_start
 from ..remote.storage import Storage
 from .byte_files import is_remote
 
@@ -168,24 +169,24 @@ def _parts(text: str, start: int) -> tuple[list[str], int] | None:
         start: The offset of the opening brace.
     """
     depth, commas, dots = 0, [start], False
-    for place in range(start, len(text)):
-        dots |= depth == 1 and text.startswith("..", place) and text[place + 2 : place + 3] != "}"
-        if text[place] == "}" and depth == 1 and len(commas) == 1 and not dots:
+    for at in range(start, len(text)):
+        dots |= depth == 1 and text.startswith("..", at) and text[at + 2 : at + 3] != "}"
+        if text[at] == "}" and depth == 1 and len(commas) == 1 and not dots:
             continue  # a shell ends no brace before its first comma or dots: {}a,b} is }a and b
-        depth += (text[place] == "{") - (text[place] == "}")
-        if text[place] == "," and depth == 1:
-            commas.append(place)
+        depth += (text[at] == "{") - (text[at] == "}")
+        if text[at] == "," and depth == 1:
+            commas.append(at)
         if not depth:
             break
     else:
         return None
     if len(commas) == 1:
-        bounds = _RANGE.fullmatch(text, start + 1, place)
+        bounds = _RANGE.fullmatch(text, start + 1, at)
         values = _range(*bounds.groups()) if bounds else None
-        return (values, place + 1) if values is not None else None
-    ends = [*commas[1:], place]
+        return (values, at + 1) if values is not None else None
+    ends = [*commas[1:], at]
     parts = [text[a + 1 : b] for a, b in zip(commas, ends)]
-    return [value for part in parts for value in braces(part)], place + 1
+    return [value for part in parts for value in braces(part)], at + 1
 
 
 def _range(first: str, last: str, step: str | None) -> list[str] | None:
@@ -229,9 +230,3 @@ def object_names(paths: Sequence[str]) -> list[str]:
             for path in paths
         ]
     )
-
-
-def common_start(first: AnyStr, second: AnyStr) -> int:
-    """Returns the length of the longest common prefix of two texts."""
-    pairs = enumerate(zip(first, second))
-    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))

@@ -145,9 +145,9 @@ def _in_folder(folder: str, storage: Storage) -> tuple[str, dict[str, Spec]] | N
         ValueError: If a features.json is damaged.
     """
     parent = folder[: folder.rstrip("/").rfind("/") + 1]
-    for place in (folder, parent):
-        path = f"{place}{_FILE}"
-        content = _content(path, storage) if place and not place.endswith("//") else None
+    for where in (folder, parent):
+        path = f"{where}{_FILE}"
+        content = _content(path, storage) if where and not where.endswith("//") else None
         if content is None:
             continue
         try:

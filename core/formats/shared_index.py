@@ -24,7 +24,7 @@ from ..remote.versions import has_version, without_weakness
 from ..workers import call_each
 from .atomic_file import atomic_file
 from .byte_files import WAITING_THREADS, Stamp, is_remote, within
-from .file_columns import FileColumns, Layout, joined, of_files, packed, unpacked
+from .file_columns import FileColumns, Layout, concat_tables, of_files, packed, unpacked
 from .file_kinds import pointer_fault
 from .index import DamagedIndexError, Index, from_bytes, to_bytes
 from .stamps import check_unchanged, settled_stamps
@@ -186,7 +186,8 @@ def _parsed(path: str, kind: str, content: bytes, names: Collection[str] | None)
         if not isinstance(name, str) or not 0 <= end - begin <= most:
             raise DamagedIndexError(f"{name!r:.80} would have {end - begin:,} records")
     table = unpacked(about, index.arrays, LAYOUTS[kind], names)
-    limits = np.repeat(np.array([stamp[0] for stamp in stamps], np.int64), np.diff(table.first))
+    sizes = np.array([stamp[0] for stamp in stamps], np.int64)
+    limits = np.repeat(sizes, np.diff(table.first_rows))
     for name, column in table.columns.items():
         if not within(column.offsets, column.sizes, limits).all():
             raise DamagedIndexError(f"a place of {name!r:.80} is not in its file")
@@ -265,7 +266,7 @@ def shared_columns(
         check_unchanged(other_paths, [stamps[number] for number in others], storage)
         for turn, number in enumerate(others):
             rows[number] = num_files + turn
-    return of_files(joined(tables), np.array(rows, np.int64))
+    return of_files(concat_tables(tables), np.array(rows, np.int64))
 
 
 def _loaded(
@@ -402,7 +403,7 @@ def write_shared(
             entries[name] = (stamp_of[name], num_old + row)
         names = sorted(entries)
         rows = np.array([entries[name][1] for name in names], np.int64)
-        table = of_files(joined(tables), rows)
+        table = of_files(concat_tables(tables), rows)
         path = folder + file_name(kind) if output is None else os.path.abspath(output)
         index = SharedIndex(path, names, [entries[name][0] for name in names], table)
         written.append((index, save(index, kind, storage)))

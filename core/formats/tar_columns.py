@@ -14,10 +14,10 @@ from ..dtypes import narrow
 from ..order.shuffle import Indices
 from ..remote.storage import Storage
 from . import index_checks
-from .buffered_reader import SMALL_WINDOW, BufferedReader
+from .buffered_reader import SMALL_BUFFER, BufferedReader
 from .byte_files import is_remote, open_files
 from .each_file import each_file
-from .file_columns import MOST_COLUMNS, PRESENT, ColumnRows, FileColumns, joined
+from .file_columns import MOST_COLUMNS, PRESENT, ColumnRows, FileColumns, concat_tables
 from .index import Index
 from .paths import object_names
 from .progress import counted
@@ -74,7 +74,7 @@ def tar_columns(
         return columns_of_samples(counted(samples, file.size, advance), take, names)
 
     sizes, tables = each_file(paths, "tars", storage, columns)
-    return sizes, joined(tables, MOST_COLUMNS if names is None else len(names))
+    return sizes, concat_tables(tables, MOST_COLUMNS if names is None else len(names))
 
 
 def columns_of_samples(
@@ -110,11 +110,11 @@ def columns_of_samples(
                 value = number_of(take(member.offset, member.size))
                 column.values.append(NOT_NUMBER if value is None else value)
     rows = len(starts)
-    _, places, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
     return FileColumns(
         np.array([0, rows], np.int64),
         np.array(starts, np.int64),
-        counts[places] > 1,
+        counts[inverse] > 1,
         np.zeros(rows, np.bool_),
         {
             name: column.column(rows, value_dtype=np.int64 if column.values else None)
@@ -199,7 +199,7 @@ def select_tars(
             arrays[f"{name}.offset"] = chosen(name, "offsets")
             arrays[f"{name}.size"] = chosen(name, "sizes")
     before = np.concatenate([[0], np.cumsum(is_complete)])
-    first = before[table.first].tolist()
+    first = before[table.first_rows].tolist()
     about = {
         "names": object_names(paths),
         "sizes": list(sizes),
@@ -249,17 +249,17 @@ def _examined(
     Raises:
         ValueError: If a sample has a field twice.
     """
-    numbers = np.searchsorted(table.first, rows, side="right") - 1
+    numbers = np.searchsorted(table.first_rows, rows, side="right") - 1
     for number in dict.fromkeys(numbers.tolist()):
         (file,) = open_files([paths[number]], storage)
         incomplete = Incomplete(extensions, file.shown)
         starts = table.starts[rows[numbers == number]].tolist()
         for start in starts:
-            incomplete.add(sample_at(BufferedReader(file, SMALL_WINDOW), start))
-        of_tar = slice(*table.first[number : number + 2])
+            incomplete.add(sample_at(BufferedReader(file, SMALL_BUFFER), start))
+        of_tar = slice(*table.first_rows[number : number + 2])
         repeated = table.starts[of_tar][table.repeated[of_tar]][:most].tolist()
         if not set(starts).isdisjoint(repeated):
-            samples = (sample_at(BufferedReader(file, SMALL_WINDOW), start) for start in repeated)
+            samples = (sample_at(BufferedReader(file, SMALL_BUFFER), start) for start in repeated)
             names = itertools.islice(scattered(incomplete.fields, samples), NAMED)
             incomplete.scattered = [f"{file.shown}: {name}" for name in names]
         yield incomplete

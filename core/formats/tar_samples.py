@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, S
 from typing import NamedTuple
 
 from ..messages.printable import printable
-from .buffered_reader import SMALL_WINDOW, BufferedReader
+from .buffered_reader import SMALL_BUFFER, BufferedReader
 from .byte_files import ByteFile
 from .file_kinds import pointer_fault
 from .tar_headers import Member, members
@@ -250,7 +250,7 @@ def bad_number(name: str, extensions: Collection[str], file: ByteFile, start: in
     Raises:
         OSError, ValueError: If the sample can't be read.
     """
-    take = BufferedReader(file, SMALL_WINDOW)
+    take = BufferedReader(file, SMALL_BUFFER)
     found = sample_at(take, start).members
     keys = map(str.encode, extensions)
     member = next(found[key] for key in keys if key in found and not found[key].link)

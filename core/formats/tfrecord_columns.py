@@ -11,10 +11,10 @@ import numpy as np
 from ..messages.printable import printable
 from ..remote.storage import Storage
 from . import example
-from .buffered_reader import SMALL_WINDOW, BufferedReader
+from .buffered_reader import SMALL_BUFFER, BufferedReader
 from .byte_files import open_files
 from .each_file import each_file
-from .file_columns import ABSENT, EMPTY, PRESENT, Column, ColumnRows, FileColumns, joined
+from .file_columns import ABSENT, EMPTY, PRESENT, Column, ColumnRows, FileColumns, concat_tables
 from .index import Index
 from .progress import counted
 from .tfrecord_headers import Intact, is_intact_or_large, records
@@ -33,7 +33,7 @@ from .tfrecord_index import (
 _MOST_BYTES = 10  # largest size of a single number
 
 
-class Places(Protocol):
+class FeatureRanges(Protocol):
     """Collects the offsets and sizes of a feature in the records of a file.
 
     Attributes:
@@ -61,8 +61,8 @@ class Places(Protocol):
         ...
 
 
-class _Places:
-    """Collects the offsets and sizes of single values, or of lists of numbers; see `Places`."""
+class _ValueRanges:
+    """Collects the ranges of single values, or of lists of numbers; see `FeatureRanges`."""
 
     def __init__(self) -> None:
         self.kind = 0  # kind of the feature in the first record that has the feature
@@ -70,7 +70,7 @@ class _Places:
         self._rows = ColumnRows()
 
     def add(self, row: int, feature: example.Feature, take: BufferedReader) -> None:
-        """Adds the values of a record; see `Places.add`."""
+        """Adds the values of a record; see `FeatureRanges.add`."""
         if not feature.kind:
             return
         if not self.kind:
@@ -91,7 +91,7 @@ class _Places:
                 self._rows.values.extend(numbers)
 
     def column(self, count: int) -> Column | None:
-        """Returns the column of the feature, with ``count`` rows; see `Places.column`."""
+        """Returns the column of the feature, with ``count`` rows; see `FeatureRanges.column`."""
         if not self.kind:
             return None
         num_single = len(self._rows.values)
@@ -104,7 +104,7 @@ def tfrecord_columns(
     paths: Sequence[str],
     storage: Storage,
     names: Collection[bytes] | None = None,
-    new_places: Callable[[], Places] = _Places,
+    new_ranges: Callable[[], FeatureRanges] = _ValueRanges,
     intact: Intact | None = is_intact_or_large,
 ) -> tuple[list[int], FileColumns]:
     """Reads TFRecord files in several threads; returns their sizes in bytes, and their columns.
@@ -113,7 +113,7 @@ def tfrecord_columns(
         paths: The files.
         storage: Access to remote files.
         names: The wanted features; None: all.
-        new_places: Creates the collector of the places of a feature in a file.
+        new_ranges: Creates the collector of the ranges of a feature in a file.
         intact: Verifies a record; None: records are not verified.
 
     Raises:
@@ -124,21 +124,21 @@ def tfrecord_columns(
         paths,
         "TFRecord files",
         storage,
-        lambda take, advance: _columns(take, names, new_places, intact, advance),
+        lambda take, advance: _columns(take, names, new_ranges, intact, advance),
     )
-    return sizes, joined(tables)
+    return sizes, concat_tables(tables)
 
 
 def _columns(
     take: BufferedReader,
     names: Collection[bytes] | None,
-    new_places: Callable[[], Places],
+    new_ranges: Callable[[], FeatureRanges],
     intact: Intact | None,
     advance: Any,
 ) -> FileColumns:
     """Returns the columns of one file; see `tfrecord_columns`."""
     file, starts = take.file, array.array("q")
-    by_name: dict[bytes, Places] = {}
+    by_name: dict[bytes, FeatureRanges] = {}
     damaged = array.array("b")
     walk = counted(records(take, file.size, file.shown), file.size, advance)
     for number, (at, size) in enumerate(walk):
@@ -146,10 +146,10 @@ def _columns(
         damaged.append(intact is not None and not intact(take, at, size))
         found = {} if damaged[-1] else features_of(label, take, at, size, names)
         for name, feature in found.items():
-            places = by_name.get(name)
-            if places is None:
-                places = by_name[name] = new_places()
-            places.add(number, feature, take)
+            ranges = by_name.get(name)
+            if ranges is None:
+                ranges = by_name[name] = new_ranges()
+            ranges.add(number, feature, take)
         starts.append(at)
     rows = len(starts)
     regular = {_text(name): p.column(rows) for name, p in by_name.items() if not p.is_odd}
@@ -159,7 +159,7 @@ def _columns(
         np.zeros(rows, np.bool_),
         np.array(damaged, np.bool_),
         {name: column for name, column in regular.items() if column is not None},
-        {_text(name) for name, places in by_name.items() if places.is_odd},
+        {_text(name) for name, ranges in by_name.items() if ranges.is_odd},
     )
 
 
@@ -179,7 +179,7 @@ def select_records(
         wanted: The wanted features.
 
     Returns:
-        The index; None if the columns lack a wanted feature or its numbers, or the places in
+        The index; None if the columns lack a wanted feature or its numbers, or the ranges in
         damaged records that are not to be verified.
 
     Raises:
@@ -212,7 +212,7 @@ def select_records(
         row = int(np.argmax(column.states != ABSENT))
         label = _label(table, row, paths)
         try:
-            result.learn(column.kind, column.values is not None)
+            result.set_kind(column.kind, column.values is not None)
         except ValueError as error:
             raise ValueError(f"{_text(feature)!r} of {label} {error}") from error
         absent = (column.states == ABSENT) & intact
@@ -232,17 +232,17 @@ def select_records(
     arrays = {"start": np.asarray(table.starts, np.int64), "damaged": table.damaged}
     for result in columns:
         arrays |= result.arrays(lambda row: _label(table, row, paths))
-    return Index(about_records(paths, sizes, table.first.tolist(), arrays, columns), arrays)
+    return Index(about_records(paths, sizes, table.first_rows.tolist(), arrays, columns), arrays)
 
 
-def _place(table: FileColumns, row: int) -> tuple[int, int]:
+def _file_and_number(table: FileColumns, row: int) -> tuple[int, int]:
     """Returns the number of the file of a row's record, and the record's number in this file."""
-    number = int(np.searchsorted(table.first, row, side="right")) - 1
-    return number, row - int(table.first[number])
+    number = int(np.searchsorted(table.first_rows, row, side="right")) - 1
+    return number, row - int(table.first_rows[number])
 
 
 def _label(table: FileColumns, row: int, paths: Sequence[str]) -> str:
-    number, record = _place(table, row)
+    number, record = _file_and_number(table, row)
     return f"{printable(paths[number])}: record {record}"
 
 
@@ -250,9 +250,9 @@ def _record(
     table: FileColumns, row: int, paths: Sequence[str], storage: Storage
 ) -> tuple[str, BufferedReader, int, int]:
     """Returns the label of a record, a reader of its file, and offset and size of its content."""
-    number, record = _place(table, row)
+    number, record = _file_and_number(table, row)
     (file,) = open_files([paths[number]], storage)
-    take, start = BufferedReader(file, SMALL_WINDOW), int(table.starts[row])
+    take, start = BufferedReader(file, SMALL_BUFFER), int(table.starts[row])
     size = int.from_bytes(take(start - 12, 8), "little")
     return f"{file.shown}: record {record}", take, start, size
 

@@ -77,7 +77,7 @@ def is_intact(take: BufferedReader, at: int, size: int) -> bool:
         at: Offset of the content.
         size: Size of the content in bytes.
     """
-    read: Callable[[int, int], bytes] = take  # the record stays in its window, to be parsed
+    read: Callable[[int, int], bytes] = take  # the record stays in the buffer, to be parsed
     part = _REMOTE_PART
     if isinstance(take.file, LocalFile):
         read, part = take.file.read, _LOCAL_PART
@@ -92,11 +92,11 @@ def is_intact(take: BufferedReader, at: int, size: int) -> bool:
 
 
 def is_intact_or_large(take: BufferedReader, at: int, size: int) -> bool:
-    """Returns the result of `is_intact`, but True for a remote record larger than a window.
+    """Returns the result of `is_intact`, but True for a remote record larger than a buffer.
 
     Such a record is not read, since an index needs only its headers.
     """
-    is_large = not isinstance(take.file, LocalFile) and size > take.file.window
+    is_large = not isinstance(take.file, LocalFile) and size > take.file.buffer_size
     return is_large or is_intact(take, at, size)
 
 

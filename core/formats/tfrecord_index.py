@@ -99,7 +99,7 @@ class FieldColumn:
         if not self.kind:
             is_bytes = feature.kind == example.BYTES
             single = not is_bytes and len(example.numbers(take, feature)) == 1
-            self.learn(feature.kind, single)
+            self.set_kind(feature.kind, single)
         elif feature.kind != self._wire:
             kind = KINDS[feature.kind]
             raise ValueError(
@@ -130,7 +130,7 @@ class FieldColumn:
         self.offsets.append(offset)
         self.sizes.append(size)
 
-    def learn(self, wire: int, is_single: bool) -> None:
+    def set_kind(self, wire: int, is_single: bool) -> None:
         """Sets the kind of the field from the first record that has the feature.
 
         Args:
@@ -147,8 +147,8 @@ class FieldColumn:
             fit = field is None or field.dtype is None or field == Field(np.dtype(np.uint8), 1)
         else:
             several = not is_single if field is None else field.ndim > 0
-            listed = "floats" if wire == example.FLOATS else "integers"
-            self.kind = listed if several else "value"
+            list_kind = "floats" if wire == example.FLOATS else "integers"
+            self.kind = list_kind if several else "value"
             fit = field is None or (field.dtype is not None and field.ndim <= 1)
             if field is not None and field.dtype is not None:
                 fit = fit and field.dtype.kind in ("f" if wire == example.FLOATS else "iuf")
@@ -350,10 +350,10 @@ def index_records(paths: Sequence[str], wanted: Wanted) -> Index:
 
     intact_rows = np.flatnonzero(~are_damaged)
 
-    def label_of(place: int) -> str:  # of a record among the intact records
-        row = int(intact_rows[place])
-        number = bisect.bisect_right(first, row) - 1
-        return f"{printable(paths[number])}: record {row - first[number]}"
+    def label_of(number: int) -> str:  # of a record among the intact records
+        row = int(intact_rows[number])
+        file = bisect.bisect_right(first, row) - 1
+        return f"{printable(paths[file])}: record {row - first[file]}"
 
     for column in columns:
         arrays |= with_gaps(column.arrays(label_of), are_damaged)
@@ -387,8 +387,8 @@ def with_gaps(
     gaps = np.flatnonzero(are_gaps)
     if not len(gaps):
         return dict(arrays)
-    places = gaps - np.arange(len(gaps))
-    return {name: np.insert(array, places, 0, axis=0) for name, array in arrays.items()}
+    before = gaps - np.arange(len(gaps))
+    return {name: np.insert(array, before, 0, axis=0) for name, array in arrays.items()}
 
 
 def about_records(

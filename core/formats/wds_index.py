@@ -18,7 +18,7 @@ from ..messages.printable import printable
 from ..order.shuffle import Indices
 from ..remote.storage import Storage
 from .byte_files import ByteFiles, Stamp, is_remote
-from .file_columns import FileColumns, joined
+from .file_columns import FileColumns, concat_tables
 from .file_kinds import pointer_fault
 from .spread import spread
 from .tar_columns import columns_of_samples
@@ -69,7 +69,7 @@ def columns_of_wds(
         _columns(path, listed, values, names)
         for path, listed, values in zip(paths, found, numbers, strict=True)
     ]
-    return joined(tables, len(names))
+    return concat_tables(tables, len(names))
 
 
 def _columns(
@@ -147,17 +147,17 @@ def _checked(
     Raises:
         ValueError: If a member and its header differ, or a tar has more members.
     """
-    places: list[tuple[int, int]] = []
+    checked: list[tuple[int, int]] = []
     for number, listed in enumerate(found):
         gaps = [row for row, m in enumerate(listed) if m.offset - m.start != BLOCK]
         rows = {*spread(len(listed), _CHECKED).tolist(), *gaps, *(row - 1 for row in gaps if row)}
-        places += [(number, row) for row in sorted(rows)]
-    numbers = np.array([number for number, _ in places], np.int64)
-    members_checked = [found[number][row] for number, row in places]
+        checked += [(number, row) for row in sorted(rows)]
+    numbers = np.array([number for number, _ in checked], np.int64)
+    members_checked = [found[number][row] for number, row in checked]
     ends = np.array([member.offset for member in members_checked], np.int64)
     result = [list(listed) for listed in found]
     headers = _compare(files, numbers, members_checked, ends, index_paths)
-    for (number, row), (header, _) in zip(places, headers, strict=True):
+    for (number, row), (header, _) in zip(checked, headers, strict=True):
         result[number][row] = header
     _check_ends(files, found, index_paths)
     return result

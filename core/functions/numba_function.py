@@ -107,8 +107,8 @@ def numba_function(
         raise ValueError(
             "in_types and ins_ndim are missing: pass them, or example=, a sample of each input"
         )
-    ins = _listed(ins_ndim, len(inputs))
-    input_types = [_dali_type(in_type, "in_types") for in_type in _listed(in_types, len(inputs))]
+    ins = _for_each(ins_ndim, len(inputs))
+    input_types = [_dali_type(in_type, "in_types") for in_type in _for_each(in_types, len(inputs))]
     outputs = _outputs(run_fn, len(inputs), out_types, outs_ndim)
     output_types = [
         _dali_type(out_type, "out_types")
@@ -171,7 +171,7 @@ def _dali_type(value: Any, name: str) -> types.DALIDataType:
     return dtype
 
 
-def _listed(value: Any, count: int) -> list[Any]:
+def _for_each(value: Any, count: int) -> list[Any]:
     """Returns a list with a value for each input or output; a single value is repeated."""
     return list(value) if isinstance(value, (list, tuple)) else [value] * count
 
@@ -182,9 +182,9 @@ def _outputs(run_fn: Callable[..., None], inputs: int, kinds: Any, ndims: Any) -
     This is the length of ``kinds`` or ``ndims`` if either is a list. Otherwise it is the number of
     the function's parameters without a default, minus the number of inputs.
     """
-    for listed in (kinds, ndims):
-        if isinstance(listed, (list, tuple)):
-            return len(listed)
+    for values in (kinds, ndims):
+        if isinstance(values, (list, tuple)):
+            return len(values)
     parameters = inspect.signature(run_fn).parameters.values()
     return sum(parameter.default is parameter.empty for parameter in parameters) - inputs
 
@@ -196,7 +196,7 @@ def _filled(name: str, values: Any, defaults: Sequence[Any], count: int) -> list
         ValueError: If ``values`` is None, and there are more outputs than inputs.
     """
     if values is not None:
-        return _listed(values, count)
+        return _for_each(values, count)
     if count > len(defaults):
         raise ValueError(
             f"{name} is missing. Pass it, because there are more outputs ({count}) than inputs "

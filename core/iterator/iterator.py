@@ -269,14 +269,14 @@ class BatchIterator:
     def _seek_step(self, step: int, first_epoch: int) -> None:
         """Moves to a global step; see `DALIGenericIterator.seek_step`."""
         with self._opened(), self._engine.interruptible():
-            place = self._engine.locate(step)
-            if place is None:
+            epoch_and_step = self._engine.locate(step)
+            if epoch_and_step is None:
                 raise ValueError(
                     f"seek_step({step}): DALI's readers read sequentially. Use a stream, "
                     f"iterator_fn.stream(...), whose seek_step({step}) runs through the batches "
                     "before it, or restore a state by set_state()"
                 )
-            self._engine.seek(first_epoch + place[0], place[1], first_epoch)
+            self._engine.seek(first_epoch + epoch_and_step[0], epoch_and_step[1], first_epoch)
             self._engine.note_jump()
 
     def start_prefetch(self) -> None:

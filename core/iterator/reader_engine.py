@@ -44,7 +44,7 @@ from ..state import dali_checkpoints, reader_state
 from ..state.agreement import Values, without_seeds
 from ..state.differences import check, differences, different_data_error
 from ..state.fingerprint import Fingerprint, fingerprint, unknown
-from ..state.position import Checkpoints, Position
+from ..state.position import Checkpoints, ReaderPosition
 from ..state.reader_state import ReaderState
 from ..stats import InputStats
 from .bad_files import name_codec, name_files, with_description
@@ -63,7 +63,7 @@ class _NoBatch(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class ReaderCursor(EpochCursor[Position]):
+class ReaderCursor(EpochCursor[ReaderPosition]):
     """The cursor of a `ReaderEngine`; see `EpochCursor`.
 
     Attributes:
@@ -73,7 +73,7 @@ class ReaderCursor(EpochCursor[Position]):
     seed: int | None = None
 
 
-class ReaderEngine(EpochEngine[Position]):
+class ReaderEngine(EpochEngine[ReaderPosition]):
     """Runs pipelines that read data themselves, by DALI readers or ``external_source``.
 
     See `EpochEngine`.
@@ -92,14 +92,15 @@ class ReaderEngine(EpochEngine[Position]):
                 "fails as a whole: use on_error='skip'"
             )
         config.check_skip(config.on_error)
-        super().__init__(ReaderCursor(Position()), config)
+        super().__init__(ReaderCursor(ReaderPosition()), config)
         self.name = factory.name
         self._factory = factory
         self._fingerprint: Fingerprint | None = None  # except for the seed; see `fingerprint`
         self._start = Checkpoints()  # checkpoints of the first batch, once pipelines were built
         # Current epoch, its number of batches, and its number of leading batches without padding.
         self._epoch_length = (-1, 0, 0)
-        self._exact: Position | None = None  # position of the pipelines; None if a batch failed
+        # Position of the pipelines; None if a batch failed.
+        self._exact: ReaderPosition | None = None
         self._discards = False  # whether batches are skipped, without conversion to arrays
         self._most_to_drop = _MOST_TO_DROP
         self._failures_to_name = _MOST_NAMED
@@ -204,7 +205,7 @@ class ReaderEngine(EpochEngine[Position]):
         else:
             self.prepare().restart()
             start = Checkpoints(self.prepare().checkpoints())
-        self.change(position=Position(epoch, 0, start, start, position.errors))
+        self.change(position=ReaderPosition(epoch, 0, start, start, position.errors))
 
     def rewind(self) -> None:
         """Moves back to the start of the epoch.
@@ -225,9 +226,9 @@ class ReaderEngine(EpochEngine[Position]):
                 "dalijax.data_iterator over a reader that DALI can checkpoint"
             )
         checkpoints = start if exact else None
-        self.go_to(Position(position.epoch, 0, checkpoints, checkpoints, position.errors))
+        self.go_to(ReaderPosition(position.epoch, 0, checkpoints, checkpoints, position.errors))
 
-    def go_to(self, position: Position) -> None:
+    def go_to(self, position: ReaderPosition) -> None:
         """Moves to a position, and frees the pipelines; their next use builds them there."""
         self.drop()
         self.change(position=position)
@@ -365,18 +366,18 @@ class ReaderEngine(EpochEngine[Position]):
             self._set_seed(before)
             raise
 
-    def _return_to(self, cursor: Cursor[Position]) -> None:
+    def _return_to(self, cursor: Cursor[ReaderPosition]) -> None:
         super()._return_to(cursor)
         self._factory.set_seed(self.cursor.seed)
 
-    def _number(self, outcome: Outcome[Position]) -> tuple[int, int]:
+    def _number(self, outcome: Outcome[ReaderPosition]) -> tuple[int, int]:
         return outcome.after.epoch, outcome.after.step - 1  # skipped batches may precede it
 
     def _seed_of_keys(self) -> int:
         seed: int = self.fingerprint()["seed"]
         return seed
 
-    def count(self, stats: InputStats, outcome: Outcome[Position]) -> None:
+    def count(self, stats: InputStats, outcome: Outcome[ReaderPosition]) -> None:
         """Counts a delivered batch, its samples and its padding in ``stats``."""
         epoch, step = self._number(outcome)
         plan, rows = self.plan, self.batch_size * len(self.shards)
@@ -423,7 +424,7 @@ class ReaderEngine(EpochEngine[Position]):
             raise NoReplica(f"{names} can't run a second time in parallel: {reason}")
         yield pipelines, ""
 
-    def _with_start(self, position: Position) -> Position:
+    def _with_start(self, position: ReaderPosition) -> ReaderPosition:
         """Returns a position with checkpoints; the start gets the pipelines' first checkpoints.
 
         The position of a lazy engine stays without checkpoints until it moves, so that the first
@@ -433,7 +434,7 @@ class ReaderEngine(EpochEngine[Position]):
             return position
         return dataclasses.replace(position, checkpoints=self._start, epoch_start=self._start)
 
-    def _runner_at(self, position: Position) -> Runner:
+    def _runner_at(self, position: ReaderPosition) -> Runner:
         if self.closed:
             raise ValueError(CLOSED)
         if (runner := self._runner) is None:
@@ -513,12 +514,12 @@ class ReaderEngine(EpochEngine[Position]):
         """Returns the fingerprint before the first build, whose fields about the data are empty."""
         return unknown() | {"outputs": list(self._given_names)}
 
-    def _can_build_at(self, position: Position) -> bool:
+    def _can_build_at(self, position: ReaderPosition) -> bool:
         checkpoints = position.checkpoints
         exact = checkpoints is None or checkpoints.data is not None
         return exact and self._factory.rebuildable and not self._factory.unresumable
 
-    def _rebuild_at(self, position: Position) -> bool:
+    def _rebuild_at(self, position: ReaderPosition) -> bool:
         """Frees the pipelines if they can be rebuilt at a position; returns whether they can."""
         is_possible = self._can_build_at(position)
         if is_possible:
@@ -548,7 +549,7 @@ class ReaderEngine(EpochEngine[Position]):
         """Returns the number of the next epoch that has a batch; it skips empty epochs."""
         return self.epoch + 1 if self.plan is None else self.plan.next_epoch(self.epoch)
 
-    def _is_end(self, position: Position) -> bool:
+    def _is_end(self, position: ReaderPosition) -> bool:
         runner = self._runner_at(position)
         total = self._length_of(position.epoch)
         if total is not None:
@@ -556,7 +557,7 @@ class ReaderEngine(EpochEngine[Position]):
         # If the source ended at the start of an epoch, it is restarted or an error is raised.
         return position.step > 0 and runner.ended()
 
-    def _valid(self, outputs: Sequence[Outputs], position: Position) -> list[int]:
+    def _valid(self, outputs: Sequence[Outputs], position: ReaderPosition) -> list[int]:
         """Checks the size of each pipeline's batch; returns how many rows belong to the epoch."""
         lengths = [len(tensors[0]) for tensors in outputs]
         if self.plan is None:
@@ -580,11 +581,11 @@ class ReaderEngine(EpochEngine[Position]):
 
     # Batches
 
-    def _first_position(self) -> Position:
+    def _first_position(self) -> ReaderPosition:
         self.prepare()
         return self._with_start(self.position)
 
-    def _place(self, position: Position) -> tuple[int, int]:
+    def _epoch_and_step(self, position: ReaderPosition) -> tuple[int, int]:
         return position.epoch, position.step
 
     def _with_files(self, error: BatchError, checkpoints: Checkpoints | None) -> BatchError:
@@ -604,7 +605,7 @@ class ReaderEngine(EpochEngine[Position]):
             return ""
         return advice.pointer_cure(graph_operators(self._runner.pipelines[0], self._factory, 0))
 
-    def _run_at(self, position: Position) -> Outcome[Position] | None:
+    def _run_at(self, position: ReaderPosition) -> Outcome[ReaderPosition] | None:
         """Runs the batch at a position once, and returns the outcome; see `Engine`.
 
         Raises:
@@ -635,7 +636,7 @@ class ReaderEngine(EpochEngine[Position]):
             error = self._with_files(counted, position.checkpoints)
         except Exception as failed:  # of converting the outputs to arrays
             error = failed
-        after = Position(
+        after = ReaderPosition(
             position.epoch,
             position.step + 1,
             self._checkpoints_after(position, error is not None),
@@ -645,7 +646,7 @@ class ReaderEngine(EpochEngine[Position]):
         self._exact = after if error is None else None
         return Outcome(after, batch, error)
 
-    def _can_run_again(self, failed: RuntimeError, position: Position) -> bool:
+    def _can_run_again(self, failed: RuntimeError, position: ReaderPosition) -> bool:
         """Returns whether to run a failed batch again in new pipelines.
 
         Otherwise, the batch counts as delivered.
@@ -671,10 +672,12 @@ class ReaderEngine(EpochEngine[Position]):
             raise stopped(failed, self._label(position)) from failed
         return False
 
-    def _exhausted_retries(self, position: Position, failed: EnvironmentFailure) -> RuntimeError:
+    def _exhausted_retries(
+        self, position: ReaderPosition, failed: EnvironmentFailure
+    ) -> RuntimeError:
         return exhausted_retries(failed, self._label(position), self._config.on_error == "skip")
 
-    def _checkpoints_after(self, position: Position, failed: bool) -> Checkpoints:
+    def _checkpoints_after(self, position: ReaderPosition, failed: bool) -> Checkpoints:
         """Returns the checkpoints after the batch at a position, which was run."""
         before = position.checkpoints or Checkpoints()
         later = Checkpoints(before.data, before.to_drop + 1)
@@ -688,7 +691,7 @@ class ReaderEngine(EpochEngine[Position]):
             return later
         return Checkpoints(self.prepare().checkpoints())
 
-    def _to_batch(self, outputs: Sequence[Outputs], position: Position) -> Batch:
+    def _to_batch(self, outputs: Sequence[Outputs], position: ReaderPosition) -> Batch:
         runner = self._runner_at(position)
         return self.make_batch(outputs, self._valid(outputs, position), not runner.dynamic)
 
@@ -708,7 +711,7 @@ class ReaderEngine(EpochEngine[Position]):
         finally:
             runner.close()
 
-    def _run(self, position: Position, convert: Callable[[Sequence[Outputs]], Any]) -> Any:
+    def _run(self, position: ReaderPosition, convert: Callable[[Sequence[Outputs]], Any]) -> Any:
         """Takes the batch at a position, and returns its converted outputs.
 
         If an ``external_source`` ended together with the previous epoch, it is restarted.
@@ -743,7 +746,7 @@ class ReaderEngine(EpochEngine[Position]):
         )
 
     def _run_first(
-        self, runner: Runner, position: Position, convert: Callable[[Sequence[Outputs]], Any]
+        self, runner: Runner, position: ReaderPosition, convert: Callable[[Sequence[Outputs]], Any]
     ) -> Any:
         """Takes the first batch of an epoch if an ``external_source`` has ended; see `_run`."""
         if self.plan is not None:

@@ -10,7 +10,7 @@ from ..pipeline import advice
 from ..pipeline.runner import Runner
 from ..state.differences import check, renamed
 from ..state.fingerprint import Fingerprint
-from ..state.position import Checkpoints, Position
+from ..state.position import Checkpoints, ReaderPosition
 from ..state.random_state import for_operators
 from ..state.reader_state import ReaderState
 
@@ -21,7 +21,7 @@ def restored(
     fingerprint: Callable[[], Fingerprint],
     allow: Sequence[str],
     named: Sequence[str],
-) -> Position:
+) -> ReaderPosition:
     """Builds pipelines at a saved position; returns the position with matching checkpoints.
 
     If operators were added, removed or renamed since the position was saved, each operator receives
@@ -54,7 +54,7 @@ def restored(
     return position
 
 
-def _refused(position: Position, build: Callable[[Checkpoints], Runner]) -> Exception | None:
+def _refused(position: ReaderPosition, build: Callable[[Checkpoints], Runner]) -> Exception | None:
     """Builds pipelines at a position; returns the error if DALI rejects its checkpoints, or None.
 
     Errors about the checkpoints are returned as a StateError, other errors unchanged.
@@ -74,7 +74,9 @@ def _refused(position: Position, build: Callable[[Checkpoints], Runner]) -> Exce
     return None
 
 
-def with_names(position: Position, names: Mapping[str, str], start: Sequence[bytes]) -> Position:
+def with_names(
+    position: ReaderPosition, names: Mapping[str, str], start: Sequence[bytes]
+) -> ReaderPosition:
     """Returns a position with checkpoints for pipelines that have other operators.
 
     Args:

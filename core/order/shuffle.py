@@ -16,7 +16,7 @@ Indices = NDArray[np.int64]
 # Feistel networks are not uniform for few positions (p = 0.0000 for 5 positions and 8 rounds), but
 # sorting hashes is. For more records than this limit, sorting would cost memory and delay the
 # epoch's first batch.
-MOST_LISTED = 1 << 16
+MOST_SORTED = 1 << 16
 _ROUNDS = 8
 
 
@@ -30,13 +30,13 @@ def shuffled(positions: Any, count: int, seed: int, epoch: int) -> Indices:
         epoch: The epoch.
     """
     positions = np.asarray(positions, np.int64)
-    if count <= MOST_LISTED:
-        return _listed(count, seed, epoch)[positions]
+    if count <= MOST_SORTED:
+        return _by_sorting(count, seed, epoch)[positions]
     return _feistel(positions, count, seed, epoch)
 
 
 @functools.lru_cache(8)
-def _listed(count: int, seed: int, epoch: int) -> Indices:
+def _by_sorting(count: int, seed: int, epoch: int) -> Indices:
     """Returns the numbers of an epoch's records in shuffled order, by sorting their hashes."""
     hashes = mix(fold(seed, epoch, count) ^ mix(np.arange(count, dtype=np.uint64)))
     order = np.argsort(hashes, kind="stable")

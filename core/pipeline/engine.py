@@ -364,8 +364,8 @@ class Engine(abc.ABC, Generic[P]):
         """Requests a new comparison of the processes' positions before the next batch."""
         if self._agreement is not None:
             self.change(must_agree=True)
-            place = f"epoch {self.epoch}, step {self.step}"
-            self._agreement.tell_move(self.cursor.num_compared, place)
+            position = f"epoch {self.epoch}, step {self.step}"
+            self._agreement.tell_move(self.cursor.num_compared, position)
 
     def continue_from(self, other: Engine[P]) -> None:
         """Takes the place of another engine of the same function; the processes then compare again.
@@ -390,7 +390,7 @@ class Engine(abc.ABC, Generic[P]):
 
     def _agree(self, agreement: Agreement) -> None:
         """Compares this process's iterator with the iterators of the other processes."""
-        agreement.settle(self._shared_values())
+        agreement.agree(self._shared_values())
         agreement.begin_round()
         self.change(must_agree=False, num_compared=0)
 
@@ -402,7 +402,7 @@ class Engine(abc.ABC, Generic[P]):
         end = self.epoch, self.step
         if self._end_cure and self._end != end:
             values = {"batches": f"{self.step} in epoch {self.epoch}"}
-            agreement.settle(values, f"the end after {self.step} batches", cure=self._end_cure)
+            agreement.agree(values, f"the end after {self.step} batches", cure=self._end_cure)
             self._end = end
 
     def _shared_values(self) -> Values:
@@ -544,7 +544,7 @@ class Engine(abc.ABC, Generic[P]):
         """
 
     @abc.abstractmethod
-    def _place(self, position: P) -> tuple[int, int]:
+    def _epoch_and_step(self, position: P) -> tuple[int, int]:
         """Returns the epoch and the step of the batch at a position."""
 
     @abc.abstractmethod
@@ -553,7 +553,7 @@ class Engine(abc.ABC, Generic[P]):
 
     def _label(self, position: P) -> str:
         """Returns how errors name the batch at a position: "batch 3 of epoch 0"."""
-        epoch, step = self._place(position)
+        epoch, step = self._epoch_and_step(position)
         return f"batch {step} of epoch {epoch}"
 
     def _first_position(self) -> P:
@@ -574,7 +574,7 @@ class Engine(abc.ABC, Generic[P]):
                     return self._after_skipped(outcome, start, skipped) if skipped else outcome
                 fault: Exception | None = self._fault_of_graph(error)
                 if fault is None:
-                    skipped.append(self._note_skipped(*self._place(position), error))
+                    skipped.append(self._note_skipped(*self._epoch_and_step(position), error))
                     if len(skipped) >= self._most_skipped:
                         fault = too_many_skipped(skipped)
                 if fault is not None:
@@ -667,7 +667,7 @@ class Engine(abc.ABC, Generic[P]):
         """
         self.errors.extend(skipped)
         outcome = dataclasses.replace(outcome, failures=outcome.failures + len(skipped))
-        if outcome.ended and outcome.error is None and self._place(start)[1] == 0:
+        if outcome.ended and outcome.error is None and self._epoch_and_step(start)[1] == 0:
             return dataclasses.replace(outcome, error=every_batch_failed(skipped))
         return outcome
 

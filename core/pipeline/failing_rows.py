@@ -96,11 +96,11 @@ def failing_rows(
         if len(rows) == 1:
             bad += rows
             continue
-        place = suspect() if trusted else None
-        if place is not None and place < len(rows):
-            trusted = not succeed([rows[place]])
+        row = suspect() if trusted else None
+        if row is not None and row < len(rows):
+            trusted = not succeed([rows[row]])
             if trusted:
-                bad.append(rows.pop(place))
+                bad.append(rows.pop(row))
         halves = rows[len(rows) // 2 :], rows[: len(rows) // 2]
         todo += [half for half in halves if half]
     return sorted(bad)

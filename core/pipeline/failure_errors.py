@@ -18,7 +18,7 @@ MOST_SKIPPED = 64
 _MOST_NAMED = 5
 
 
-def listed(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
     """Returns the first five names, joined by commas, and "and more" if there are more."""
     return ", ".join(map(printable_text, names[:_MOST_NAMED])) + " and more" * (
         len(names) > _MOST_NAMED
@@ -53,7 +53,7 @@ def describe(failure: Failure, names: Sequence[str], every: bool, verb: str = "d
         every: Whether every record fails that was tried alone.
         verb: The participle that follows "can't be", if reading or decoding a file failed.
     """
-    shown, message = listed(names), _with_printable(failure.message, names)
+    shown, message = first_names(names), _with_printable(failure.message, names)
     if failure.reads_file:
         return f"{shown} can't be {verb}: {message}" if names else message
     if every:

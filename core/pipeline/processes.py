@@ -181,7 +181,7 @@ class Agreement:
         self.outline = outline
         self._has_offered = False
         self._failure_keys: list[str] = []  # keys of errors sent to other processes
-        self._settled = ""  # the number of the last comparison
+        self._last_round = ""  # the number of the last comparison
         # The comparison since which the engine counts batches; "" before the first.
         self._round = ""
         self._move_key = ""  # key of this process's move since the round, if any
@@ -190,7 +190,7 @@ class Agreement:
         with _listing:
             _agreements.add(self)
 
-    def settle(
+    def agree(
         self,
         values: Values,
         goal: str = "the next batch",
@@ -221,16 +221,16 @@ class Agreement:
         key = f"{offer.process}/{offer.number}"
         self._has_offered = True
         client.key_value_set(f"{self._prefix}/offers/{key}", offer.to_json())
-        settled = False
+        agreed = False
         try:
             if offer.process == self._processes[0]:
                 verdict = self._compare(client, offer, goal, cure)
             else:
                 verdict = self._wait(client, offer, goal, cure)
-            settled = bool(verdict["batches"])
-            self._settled = str(verdict.get("round", ""))
+            agreed = bool(verdict["batches"])
+            self._last_round = str(verdict.get("round", ""))
         finally:
-            if not settled:  # e.g. after Ctrl-C: other processes must not find the offer
+            if not agreed:  # e.g. after Ctrl-C: other processes must not find the offer
                 client.key_value_delete(f"{self._prefix}/offers/{key}")
         if verdict["error"]:
             raise ProcessError(verdict["error"])
@@ -241,9 +241,9 @@ class Agreement:
         }
 
     def begin_round(self) -> None:
-        """Begins a round after the last `settle`, in which the positions were equal."""
+        """Begins a round after the last `agree`, in which the positions were equal."""
         self.retract_move()
-        self._round = self._settled
+        self._round = self._last_round
 
     def tell_move(self, batches: int, position: str) -> None:
         """Notifies the other processes that this process has moved.

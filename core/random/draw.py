@@ -68,7 +68,7 @@ def _packs(forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[list[
     return list(packs.values())
 
 
-def joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def hstacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Concatenates arrays [rows, ...] to an array [rows, numbers]; a single array is unchanged."""
     if len(arrays) == 1:
         return arrays[0]
@@ -76,7 +76,7 @@ def joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def part_of(numbers: Any, shapes: Sequence[tuple[int, ...]], k: int) -> DataNode:
-    """Returns the k-th array of each sample, sliced out of arrays that `joined` has concatenated.
+    """Returns the k-th array of each sample, sliced out of arrays that `hstacked` has concatenated.
 
     Args:
         numbers: The DataNode of the concatenated arrays, of shape [numbers] for each sample.
@@ -271,7 +271,7 @@ class DrawFunction:
             _reshaped(self.name, values, (len(rows.records), *shape), dtype)
             for values, (shape, dtype) in zip(outputs, self.forms)
         ]
-        return [joined([arrays[k] for k in pack]) for pack in self.packs]
+        return [hstacked([arrays[k] for k in pack]) for pack in self.packs]
 
     def _outputs(self, records: Bits, sizes: Any) -> list[Any]:
         """Calls the function, checks the number of its outputs, and returns them."""
@@ -623,8 +623,8 @@ class Draw:
             suffix = f".{pack[0]}" if len(packs) > 1 else ""
             self._inputs[node.source.name] = f"drawn.{name}{suffix}"
             shapes = [forms[k][0] for k in pack]
-            for place, k in enumerate(pack):
-                parts[k] = node if len(pack) == 1 else part_of(node, shapes, place)
+            for index, k in enumerate(pack):
+                parts[k] = node if len(pack) == 1 else part_of(node, shapes, index)
         return tuple(parts[k] for k in range(len(forms)))
 
     def _described(self) -> list[tuple[str, str, dict[str, Any]]]:

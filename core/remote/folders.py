@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from ..per_process import PerProcess
 from ..workers import Result
 from .fsspec_client import filesystem, read_together
-from .locations import Place
+from .locations import Location
 from .object_client import ObjectClient
 from .request_threads import request_threads
 from .retries import MissingError, patience, patiently, repeated
@@ -95,21 +95,21 @@ class ObjectFolders:
     Args:
         client: Reads and lists the objects.
         url: A URL in the bucket.
-        place: The place of this URL.
-        versions: A dict to which the versions of listed objects are added, by place.
+        location: The location of this URL.
+        versions: A dict to which the versions of listed objects are added, by location.
     """
 
     def __init__(
-        self, client: ObjectClient, url: str, place: Place, versions: dict[Place, Version]
+        self, client: ObjectClient, url: str, location: Location, versions: dict[Location, Version]
     ):
-        self._client, self._place, self._url = client, place, url
+        self._client, self._location, self._url = client, location, url
         self._versions = versions
-        end = url.rstrip("/").removesuffix(place.key)
+        end = url.rstrip("/").removesuffix(location.key)
         self._root = end if end.endswith("/") else end + "/"
         self._listed: dict[str, Result[_Listed]] = {}  # listings requested ahead, by path
 
     def __reduce__(self) -> Any:
-        return ObjectFolders, (self._client, self._url, self._place, {})
+        return ObjectFolders, (self._client, self._url, self._location, {})
 
     def unstrip_protocol(self, path: str) -> str:
         """Returns the URL of a path."""
@@ -126,7 +126,7 @@ class ObjectFolders:
             return False
         url = self.unstrip_protocol(path)
         try:
-            request_threads().call(self._client.version, self._place.at(path), url).get()
+            request_threads().call(self._client.version, self._location.at(path), url).get()
         except MissingError:
             return False
         return True
@@ -144,15 +144,15 @@ class ObjectFolders:
     def _list(self, path: str) -> Result[_Listed]:
         """Requests a folder's listing; returns its future subfolders, and versions of objects."""
         url = self.unstrip_protocol(path)
-        return request_threads().call(self._client.entries, self._place.at(path), url)
+        return request_threads().call(self._client.entries, self._location.at(path), url)
 
     def glob(self, pattern: str) -> list[Entry]:
         """Returns the entries that match a pattern, which may also be the key of an object."""
         fixed = re.split(r"[*\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
-        place, url = self._place.at(fixed), self.unstrip_protocol(fixed)
+        location, url = self._location.at(fixed), self.unstrip_protocol(fixed)
         end = pattern[len(fixed) :].lstrip("/")
         if "/" in end or "**" in end:
-            objects = request_threads().call(self._client.objects_below, place, url).get()
+            objects = request_threads().call(self._client.objects_below, location, url).get()
         else:
             _, objects = self._list(fixed).get()
         matches = pattern.__eq__ if pattern in objects else _matcher(pattern).fullmatch
@@ -163,14 +163,14 @@ class ObjectFolders:
     def _keep(self, versions: Mapping[str, Version]) -> None:
         """Keeps the versions of objects for `Storage.versions`, unless there are too many."""
         if len(self._versions) + len(versions) <= MOST_KEPT:
-            place = self._place
-            self._versions.update((place.at(key), version) for key, version in versions.items())
+            location = self._location
+            self._versions.update((location.at(key), version) for key, version in versions.items())
 
     def read(self, paths: Sequence[str]) -> list[Any]:
         """Returns the contents of the objects with the given keys, as memoryviews."""
         threads = request_threads()
         results = [
-            threads.call(self._client.content, self._place.at(path), self.unstrip_protocol(path))
+            threads.call(self._client.content, self._location.at(path), self.unstrip_protocol(path))
             for path in paths
         ]
         return [result.get() for result in results]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, AnyStr
 
 from .versions import Version
 
@@ -54,7 +54,7 @@ def listings_of(kind: str, keys: Collection[str]) -> list[Listing]:
     if kind not in KINDS or len(keys) < 2:
         return []
     ordered = sorted(keys)
-    start = _common_start(ordered[0], ordered[-1])
+    start = ordered[0][: common_start(ordered[0], ordered[-1])]
     prefix = start[: start.rfind("/") + 1] or None
     offset = start if kind in SORTED and start and start != prefix else None
     size = PAGE if kind in _HAS_OFFSETS else len(ordered)
@@ -70,9 +70,10 @@ def listings_of(kind: str, keys: Collection[str]) -> list[Listing]:
     ]
 
 
-def _common_start(first: str, last: str) -> str:
-    differs = (place for place, (a, b) in enumerate(zip(first, last)) if a != b)
-    return first[: next(differs, len(first))]
+def common_start(first: AnyStr, second: AnyStr) -> int:
+    """Returns the length of the longest common prefix of two texts."""
+    pairs = enumerate(zip(first, second))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def versions_of_page(

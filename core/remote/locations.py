@@ -57,7 +57,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# obstore's class of each kind of store, and the argument of the class for the root of a place.
+# obstore's class of each kind of store, and the argument of the class for the root of a location.
 _STORES = {
     "s3": ("S3Store", "bucket"),
     "gs": ("GCSStore", "bucket"),
@@ -89,7 +89,7 @@ _SERVER_URL = re.compile(
 )
 
 
-class Place(NamedTuple):  # created faster than a dataclass; a data set has thousands
+class Location(NamedTuple):  # created faster than a dataclass; a data set has thousands
     """The location of an object, with the parts that obstore needs.
 
     Attributes:
@@ -104,13 +104,13 @@ class Place(NamedTuple):  # created faster than a dataclass; a data set has thou
     key: str
     account: str = ""
 
-    def at(self, key: str) -> Place:
-        """Returns the place of another key in the same store and root."""
+    def at(self, key: str) -> Location:
+        """Returns the location of another key in the same store and root."""
         return self._replace(key=key)
 
 
-def folder_place_of(url: str) -> Place | None:
-    """Returns the place of the folder or bucket of a URL; None if fsspec lists the URL.
+def folder_location_of(url: str) -> Location | None:
+    """Returns the location of the folder or bucket of a URL; None if fsspec lists the URL.
 
     The key of a bucket is "".
 
@@ -118,14 +118,14 @@ def folder_place_of(url: str) -> Place | None:
         ValueError: If obstore can't list the folder.
     """
     url = url.rstrip("/")
-    place = place_of(url if url.count("/") > 2 else f"{url}/x")
-    if place is None or place.kind == "http":  # HTTP has no common way to list files
+    location = location_of(url if url.count("/") > 2 else f"{url}/x")
+    if location is None or location.kind == "http":  # HTTP has no common way to list files
         return None
-    return place if url.count("/") > 2 else place.at("")
+    return location if url.count("/") > 2 else location.at("")
 
 
-def place_of(url: str) -> Place | None:
-    """Returns the place of a URL that obstore reads; None if fsspec reads the URL.
+def location_of(url: str) -> Location | None:
+    """Returns the location of a URL that obstore reads; None if fsspec reads the URL.
 
     fsspec reads chained URLs, and schemes that obstore lacks.
 
@@ -136,7 +136,7 @@ def place_of(url: str) -> Place | None:
     if not separator or kind is None:
         return None
     if kind == "http":
-        return _http_place(url)
+        return _http_location(url)
     root, _, key = path.partition("/")
     if not root or not key:
         raise ValueError(f"{printable(url)} names no object. Pass a URL such as s3://bucket/key")
@@ -150,11 +150,11 @@ def place_of(url: str) -> Place | None:
     if kind == "az" and "@" in root:
         root, _, host = root.partition("@")
         account = host.partition(".")[0]
-    return Place(kind, root, key, account)
+    return Location(kind, root, key, account)
 
 
-def _http_place(url: str) -> Place:
-    """Returns the place of a file on an HTTP server.
+def _http_location(url: str) -> Location:
+    """Returns the location of a file on an HTTP server.
 
     A path that obstore would change belongs to the root, which then has no other files.
 
@@ -177,7 +177,7 @@ def _http_place(url: str) -> Place:
     sent = urllib.parse.quote(key, safe), urllib.parse.quote(parts.path[1:], safe + "%")
     if sent[0].lower() != sent[1].lower() or _ODD_KEY.search(key):  # e.g. an escaped slash
         root, key = root + parts.path[1:], ""
-    return Place("http", f"{root}?{parts.query}" if parts.query else root, key)
+    return Location("http", f"{root}?{parts.query}" if parts.query else root, key)
 
 
 def kind_of(url: str) -> str | None:
@@ -193,9 +193,9 @@ def credentials_cure(url: str) -> str:
     kind = kind_of(url) or ""
     if kind == "http":
         return "Check the credentials: storage_options={'headers': {'Authorization': ...}}"
-    place = _CREDENTIALS.get(kind, "environment variables")
+    sources = _CREDENTIALS.get(kind, "environment variables")
     return (
-        f"Check the credentials: {place} or storage_options=; for a public bucket, pass "
+        f"Check the credentials: {sources} or storage_options=; for a public bucket, pass "
         "storage_options={'anon': True}"
     )
 
@@ -221,12 +221,12 @@ def stall_seconds(options: Mapping[str, Any]) -> float:
 
 
 def store_arguments(
-    place: Place, options: Mapping[str, Any], environment: Mapping[str, str]
+    location: Location, options: Mapping[str, Any], environment: Mapping[str, str]
 ) -> tuple[str, dict[str, Any]]:
-    """Returns the name of obstore's class for a place, and the arguments of its constructor.
+    """Returns the name of obstore's class for a location, and the arguments of its constructor.
 
     Args:
-        place: The place.
+        location: The location.
         options: The user's storage options.
         environment: The environment variables.
 
@@ -234,10 +234,10 @@ def store_arguments(
         ValueError: If an option is unknown, the URL of a server is invalid, or a profile does not
             exist.
     """
-    check_options(place.kind, options)
+    check_options(location.kind, options)
     client: dict[str, Any] = {
         # An https URL is not read over http after a redirect.
-        "allow_http": not place.root.startswith("https://"),
+        "allow_http": not location.root.startswith("https://"),
         "connect_timeout": "10s",
         "default_headers": _IDENTITY,
         "pool_max_idle_per_host": "1024",
@@ -245,31 +245,31 @@ def store_arguments(
         "read_timeout": f"{stall_seconds(options):g}s",
     }
     arguments: dict[str, Any] = {"client_options": client}
-    if place.kind == "http":
-        if not place.key or "?" in place.root:  # there may be such a store for each file
+    if location.kind == "http":
+        if not location.key or "?" in location.root:  # there may be such a store for each file
             client |= {"pool_max_idle_per_host": "4", "pool_idle_timeout": "10s"}
-        arguments["url"], client["default_headers"] = http_request(place.root, options)
+        arguments["url"], client["default_headers"] = http_request(location.root, options)
         return "HTTPStore", arguments
-    names = _NAMES[place.kind]
+    names = _NAMES[location.kind]
     config = {
         names[name]: value
         for name, value in options.items()
         if names.get(name) and value is not None
     }
-    if place.kind == "gs" and config.get("service_account_path") == "anon":  # as in gcsfs
+    if location.kind == "gs" and config.get("service_account_path") == "anon":  # as in gcsfs
         del config["service_account_path"]
         config["skip_signature"] = True
-    elif place.kind == "az" and place.account:
-        config.setdefault("account_name", place.account)
-    elif place.kind == "s3":
+    elif location.kind == "az" and location.account:
+        config.setdefault("account_name", location.account)
+    elif location.kind == "s3":
         has_keys = config.get("access_key_id") or config.get("skip_signature")
         required = options.get("profile")
         if not has_keys and (required or "AWS_ACCESS_KEY_ID" not in environment):
             profile = required or environment.get("AWS_PROFILE") or "default"
             config = {**aws_profile(profile, environment, bool(required)), **config}
-    _check_server(place.kind, config, environment)
-    store, root = _STORES[place.kind]
-    return store, {root: place.root, "config": config, **arguments}
+    _check_server(location.kind, config, environment)
+    store, root = _STORES[location.kind]
+    return store, {root: location.root, "config": config, **arguments}
 
 
 def http_request(url: str, options: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
@@ -304,9 +304,9 @@ def _check_server(kind: str, config: Mapping[str, str], environment: Mapping[str
 
 
 def server_settings(
-    place: Place, options: Mapping[str, Any], environment: Mapping[str, str]
+    location: Location, options: Mapping[str, Any], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns the settings that determine the server or the account of a place, by name.
+    """Returns the settings that determine the server or the account of a location, by name.
 
     The settings come from the options, the environment and ``~/.aws``. URLs do not contain these
     settings, so that buckets of two servers may have equal URLs.
@@ -315,10 +315,12 @@ def server_settings(
         name: value
         for name, value in environment.items()
         if value
-        and (name in _ENDPOINTS[place.kind] or (place.kind == "az" and _AZURE.fullmatch(name)))
+        and (
+            name in _ENDPOINTS[location.kind] or (location.kind == "az" and _AZURE.fullmatch(name))
+        )
     }
-    config = store_arguments(place, options, environment)[1].get("config", {})
-    if place.kind == "s3" and config.get("endpoint"):
+    config = store_arguments(location, options, environment)[1].get("config", {})
+    if location.kind == "s3" and config.get("endpoint"):
         settings["endpoint"] = config["endpoint"]
     return settings
 

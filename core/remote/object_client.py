@@ -12,7 +12,7 @@ from ..environment.passing_errors import is_environment
 from ..messages.printable import printable
 from ..per_process import PerProcess
 from .listing import PAGE, SORTED, Listing, versions_of_page
-from .locations import Place, needs_boto3, store_arguments
+from .locations import Location, needs_boto3, store_arguments
 from .native import obstore
 from .redirects import check_redirects
 from .retries import (
@@ -55,14 +55,14 @@ class ObjectClient:
 
     def __init__(self, options: Mapping[str, Any]):
         self._options = dict(options)
-        # Stores by kind, root and account of a place. They are kept after a fork, because the
+        # Stores by kind, root and account of a location. They are kept after a fork, because the
         # destructor of a store could wait for threads of obstore.
         self._stores = PerProcess[dict[tuple[str, str, str], Any]](dict, keeps=True)
 
     def __reduce__(self) -> Any:
         return ObjectClient, (self._options,)
 
-    def version(self, place: Place, url: str) -> Version:
+    def version(self, location: Location, url: str) -> Version:
         """Returns the version of an object.
 
         The version is in the response to a request of a range, which also tests whether the server
@@ -73,23 +73,23 @@ class ObjectClient:
         """
 
         def get(module: Any, store: Any) -> Version:
-            self._check_redirects(place, url)
+            self._check_redirects(location, url)
             try:
-                result = module.get(store, place.key, options={"range": (0, 1)})
+                result = module.get(store, location.key, options={"range": (0, 1)})
                 _content(result)  # otherwise the connection would be closed
             except Exception as error:
                 if "status code: 416" not in str(error):
                     raise
-                return Version.of(module.head(store, place.key))  # an empty object
+                return Version.of(module.head(store, location.key))  # an empty object
             return Version.of(result.meta)
 
-        return self._repeated(place, url, get)
+        return self._repeated(location, url, get)
 
-    def content(self, place: Place, url: str, opens: bool = False) -> memoryview:
+    def content(self, location: Location, url: str, opens: bool = False) -> memoryview:
         """Returns the content of an object.
 
         Args:
-            place: The place of the object.
+            location: The location of the object.
             url: The URL of the object, for errors.
             opens: Whether a source is being opened. Retries then end earlier; see `patience`.
 
@@ -98,17 +98,17 @@ class ObjectClient:
         """
 
         def get(module: Any, store: Any) -> memoryview:
-            self._check_redirects(place, url)
-            return _content(module.get(store, place.key))
+            self._check_redirects(location, url)
+            return _content(module.get(store, location.key))
 
-        return self._repeated(place, url, get, opens)
+        return self._repeated(location, url, get, opens)
 
-    def _check_redirects(self, place: Place, url: str) -> None:
+    def _check_redirects(self, location: Location, url: str) -> None:
         """Checks that the user's headers are not sent to another server; see `check_redirects`."""
-        if place.kind == "http":
+        if location.kind == "http":
             check_redirects(url, self._options)
 
-    def entries(self, place: Place, url: str) -> tuple[list[str], dict[str, Version]]:
+    def entries(self, location: Location, url: str) -> tuple[list[str], dict[str, Version]]:
         """Returns the paths of a folder's subfolders, and the versions of its objects by key.
 
         Raises:
@@ -116,12 +116,12 @@ class ObjectClient:
         """
 
         def listed(module: Any, store: Any) -> tuple[list[str], dict[str, Version]]:
-            result = module.list_with_delimiter(store, place.key)
+            result = module.list_with_delimiter(store, location.key)
             return list(result["common_prefixes"]), versions_of_page(result["objects"])
 
-        return self._repeated(place, url, listed)
+        return self._repeated(location, url, listed)
 
-    def objects_below(self, place: Place, url: str) -> dict[str, Version]:
+    def objects_below(self, location: Location, url: str) -> dict[str, Version]:
         """Returns the versions of all objects in a folder and its subfolders, by key.
 
         Raises:
@@ -129,17 +129,17 @@ class ObjectClient:
         """
 
         versions: dict[str, Version] = {}
-        for page in self._pages(place, url, place.key):
+        for page in self._pages(location, url, location.key):
             versions |= versions_of_page(page)
         return versions
 
-    def listed(self, place: Place, url: str, listing: Listing) -> dict[str, Version]:
+    def listed(self, location: Location, url: str, listing: Listing) -> dict[str, Version]:
         """Requests a listing, and returns the versions of the wanted objects by key.
 
         The result lacks objects that do not exist, and objects after the last requested page.
 
         Args:
-            place: The place of one of the wanted objects, which are in the same bucket.
+            location: The location of one of the wanted objects, which are in the same bucket.
             url: The URL of this object, for errors.
             listing: The planned listing, with the keys of the wanted objects.
 
@@ -148,7 +148,7 @@ class ObjectClient:
         """
 
         versions: dict[str, Version] = {}
-        pages = self._pages(place, url, listing.prefix, listing.offset)
+        pages = self._pages(location, url, listing.prefix, listing.offset)
         for number, page in enumerate(pages, 1):
             versions |= versions_of_page(page, listing.keys)
             is_past = listing.last is not None and page[-1]["path"] >= listing.last
@@ -157,7 +157,7 @@ class ObjectClient:
         return versions
 
     def _pages(
-        self, place: Place, url: str, prefix: str | None, after: str | None = None
+        self, location: Location, url: str, prefix: str | None, after: str | None = None
     ) -> Iterator[Sequence[Mapping[str, Any]]]:
         """Yields the pages of a listing. A page has obstore's metadata of each of its objects.
 
@@ -165,8 +165,8 @@ class ObjectClient:
         their listings, it begins again.
 
         Args:
-            place: Any place in the bucket.
-            url: The URL of this place, for errors.
+            location: Any location in the bucket.
+            url: The URL of this location, for errors.
             prefix: The folder; None: the whole bucket.
             after: Keys up to this key are not listed; None: all keys are listed.
         """
@@ -182,12 +182,12 @@ class ObjectClient:
                 pages = None
                 raise
 
-        while page := self._repeated(place, url, next_page):
-            if place.kind in SORTED:  # in other stores, a repeated listing begins at the start
+        while page := self._repeated(location, url, next_page):
+            if location.kind in SORTED:  # in other stores, a repeated listing begins at the start
                 after = page[-1]["path"]
             yield page
 
-    def write(self, place: Place, url: str, content: bytes) -> None:
+    def write(self, location: Location, url: str, content: bytes) -> None:
         """Writes an object, and replaces an existing object.
 
         Raises:
@@ -195,26 +195,26 @@ class ObjectClient:
         """
 
         def put(module: Any, store: Any) -> None:
-            module.put(store, place.key, content)
+            module.put(store, location.key, content)
 
-        self._repeated(place, url, put)
+        self._repeated(location, url, put)
 
     def _repeated(
-        self, place: Place, url: str, call: Callable[[Any, Any], T], opens: bool = True
+        self, location: Location, url: str, call: Callable[[Any, Any], T], opens: bool = True
     ) -> T:
         """Calls a function until it succeeds, and returns its result; see `patiently`.
 
         Args:
-            place: The place of an object of the store.
+            location: The location of an object of the store.
             url: The URL of the object, for errors.
             call: The function, which is called with obstore's module and the store.
             opens: Whether a source is being opened. Retries then end earlier; see `patience`.
         """
-        return patiently(lambda: call(*self._store(place)), url, self._options, opens)
+        return patiently(lambda: call(*self._store(location)), url, self._options, opens)
 
     def read(
         self,
-        place: Place,
+        location: Location,
         url: str,
         starts: Sequence[int],
         ends: Sequence[int],
@@ -225,7 +225,7 @@ class ObjectClient:
         """Reads ranges of an object, and returns the bytes of each range; repeats failed requests.
 
         Args:
-            place: The place of the object.
+            location: The location of the object.
             url: The URL of the object.
             starts: The first byte of each range.
             ends: The byte after the last byte of each range.
@@ -240,7 +240,7 @@ class ObjectClient:
 
         def read(rows: Sequence[int]) -> list[memoryview]:
             row_starts, row_ends = [starts[row] for row in rows], [ends[row] for row in rows]
-            return self._read(place, url, row_starts, row_ends, version, has_one)
+            return self._read(location, url, row_starts, row_ends, version, has_one)
 
         def read_one(row: int) -> memoryview:
             return read([row])[0]
@@ -270,7 +270,7 @@ class ObjectClient:
 
     def _read(
         self,
-        place: Place,
+        location: Location,
         url: str,
         starts: Sequence[int],
         ends: Sequence[int],
@@ -285,13 +285,13 @@ class ObjectClient:
         is needed. Object stores have this property; the edge servers of a site may not, and its
         proxies may compress some responses. So each response of an HTTP server is checked.
         """
-        module, store = self._store(place)
+        module, store = self._store(location)
         views: list[memoryview] = []
-        num_unchecked = 0 if place.kind == "http" else len(starts) - 1
+        num_unchecked = 0 if location.kind == "http" else len(starts) - 1
         if num_unchecked:
             contents = module.get_ranges(  # does not return the headers
                 store,
-                place.key,
+                location.key,
                 starts=starts[:num_unchecked],
                 ends=ends[:num_unchecked],
                 coalesce=0,
@@ -303,7 +303,7 @@ class ObjectClient:
             options: dict[str, Any] = {"range": (start, end)}
             if version.match is not None:
                 options["if_match"] = version.match
-            result = module.get(store, place.key, options=options)
+            result = module.get(store, location.key, options=options)
             if difference := version.difference(Version.of(result.meta)):
                 raise changed(printable(url), difference)
             views.append(_own_memory(_content(result)))
@@ -312,10 +312,10 @@ class ObjectClient:
                 raise wrong_length(start, end, len(view))
         return views
 
-    def _store(self, place: Place) -> tuple[Any, Any]:
-        """Returns obstore's module, and the store of a place, which is created if necessary."""
+    def _store(self, location: Location) -> tuple[Any, Any]:
+        """Returns obstore's module, and the store of a location, which is created if necessary."""
         module = obstore()
-        stores, key = self._stores.get(), (place.kind, place.root, place.account)
+        stores, key = self._stores.get(), (location.kind, location.root, location.account)
         store = stores.get(key)
         if store is None:
             with _lock.get():  # each store has its own connections
@@ -323,20 +323,20 @@ class ObjectClient:
                 if store is None:
                     while len(stores) >= _MOST_STORES:
                         stores.pop(next(iter(stores)))  # the store that was created first
-                    store = stores[key] = self._new_store(module, place)
+                    store = stores[key] = self._new_store(module, location)
         return module, store
 
-    def _new_store(self, module: Any, place: Place) -> Any:
-        """Creates and returns obstore's store for a place.
+    def _new_store(self, module: Any, location: Location) -> Any:
+        """Creates and returns obstore's store for a location.
 
         Raises:
             RemoteError: If a setting is invalid.
             ImportError: If the AWS profile requires boto3, which is not installed.
         """
-        url = place.root if place.kind == "http" else f"{place.kind}://{place.root}"
+        url = location.root if location.kind == "http" else f"{location.kind}://{location.root}"
         try:
-            name, arguments = store_arguments(place, self._options, os.environ)
-            if place.kind == "s3" and (provider := self._boto3(arguments["config"])):
+            name, arguments = store_arguments(location, self._options, os.environ)
+            if location.kind == "s3" and (provider := self._boto3(arguments["config"])):
                 arguments["credential_provider"] = provider
             return getattr(module._store, name)(**arguments, retry_config=_NO_RETRIES)
         except Exception as error:

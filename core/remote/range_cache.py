@@ -20,7 +20,7 @@ from ..per_process import PerProcess
 from ..workers import Result, set_result
 from . import fsspec_client
 from .fsspec_client import FsspecFile
-from .locations import Place
+from .locations import Location
 from .object_client import AT_ONCE, ObjectClient
 from .ranges import Limits, Plan, num_bytes, plan
 from .request_threads import Job, request_threads
@@ -136,19 +136,19 @@ class Lease:
                 not added.
         """
         addresses, sizes = self._addresses[self.missing], self._sizes[self.missing]
-        places = np.searchsorted(block.addresses, addresses)
-        places = np.minimum(places, len(block.addresses) - 1)
-        has = (block.addresses[places] == addresses) & (block.sizes[places] >= sizes)
+        at = np.searchsorted(block.addresses, addresses)
+        at = np.minimum(at, len(block.addresses) - 1)
+        has = (block.addresses[at] == addresses) & (block.sizes[at] >= sizes)
         numbers = np.full(len(block.fetches), -1)
-        for call in np.unique(block.calls[places[has]]).tolist():
+        for call in np.unique(block.calls[at[has]]).tolist():
             fetch = block.fetches[call]()
             if fetch is not None and (are_new or fetch.result.error is None):
                 numbers[call] = len(self._fetches)
                 self._fetches.append(fetch)
-        has &= numbers[block.calls[places]] >= 0
-        rows, places = self.missing[has], places[has]
-        self._fetch_of[rows] = numbers[block.calls[places]]
-        self._requests[rows], self._starts[rows] = block.requests[places], block.starts[places]
+        has &= numbers[block.calls[at]] >= 0
+        rows, at = self.missing[has], at[has]
+        self._fetch_of[rows] = numbers[block.calls[at]]
+        self._requests[rows], self._starts[rows] = block.requests[at], block.starts[at]
         self.missing = self.missing[~has]
 
     def arrays(self) -> list[NDArray[np.uint8]]:
@@ -197,22 +197,22 @@ class RangeCache:
 
     Args:
         urls: The URL of each file.
-        places: The place of each file; None for a file that fsspec reads.
+        locations: The location of each file; None for a file that fsspec reads.
         versions: The version that each file must have.
-        client: Reads the files that have a place.
+        client: Reads the files that have a location.
     """
 
     def __init__(
         self,
         urls: Sequence[str],
-        places: Sequence[Place | None],
+        locations: Sequence[Location | None],
         versions: Sequence[Version],
         client: ObjectClient,
     ):
-        self._urls, self._places, self._versions = urls, places, versions
+        self._urls, self._locations, self._versions = urls, locations, versions
         self._client = client
         self._limits = np.array(  # index of each file's limits in `_LIMITS`
-            [2 if place is None else int(place.kind == "http") for place in places], int
+            [2 if location is None else int(location.kind == "http") for location in locations], int
         )
         sizes = np.array([version.size for version in versions], np.int64)
         self._addresses = np.cumsum(sizes) - sizes  # of the first byte of each file
@@ -291,7 +291,7 @@ class RangeCache:
         columns = planned.files, planned.starts, planned.ends
         files, starts, ends = (column[call].tolist() for column in columns)
         ref, result = weakref.ref(fetch), fetch.result
-        place = self._places[files[0]]
+        location = self._locations[files[0]]
         url, version = self._urls[files[0]], self._versions[files[0]]
 
         def is_wanted() -> bool:
@@ -305,13 +305,13 @@ class RangeCache:
             memory = running.memory  # counts until the call ends, even if its fetch is dropped
             del running
             try:
-                if place is None:
+                if location is None:
                     return fsspec_client.read(open_files(files), starts, ends, is_wanted)
-                return self._client.read(place, url, starts, ends, version, is_wanted, has_one)
+                return self._client.read(location, url, starts, ends, version, is_wanted, has_one)
             finally:
                 del memory  # an error refers to this frame
 
-        most = len(files) if place is None else AT_ONCE
+        most = len(files) if location is None else AT_ONCE
         return Job(
             lambda has_one: set_result(result, read, has_one), min(len(files), most), is_wanted
         )

@@ -12,7 +12,7 @@ from .cache_folder import CacheFolder, open_cache
 from .folders import Folders, FsspecFolders, ObjectFolders
 from .fsspec_client import filesystem, read_files
 from .listing import listings_of
-from .locations import Place, check_options, folder_place_of, place_of
+from .locations import Location, check_options, folder_location_of, location_of
 from .native import obstore
 from .object_client import ObjectClient
 from .ranges import byte_count
@@ -48,7 +48,7 @@ class Storage:
         self.client = ObjectClient(self.options)
         self._checked: set[str] = set()  # kinds of stores that accept the options
         # Versions of objects that a pattern has matched, until a method returns the versions.
-        self._found: dict[Place, Version] = {}
+        self._found: dict[Location, Version] = {}
 
     def __reduce__(self) -> Any:
         return Storage, (self.options, self.cache, self.read_ahead)
@@ -56,8 +56,8 @@ class Storage:
     def __repr__(self) -> str:
         return f"Storage({', '.join(sorted(self.options))})"  # values may be secret
 
-    def place(self, url: str) -> Place | None:
-        """Returns the `Place` of a URL for obstore (kind of store, bucket or host, and path in it).
+    def location(self, url: str) -> Location | None:
+        """Returns a URL's location for obstore (kind of store, bucket or host, and path in it).
 
         The result is None if fsspec reads the URL.
 
@@ -66,10 +66,10 @@ class Storage:
                 the storage options.
             ImportError: If obstore reads the URL, and is not installed.
         """
-        place = place_of(url)
-        if place is not None:
-            self._check(place.kind)
-        return place
+        location = location_of(url)
+        if location is not None:
+            self._check(location.kind)
+        return location
 
     def _check(self, kind: str) -> None:
         """Checks the storage options of a kind of stores, and that obstore is installed."""
@@ -86,13 +86,13 @@ class Storage:
                 the storage options.
             ImportError: If a package that lists the URL is not installed.
         """
-        place = folder_place_of(url)
-        if place is None:
-            self.place(url)  # the files of an HTTP server are read by obstore
+        location = folder_location_of(url)
+        if location is None:
+            self.location(url)  # the files of an HTTP server are read by obstore
             folders = FsspecFolders(url, self.options)
             return folders, folders.path(url)
-        self._check(place.kind)
-        return ObjectFolders(self.client, url, place, self._found), place.key
+        self._check(location.kind)
+        return ObjectFolders(self.client, url, location, self._found), location.key
 
     def contents(self, urls: Sequence[str], opens: bool = False) -> list[Any]:
         """Requests the contents of files at once, and returns them as bytes or memoryviews.
@@ -105,17 +105,17 @@ class Storage:
             OSError: If a file can't be read.
         """
         threads = request_threads()
-        places = [self.place(url) for url in urls]
-        others = [url for url, place in zip(urls, places) if place is None]
+        locations = [self.location(url) for url in urls]
+        others = [url for url, location in zip(urls, locations) if location is None]
         result = threads.call(read_files, others, self.options, opens) if others else None
         results = [
-            None if place is None else threads.call(self.client.content, place, url, opens)
-            for url, place in zip(urls, places, strict=True)
+            None if location is None else threads.call(self.client.content, location, url, opens)
+            for url, location in zip(urls, locations, strict=True)
         ]
         rest = iter(() if result is None else result.get())
         return [next(rest) if result is None else result.get() for result in results]
 
-    def versions(self, places: Sequence[Place], urls: Sequence[str]) -> list[Version]:
+    def versions(self, locations: Sequence[Location], urls: Sequence[str]) -> list[Version]:
         """Returns the versions of objects, in the order of the URLs.
 
         Versions that were just listed to expand a pattern are returned once without a request.
@@ -123,21 +123,21 @@ class Storage:
         at once.
 
         Args:
-            places: The place of each object.
+            locations: The location of each object.
             urls: The URL of each object.
 
         Raises:
             OSError: If an object can't be read.
         """
         threads = request_threads()
-        listed = self._listed(places, urls)
+        listed = self._listed(locations, urls)
         results = [
-            None if place in listed else threads.call(self.client.version, place, url)
-            for place, url in zip(places, urls, strict=True)
+            None if location in listed else threads.call(self.client.version, location, url)
+            for location, url in zip(locations, urls, strict=True)
         ]
         return [
-            listed[place] if result is None else result.get()
-            for place, result in zip(places, results, strict=True)
+            listed[location] if result is None else result.get()
+            for location, result in zip(locations, results, strict=True)
         ]
 
     def listed_versions(self, urls: Sequence[str]) -> list[Version] | None:
@@ -145,28 +145,30 @@ class Storage:
 
         Returns None if fsspec reads one of the URLs, or the listings lack one of the objects.
         """
-        places = [place for url in urls if (place := self.place(url)) is not None]
-        listed = self._listed(places, urls) if len(places) == len(urls) else {}
+        locations = [location for url in urls if (location := self.location(url)) is not None]
+        listed = self._listed(locations, urls) if len(locations) == len(urls) else {}
         self._found.clear()
-        versions = [listed[place] for place in places if place in listed]
+        versions = [listed[location] for location in locations if location in listed]
         return versions if len(versions) == len(urls) else None
 
-    def _listed(self, places: Sequence[Place], urls: Sequence[str]) -> dict[Place, Version]:
-        """Returns the versions of the objects that listings contain, by place.
+    def _listed(
+        self, locations: Sequence[Location], urls: Sequence[str]
+    ) -> dict[Location, Version]:
+        """Returns the versions of the objects that listings contain, by location.
 
         Uses the listings that expanded patterns, and then requests listings of the other objects.
         """
-        roots: dict[tuple[str, str, str], dict[str, tuple[Place, str]]] = {}
-        versions = {place: self._found.pop(place) for place in {*places} if place in self._found}
-        for place, url in zip(places, urls, strict=True):
-            if place not in versions:
-                root = (place.kind, place.root, place.account)
-                roots.setdefault(root, {})[place.key] = (place, url)
+        roots: dict[tuple[str, str, str], dict[str, tuple[Location, str]]] = {}
+        versions = {at: self._found.pop(at) for at in {*locations} if at in self._found}
+        for location, url in zip(locations, urls, strict=True):
+            if location not in versions:
+                root = (location.kind, location.root, location.account)
+                roots.setdefault(root, {})[location.key] = (location, url)
         results = []
         for objects in roots.values():
-            place, url = next(iter(objects.values()))
-            for listing in listings_of(place.kind, objects.keys()):
-                call = request_threads().call(self.client.listed, place, url, listing)
+            location, url = next(iter(objects.values()))
+            for listing in listings_of(location.kind, objects.keys()):
+                call = request_threads().call(self.client.listed, location, url, listing)
                 results.append((objects, call))
         for objects, result in results:
             try:
@@ -183,16 +185,16 @@ class Storage:
         Raises:
             OSError: If the file can't be written.
         """
-        place = self.place(url)
-        if place is not None:
-            request_threads().call(self.client.write, place, url, content).get()
+        location = self.location(url)
+        if location is not None:
+            request_threads().call(self.client.write, location, url, content).get()
             return
         with without_secrets([url], self.options):
             system, path = filesystem(url, self.options)
             system.pipe_file(path, content)
 
     def request(
-        self, place: Place, url: str, start: int, end: int, version: Version
+        self, location: Location, url: str, start: int, end: int, version: Version
     ) -> Result[list[memoryview]]:
         """Requests a range of an object; returns the future response, a list of one memoryview.
 
@@ -200,13 +202,13 @@ class Storage:
         version.
 
         Args:
-            place: The place of the object.
+            location: The location of the object.
             url: The URL of the object.
             start: The first byte.
             end: The byte after the last byte.
             version: The version that the object must have.
         """
-        return request_threads().call(self.client.read, place, url, [start], [end], version)
+        return request_threads().call(self.client.read, location, url, [start], [end], version)
 
 
 def open_storage(

@@ -112,8 +112,8 @@ def _type_at(kind: Any, path: Sequence[Any]) -> Any:
         if text.startswith((*_OFFSET_LISTS, _FIXED_LISTS)) and part.isdecimal():
             kind = kind.value_type
         else:
-            place = kind.get_field_index(part) if text.startswith("struct<") else -1
-            kind = kind.field(place).type if place >= 0 else None
+            index = kind.get_field_index(part) if text.startswith("struct<") else -1
+            kind = kind.field(index).type if index >= 0 else None
     return kind
 
 
@@ -179,12 +179,12 @@ class ArrowColumn:
         values: list[Any] = []
         missing: list[int] = []
         is_bytes = self._kind in _BYTES
-        for place, (chunk, row) in enumerate(
+        for position, (chunk, row) in enumerate(
             zip(chunks.tolist(), (rows - self._starts[chunks]).tolist())
         ):
             data, starts, ends, is_null = self._open.get(chunk) or self._opened(chunk)
             if is_null is not None and is_null[row]:
-                missing.append(place)
+                missing.append(position)
                 values.append(None)
             else:
                 values.append(data[starts[row] : ends[row]] if is_bytes else data[row])
@@ -203,7 +203,7 @@ class ArrowColumn:
             third, the start and the end of each value in the bytes; None for numbers. Fourth, a
             bool array that is True for missing values; None if no value is missing.
         """
-        array, places, is_null = self._nested(self._chunks[chunk])
+        array, indices, is_null = self._nested(self._chunks[chunk])
         starts: Any = None
         ends: Any = None
         data: NDArray[Any]
@@ -215,13 +215,13 @@ class ArrowColumn:
             starts = memoryview(offsets).cast("b").cast(form)[array.offset :]
             ends = starts[1:]
             data = np.frombuffer(content or b"", np.uint8)
-            if places is not None:
-                starts, ends = (np.asarray(column)[places].data for column in (starts[:-1], ends))
+            if indices is not None:
+                starts, ends = (np.asarray(column)[indices].data for column in (starts[:-1], ends))
         else:
             zero = False if self._kind == "bool" else 0
             filled = array.fill_null(zero) if array.null_count else array
             data = np.asarray(filled.to_numpy(zero_copy_only=False))
-            data = data if places is None else data[places]
+            data = data if indices is None else data[indices]
         if len(self._open) >= _MOST_OPEN:
             self._open.clear()
         opened = self._open[chunk] = data, starts, ends, is_null
@@ -235,12 +235,12 @@ class ArrowColumn:
             they are equal to the rows. Third, a bool array that is True for missing values; None if
             no value is missing.
         """
-        places: Indices | None = None
+        indices: Indices | None = None
         is_null: NDArray[np.bool_] | None = None
         for name in (*self._path, None):
             if array.null_count:
                 missing = np.asarray(array.is_null().to_numpy(zero_copy_only=False))
-                missing = missing if places is None else missing[places]
+                missing = missing if indices is None else missing[indices]
                 is_null = missing if is_null is None else is_null | missing
             if name is None:
                 break
@@ -254,14 +254,14 @@ class ArrowColumn:
             else:
                 offsets = np.asarray(array.offsets).astype(np.int64)
                 starts, ends = offsets[:-1], offsets[1:]
-            if places is not None:
-                starts, ends = starts[places], ends[places]
+            if indices is not None:
+                starts, ends = starts[indices], ends[indices]
             missing = starts + int(name) >= ends
             is_null = missing if is_null is None else is_null | missing
-            array, places = array.values, np.where(is_null, 0, starts + int(name))
+            array, indices = array.values, np.where(is_null, 0, starts + int(name))
             if is_null.all():  # the array may be empty
                 break
-        return array, places, is_null
+        return array, indices, is_null
 
 
 class DatasetColumns:

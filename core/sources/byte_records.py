@@ -120,10 +120,10 @@ class ByteRecords(BaseSource):
         self._read_ahead = storage.read_ahead if are_remote else 0
         if are_remote and not self._read_ahead:
             self.read_threads = WAITING_THREADS
-        self._first = np.array(index.about["first"], np.int64)
+        self._first_records = np.array(index.about["first"], np.int64)
 
     def __len__(self) -> int:
-        return int(self._first[-1])
+        return int(self._first_records[-1])
 
     def __repr__(self) -> str:
         paths = self._files.paths
@@ -230,7 +230,7 @@ class ByteRecords(BaseSource):
         # All ranges of a record are in the same file.
         rows = columns[0][1] if columns else none
         return (
-            np.tile(np.searchsorted(self._first, rows, side="right") - 1, len(names)),
+            np.tile(np.searchsorted(self._first_records, rows, side="right") - 1, len(names)),
             np.concatenate([none, *(arrays[f"{name}.offset"][k] for name, k in columns)]),
             # Sizes have 32 or 64 bits; the empty array makes all of them int64.
             np.concatenate([none, *(arrays[f"{name}.size"][k] for name, k in columns)]),
@@ -267,14 +267,14 @@ class ByteRecords(BaseSource):
                 ) from error
         return values
 
-    def _place(self, index: int) -> tuple[int, int]:
+    def _file_and_offset(self, index: int) -> tuple[int, int]:
         """Returns the number of a record's file, and the record's offset in that file."""
-        files, starts = self._places(np.array([index]))
+        files, starts = self._files_and_offsets(np.array([index]))
         return int(files[0]), int(starts[0])
 
-    def _places(self, indices: Indices) -> tuple[Indices, Indices]:
+    def _files_and_offsets(self, indices: Indices) -> tuple[Indices, Indices]:
         """Returns the number of each record's file, and the record's offset in that file."""
-        files = np.searchsorted(self._first, indices, side="right") - 1
+        files = np.searchsorted(self._first_records, indices, side="right") - 1
         return files, np.asarray(self._index.arrays["start"][indices], np.int64)
 
     def _content(self) -> tuple[Any, ...]:

@@ -331,10 +331,10 @@ class Files(BaseSource):
         )
         labels = b"" if self._labels is None else self._labels
         names = self._names
-        if self._are_urls and (b"?" in names.joined or b"@" in names.joined):
+        if self._are_urls and (b"?" in names.data or b"@" in names.data):
             urls = [self._path(index) for index in range(len(self))]
             names = Names([(b"", [os.fsencode(name) for name in object_names(urls)])])
-        return names.joined, names.ends, labels, sizes
+        return names.data, names.ends, labels, sizes
 
     def _check_files(self) -> None:
         """Raises FileNotFoundError if one of 1,000 evenly spread local files does not exist."""

@@ -159,9 +159,9 @@ def as_labels(
         if is_valid.all():
             return class_numbers(list(map(os.fsdecode, objects)), classes, "the labels")
     if not is_valid.all():
-        place = int(np.argmin(is_valid.ravel()))
-        label = array.ravel()[place : place + 1].tolist()[0]  # a Python object, for its text
-        raise ValueError(f"labels[{place // (array.size // count)}] {_problem(label)}")
+        index = int(np.argmin(is_valid.ravel()))
+        label = array.ravel()[index : index + 1].tolist()[0]  # a Python object, for its text
+        raise ValueError(f"labels[{index // (array.size // count)}] {_problem(label)}")
     if classes:
         _check_classes(result, classes)
     return result

@@ -33,7 +33,7 @@ from .source import (
     read_ahead_of,
 )
 
-MOST_EXACT = 1000  # largest window with exact proportions, in samples
+MOST_EXACT = 1000  # largest period with exact proportions, in samples
 
 
 def _fraction(weight: Any) -> Fraction | None:
@@ -62,8 +62,8 @@ def _rational(weight: Any) -> Fraction:
     return number
 
 
-def window_counts(weights: Sequence[Any]) -> tuple[int, ...]:
-    """Returns the number of samples of each source in a window, which is as short as possible.
+def counts_per_period(weights: Sequence[Any]) -> tuple[int, ...]:
+    """Returns the number of samples of each source in a period, which is as short as possible.
 
     Weights are exact if the sum of the reduced integer proportions is at most 1,000. Other weights
     are rounded to thousandths by the largest remainder method.
@@ -101,11 +101,11 @@ def _reduced(counts: Sequence[int]) -> tuple[int, ...]:
 class Proportions:
     """Assigns a component to each sample of an endless stream.
 
-    In each window of ``sum(counts)`` samples, component i occurs ``counts[i]`` times, in an order
-    that depends on the seed and the window.
+    In each period of ``sum(counts)`` samples, component i occurs ``counts[i]`` times, in an order
+    that depends on the seed and the period.
 
     Args:
-        counts: Number of samples of each component in a window.
+        counts: Number of samples of each component in a period.
         seed: The seed.
     """
 
@@ -125,28 +125,28 @@ class Proportions:
         Returns:
             Two arrays, int64 [samples].
         """
-        windows, slots = np.divmod(np.asarray(samples, np.int64), self._size)
-        first, last = (int(windows.min()), int(windows.max())) if len(windows) else (0, 0)
-        if last - first > len(windows):  # sparse samples: only their windows are computed
-            distinct, row = np.unique(windows, return_inverse=True)
+        periods, slots = np.divmod(np.asarray(samples, np.int64), self._size)
+        first, last = (int(periods.min()), int(periods.max())) if len(periods) else (0, 0)
+        if last - first > len(periods):  # sparse samples: only their periods are computed
+            distinct, row = np.unique(periods, return_inverse=True)
         else:
-            distinct, row = np.arange(first, last + 1), windows - first
+            distinct, row = np.arange(first, last + 1), periods - first
         hashes = mix(fold(self._seed, distinct)[:, None] ^ mix(np.arange(self._size)))
         components = self._components[np.argsort(hashes, axis=1, kind="stable")]
         # Positions of the slots of each component, in order, to which its ranks are assigned.
-        places = np.argsort(components, axis=1, kind="stable")
+        positions = np.argsort(components, axis=1, kind="stable")
         ranks = np.empty_like(components)
-        np.put_along_axis(ranks, places, np.broadcast_to(self._ranks, places.shape), axis=1)
+        np.put_along_axis(ranks, positions, np.broadcast_to(self._ranks, positions.shape), axis=1)
         component = components[row, slots]
-        return component, windows * self._counts[component] + ranks[row, slots]
+        return component, periods * self._counts[component] + ranks[row, slots]
 
 
 class Mixture(Source):
     """A mixture of several sources in exact proportions.
 
-    Records are numbered source by source. In each window of the stream, the number of samples of a
-    source is proportional to its weight. Each source has its own epochs, which continue across
-    epochs of the mixture.
+    Records are numbered source by source. The stream consists of periods of at most 1,000 samples.
+    In each period, the number of samples of a source is proportional to its weight. Each source has
+    its own epochs, which continue across epochs of the mixture.
 
     Args:
         sources: Pairs of a source and its weight, a real number of any type. Weights are exact if
@@ -183,7 +183,7 @@ class Mixture(Source):
                     f"{printable_repr(pair[0] if len(pair) == 1 else pair)}"
                 )
         self._sources = tuple(source for source, _ in pairs)
-        self._counts = window_counts([weight for _, weight in pairs])
+        self._counts = counts_per_period([weight for _, weight in pairs])
         for source in self._sources:
             if hasattr(source, "order"):
                 raise TypeError("a Mixture can't contain another Mixture. List its sources instead")

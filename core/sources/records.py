@@ -215,9 +215,9 @@ class Records(BaseSource):
         """
         path, dtype = self._paths[name], self.fields[name].dtype
         values, missing = columns.read(name, rows)
-        for place in missing:
-            record = {path[0]: columns.value(name, int(rows[place]))}
-            self._converted(name, numbers[place], self._value(record, path, numbers[place]))
+        for position in missing:
+            record = {path[0]: columns.value(name, int(rows[position]))}
+            self._converted(name, numbers[position], self._value(record, path, numbers[position]))
         if self.fields[name].ndim or dtype is None:
             return values
         try:
@@ -284,7 +284,7 @@ class Records(BaseSource):
                 key = self._index(record, path, depth, number)
             elif not isinstance(record, Mapping) or key not in record:
                 has = sorted(map(str, record)) if isinstance(record, Mapping) else type(record)
-                missing = _joined(path) if len(path) > 1 else key
+                missing = _key_of(path) if len(path) > 1 else key
                 raise ValueError(f"{self.name(number)} has no {missing!r}. It has {has}")
             record = record[key]
         return record
@@ -301,12 +301,12 @@ class Records(BaseSource):
         Raises:
             ValueError: If the part is not the index of a value.
         """
-        label = f"{_joined(path[:depth])!r} of {self.name(number)}" if depth else self.name(number)
+        label = f"{_key_of(path[:depth])!r} of {self.name(number)}" if depth else self.name(number)
         part = str(path[depth])
         if not part.isdecimal():
             before, after = path[:depth], path[depth + part.startswith("-") :]
             names = enumerate(("first", "second"))
-            example = {name: _joined((*before, k, *after)) for k, name in names}
+            example = {name: _key_of((*before, k, *after)) for k, name in names}
             raise ValueError(
                 f"{label} is a list of {len(values)} values. Several images in a record aren't "
                 f"supported yet: name each by its index, e.g. fields={example}"
@@ -328,14 +328,14 @@ def _path(record: Any, key: Any) -> tuple[Any, ...]:
         value = record[int(parts[0])] if int(parts[0]) < len(record) else None
         deeper = key.partition("/")[2]
         return (parts[0], *(_path(value, deeper) if deeper else ()))
-    for stop in (len(key), *(place for place in range(len(key)) if key[place] == "/")):
+    for stop in (len(key), *(at for at in range(len(key)) if key[at] == "/")):
         if isinstance(record, Mapping) and key[:stop] in record:
             deeper = key[stop + 1 :]
             return (key[:stop], *(_path(record[key[:stop]], deeper) if deeper else ()))
     return tuple(parts)
 
 
-def _joined(path: Sequence[Any]) -> str:
+def _key_of(path: Sequence[Any]) -> str:
     """Returns keys as in ``fields=``, such as "image/bytes"."""
     return "/".join(map(str, path))
 

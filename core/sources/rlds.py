@@ -24,7 +24,7 @@ from ..formats.episode_index import (
     select_episodes,
     text_of,
 )
-from ..formats.episode_places import episode_places
+from ..formats.episode_ranges import episode_ranges
 from ..formats.field import Field, array_field
 from ..formats.index import Index
 from ..formats.paths import Path, Paths, path_list
@@ -148,16 +148,16 @@ class RLDS(ByteRecords):
             has_content=functools.partial(has_content, features),
         )
         self._given_identity = identity
-        self._episode_first = np.array(index.arrays["episode.first"])
+        self._first_steps = np.array(index.arrays["episode.first"])
         self._selected: NDArray[Any] | None = None
         _report_png(index, parts)
 
     def __len__(self) -> int:
-        return int(self._first[-1]) if self._selected is None else len(self._selected)
+        return int(self._first_records[-1]) if self._selected is None else len(self._selected)
 
     def __repr__(self) -> str:
         text = super().__repr__().removesuffix(" records)")
-        return f"{text} steps of {len(self._episode_first) - 1:,} episodes)"
+        return f"{text} steps of {len(self._first_steps) - 1:,} episodes)"
 
     @property
     def episode(self) -> NDArray[np.int64]:
@@ -168,8 +168,8 @@ class RLDS(ByteRecords):
     def first(self) -> NDArray[np.int64]:
         """The number of records before each episode, and in total, int64 [episodes + 1]."""
         if self._selected is None:
-            return self._episode_first.copy()
-        return np.searchsorted(self._selected, self._episode_first).astype(np.int64)
+            return self._first_steps.copy()
+        return np.searchsorted(self._selected, self._first_steps).astype(np.int64)
 
     def column(self, feature: str) -> NDArray[Any]:
         """Returns the values of a feature for statistics and filters, without reading images.
@@ -222,7 +222,7 @@ class RLDS(ByteRecords):
         chosen = selected_records(steps, len(self))
         other = copy.copy(self)
         if len(chosen) < len(self):
-            is_small = int(self._first[-1]) <= 1 << 32
+            is_small = int(self._first_records[-1]) <= 1 << 32
             other._selected = self._steps(chosen).astype(np.uint32 if is_small else np.int64)
             other._identity, other._sizes = None, SizeTables()
             if self._given_identity is not None:
@@ -237,7 +237,7 @@ class RLDS(ByteRecords):
         for name in names:
             part = self._all_parts[name]
             if part.is_mask:
-                rows, low, high = self._window(part, indices)
+                rows, low, high = self._steps_and_bounds(part, indices)
                 columns[name] = (rows >= low) & (rows <= high)
             elif part.feature in (_STEP, _EPISODE):
                 columns[name] = self._numbers(part.feature, indices)
@@ -251,11 +251,11 @@ class RLDS(ByteRecords):
         """Returns a record's file, the number of its episode in the file, and that of its step."""
         step = int(self._steps(np.array([index]))[0])
         episode = int(self._episodes(np.array([step]))[0])
-        number = int(np.searchsorted(self._first, step, side="right")) - 1
+        number = int(np.searchsorted(self._first_records, step, side="right")) - 1
         first = self._index.about["episodes"][number]
         return (
             f"{self._files.name(number)}: episode {episode - first}, "
-            f"step {step - int(self._episode_first[episode])}"
+            f"step {step - int(self._first_steps[episode])}"
         )
 
     def _are_damaged(self, indices: Indices) -> NDArray[np.bool_]:
@@ -279,10 +279,10 @@ class RLDS(ByteRecords):
             return self._episodes(self._steps(indices))
         if part.offsets == (0,) and not part.is_window:
             return self._steps(indices)
-        rows, low, high = self._window(part, indices)
+        rows, low, high = self._steps_and_bounds(part, indices)
         return np.clip(rows, low, high)
 
-    def _window(self, part: _Part, indices: Indices) -> tuple[Indices, Indices, Indices]:
+    def _steps_and_bounds(self, part: _Part, indices: Indices) -> tuple[Indices, Indices, Indices]:
         """Returns the steps of a part for some records, and the bounds of their episodes.
 
         Returns:
@@ -292,7 +292,7 @@ class RLDS(ByteRecords):
         """
         steps = self._steps(indices)
         episodes = self._episodes(steps)
-        ends = self._episode_first[episodes], self._episode_first[episodes + 1] - 1
+        ends = self._first_steps[episodes], self._first_steps[episodes + 1] - 1
         if not part.is_window:
             return steps + part.offsets[0], *ends
         return steps[:, None] + np.array(part.offsets), ends[0][:, None], ends[1][:, None]
@@ -307,12 +307,12 @@ class RLDS(ByteRecords):
         """Returns the values of "__step__" or "__episode__" of some records."""
         steps = self._steps(indices)
         episodes = self._episodes(steps)
-        numbers = episodes if feature == _EPISODE else steps - self._episode_first[episodes]
+        numbers = episodes if feature == _EPISODE else steps - self._first_steps[episodes]
         return numbers.astype(np.int32)
 
     def _episodes(self, steps: Indices) -> Indices:
         """Returns the number of each step's episode among the episodes of all files."""
-        return np.searchsorted(self._episode_first, steps, side="right") - 1
+        return np.searchsorted(self._first_steps, steps, side="right") - 1
 
     def _content(self) -> tuple[Any, ...]:
         parts = sorted((name, repr(part)) for name, part in self._all_parts.items())
@@ -368,7 +368,7 @@ def _from_shared(
         stamps,
         features.needed,
         storage,
-        lambda few: episode_places(few, storage, features.verify),
+        lambda few: episode_ranges(few, storage, features.verify),
     )
     return None if table is None else select_episodes(table, files, stamps, features)
 

@@ -170,14 +170,14 @@ class Tar(ByteRecords):
 
     def _bad_number(self, name: str, index: int) -> ValueError:
         """Returns the error about a record whose field ``name`` is not an integer."""
-        number, start = self._place(index)
+        number, start = self._file_and_offset(index)
         extensions = [e for e, field in self._extensions.items() if field == name]
         return bad_number(name, extensions, self._files.file(number), start)
 
     def _keys(self, indices: Indices) -> list[str]:
         """Returns the name of each sample, i.e. the field ``__key__``."""
         # Reads all headers in one call: a request for each would be slow over a network.
-        numbers, starts = self._places(indices)
+        numbers, starts = self._files_and_offsets(indices)
         sizes = np.minimum(_HEAD, np.array(self._files.sizes, np.int64)[numbers] - starts)
         heads = self._files.read(
             numbers, starts, sizes, lambda row: f"the header of sample {indices[row]}"
@@ -189,13 +189,13 @@ class Tar(ByteRecords):
 
     def _urls(self, indices: Indices) -> list[str]:
         """Returns the path or URL of each sample's tar, i.e. the field ``__url__``."""
-        numbers = self._places(indices)[0].tolist()
+        numbers = self._files_and_offsets(indices)[0].tolist()
         names = {number: self._files.name(number) for number in set(numbers)}
         return [names[number] for number in numbers]
 
     def name(self, index: int) -> str:
         """Returns the tar and the sample's name in it; see `dalijax.sources.Source`."""
-        number, start = self._place(index)
+        number, start = self._file_and_offset(index)
         url = self._files.name(number)
         try:
             return f"{url}: {sample_key(self._files.file(number), start)}"

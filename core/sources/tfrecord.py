@@ -161,9 +161,9 @@ class TFRecord(ByteRecords):
 
     def _records(self, indices: Indices) -> tuple[Indices, Indices, Indices]:
         """Returns the file of each record, and offset and size of its content and checksum."""
-        files, starts = self._places(indices)
+        files, starts = self._files_and_offsets(indices)
         nexts = np.asarray(self._index.arrays["start"][np.minimum(indices + 1, len(self) - 1)])
-        is_last = indices + 1 == self._first[files + 1]
+        is_last = indices + 1 == self._first_records[files + 1]
         ends = np.where(is_last, self._files.limits[files], nexts - HEADER)
         return files, starts, ends - starts
 
@@ -183,7 +183,7 @@ class TFRecord(ByteRecords):
             if not has_checksum(record):
                 raise self._damaged(index)
         _, offsets, sizes = super()._byte_ranges(indices, names)
-        begins = offsets - np.tile(self._places(indices)[1], len(names))
+        begins = offsets - np.tile(self._files_and_offsets(indices)[1], len(names))
         # A missing value has the size 0 and an offset before the record.
         begins[sizes == 0] = 0
         ranges = zip(pieces * len(names), begins.tolist(), (begins + sizes).tolist(), strict=True)
@@ -195,8 +195,8 @@ class TFRecord(ByteRecords):
 
     def name(self, index: int) -> str:
         """Returns the file, and the record's index in it."""
-        number, _ = self._place(index)
-        return f"{self._files.name(number)}: record {index - int(self._first[number])}"
+        number, _ = self._file_and_offset(index)
+        return f"{self._files.name(number)}: record {index - int(self._first_records[number])}"
 
 
 def _check_features(fields: Any) -> None:

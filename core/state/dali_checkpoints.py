@@ -18,7 +18,7 @@ from ..formats import protobuf
 from ..order.epochs import EpochPlan
 from . import reader_state
 from .envelope import brief
-from .position import Checkpoints, Position
+from .position import Checkpoints, ReaderPosition
 
 _CONTEXT, _ITERATOR_DATA = 2, 2  # field numbers in a checkpoint, and in its external context
 
@@ -84,7 +84,7 @@ def _iterator_data(piece: bytes) -> dict[str, Any]:
 
 def plugin_position(
     pieces: Sequence[bytes], plan: EpochPlan | None, streams: Sequence[int]
-) -> Position:
+) -> ReaderPosition:
     """Returns the position that checkpoints of DALI's own JAX iterator describe.
 
     DALI saves how many samples had been read ahead when the epoch started, how many have been read
@@ -128,7 +128,7 @@ def plugin_position(
     # With DROP, DALI's iterator has already read the batch that it drops; this package has not.
     checkpoints = Checkpoints(tuple(bytes(piece) for piece in pieces), min(0, delivered - step))
     step = min(step, delivered)
-    return Position(epoch, step, checkpoints, checkpoints if step == 0 else Checkpoints())
+    return ReaderPosition(epoch, step, checkpoints, checkpoints if step == 0 else Checkpoints())
 
 
 def _are_counts(value: Any) -> bool:

@@ -101,7 +101,7 @@ def file_inputs(operators: Sequence[Operator]) -> dict[str, FileInput]:
         previous = inputs.get(source)
         if _IMAGE_DECODERS.search(kind):
             use = _image_input(kind, arguments, is_path)
-            inputs[source] = use.joined(previous) if isinstance(previous, ImageInput) else use
+            inputs[source] = use.union(previous) if isinstance(previous, ImageInput) else use
         for media, pattern in _MEDIA_DECODERS.items():
             if pattern.search(kind):
                 devices = previous.devices if isinstance(previous, MediaInput) else ()

@@ -33,7 +33,7 @@ class Checkpoints:
 
 
 @dataclasses.dataclass(frozen=True)
-class Position:
+class ReaderPosition:
     """The position before the next batch to deliver.
 
     Attributes:
@@ -77,15 +77,15 @@ class FailedBatches:
     """
 
     total: int = 0
-    _first: list[FailedBatch] = dataclasses.field(default_factory=list)
-    _last: collections.deque[FailedBatch] = dataclasses.field(
+    _oldest: list[FailedBatch] = dataclasses.field(default_factory=list)
+    _newest: collections.deque[FailedBatch] = dataclasses.field(
         default_factory=functools.partial(collections.deque, maxlen=_MOST)
     )
 
     def append(self, batch: FailedBatch) -> None:
         """Adds a failed batch."""
         self.total += 1
-        (self._first if len(self._first) < _MOST else self._last).append(batch)
+        (self._oldest if len(self._oldest) < _MOST else self._newest).append(batch)
 
     def extend(self, batches: Iterable[FailedBatch]) -> None:
         """Adds failed batches."""
@@ -93,5 +93,5 @@ class FailedBatches:
             self.append(batch)
 
     def __iter__(self) -> Iterator[FailedBatch]:
-        yield from self._first
-        yield from self._last
+        yield from self._oldest
+        yield from self._newest

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 from nvidia.dali import backend
 
-from ..formats.paths import below_common_root, common_start
+from ..formats.paths import below_common_root
 from ..formats.spread import spread
+from ..remote.listing import common_start
 from .envelope import digest
 
 READERS = frozenset(

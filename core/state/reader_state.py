@@ -13,7 +13,7 @@ import nvidia.dali
 
 from . import envelope
 from .fingerprint import Fingerprint, unknown
-from .position import Checkpoints, Position
+from .position import Checkpoints, ReaderPosition
 
 _MOST_TO_DROP = 1 << 16  # batches
 _TO_DROP = range(_MOST_TO_DROP + 1)
@@ -47,11 +47,11 @@ class ReaderState:
         fingerprint: The fingerprint of the iterator; see `dalijax.core.state.fingerprint`.
     """
 
-    position: Position
+    position: ReaderPosition
     fingerprint: Fingerprint
 
 
-def encode(position: Position, fingerprint: Fingerprint) -> dict[str, Any]:
+def encode(position: ReaderPosition, fingerprint: Fingerprint) -> dict[str, Any]:
     """Returns the state of an iterator with a position and a fingerprint."""
     current, start = position.checkpoints or Checkpoints(), position.epoch_start or Checkpoints()
     return FORM.encode(
@@ -83,12 +83,12 @@ def decode(saved: Mapping[str, Any] | str | bytes) -> ReaderState:
     }
     current = _checkpoints(state["checkpoints"], state["to_drop"])
     start = _checkpoints(state["epoch_checkpoints"], state["epoch_to_drop"])
-    position = Position(state["epoch"], state["step"], current, start, state["errors"])
+    position = ReaderPosition(state["epoch"], state["step"], current, start, state["errors"])
     if current.data is None:  # the pipelines were not built yet
-        first = Position(checkpoints=Checkpoints(), epoch_start=Checkpoints())
+        first = ReaderPosition(checkpoints=Checkpoints(), epoch_start=Checkpoints())
         if position != first or fingerprint != unknown() | {"outputs": fingerprint["outputs"]}:
             raise envelope.damaged("it has no checkpoint of DALI, but is not a first state")
-        position = Position()
+        position = ReaderPosition()
     return ReaderState(position, fingerprint)
 
 

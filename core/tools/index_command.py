@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..formats import file_kinds
-from ..formats.buffered_reader import SMALL_WINDOW, BufferedReader
+from ..formats.buffered_reader import SMALL_BUFFER, BufferedReader
 from ..formats.byte_files import is_remote, open_files
 from ..formats.episode_columns import STEP_PREFIX
-from ..formats.episode_places import episode_places
+from ..formats.episode_ranges import episode_ranges
 from ..formats.file_columns import FileColumns
 from ..formats.paths import path_list
 from ..formats.shared_index import write_shared
@@ -89,7 +89,7 @@ def write_indexes(
         if kind == "tar":
             return tar_columns(names, storage)[1]
         if kind == "rlds":
-            return episode_places(names, storage)
+            return episode_ranges(names, storage)
         return tfrecord_columns(names, storage)[1]
 
     for index, size in write_shared(kind, files, storage, scan, output):
@@ -115,7 +115,7 @@ def _kind_of(paths: Sequence[str], storage: Storage) -> str:
             continue
         if file_kinds.is_tar(file.read(0, file_kinds.HEAD)):
             return "tar"
-        take = BufferedReader(file, SMALL_WINDOW)
+        take = BufferedReader(file, SMALL_BUFFER)
         for number, (at, size) in enumerate(records(take, file.size, file.shown)):
             if is_intact(take, at, size):
                 names = features_of(f"{file.shown}: record {number}", take, at, size, None)

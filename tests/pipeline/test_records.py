@@ -17,7 +17,7 @@ import dalijax
 from conftest import write_jpegs
 from dalijax import data_iterator
 from dalijax.adapters.grain import DALITransform
-from dalijax.core.feeding.schema import Column, described, learn, stacked
+from dalijax.core.feeding.schema import Column, described, schema_of, stacked
 from dalijax.core.formats.field import Field
 from dalijax.core.sources.values import leaf
 from dalijax.sources import Records
@@ -95,7 +95,7 @@ LEARNT = [
 
 @pytest.mark.parametrize("function,record,call,taken,passed", LEARNT)
 def test_parameters_take_keys_and_other_keys_bypass_them(function, record, call, taken, passed):
-    schema = learn(record, function, call)
+    schema = schema_of(record, function, call)
     assert schema.argument_keys == taken and schema.passed == passed
     kinds = {"image": (I8, 1), "number": (I32, 0), "name": (I8, 1), "": (I8, 1)}
     for column in schema.columns:
@@ -119,7 +119,7 @@ REFUSED = [
 @pytest.mark.parametrize("function,record,call,words", REFUSED)
 def test_functions_that_match_no_record_are_refused(function, record, call, words):
     with pytest.raises(TypeError, match=words):
-        learn(record, function, call)
+        schema_of(record, function, call)
 
 
 LEAVES = st.one_of(
@@ -141,7 +141,7 @@ def flat(tree, path=()):
 @settings(max_examples=60, deadline=None)
 @given(TREES)
 def test_the_function_gets_the_record_s_structure(tree):
-    schema = learn(tree, lambda whole: 0, {})
+    schema = schema_of(tree, lambda whole: 0, {})
     args, kwargs = schema.arguments([column.path for column in schema.columns])
     assert kwargs == {} and len(args) == 1
     assert flat(args[0]) == {path: path for path in flat(tree)}
@@ -153,7 +153,7 @@ def test_the_function_gets_the_record_s_structure(tree):
 
 def test_a_given_spec_replaces_the_first_record():
     spec = {"a": ShapeDtypeStruct((None, 3), np.int16), "b": np.zeros(2), "c": b""}
-    schema = learn({"ignored": 1}, lambda a, b: 0, {}, spec)
+    schema = schema_of({"ignored": 1}, lambda a, b: 0, {}, spec)
     assert schema.columns == (
         Column(("a",), Field(np.int16, 2), sizes=(3,)),
         Column(("b",), Field(np.float64, 1)),
@@ -173,7 +173,7 @@ OTHERS = [
 @pytest.mark.parametrize("other,words", OTHERS)
 def test_records_unlike_the_first_are_named(other, words):
     first = {"a": {"b": np.int32(3)}}
-    schema = learn(first, lambda whole: 0, {})
+    schema = schema_of(first, lambda whole: 0, {})
     with pytest.raises(ValueError, match=words):
         schema.column(0, [first, other])
 

@@ -45,7 +45,7 @@ from dalijax.core.remote.cache_folder import (
 from dalijax.core.remote.cache_users import names_in_use, register
 from dalijax.core.remote.disk_cache import DiskCache
 from dalijax.core.remote.journals import ENTRY, Journals
-from dalijax.core.remote.locations import place_of, server_settings
+from dalijax.core.remote.locations import location_of, server_settings
 from dalijax.core.remote.owned_files import locked, new_file
 from dalijax.core.tools import cache_command
 from dalijax.sources import Files, Mixture, Tar, TFRecord
@@ -305,8 +305,8 @@ def test_equal_urls_of_two_servers(how, tmp_path, folder, monkeypatch):
 )
 def test_variables_that_choose_the_server(url, variable, tmp_path):
     environment = {"HOME": str(tmp_path), "AWS_SECRET_ACCESS_KEY": "secret", variable: "http://x"}
-    assert server_settings(place_of(url), {}, environment) == {variable: "http://x"}
-    assert server_settings(place_of("http://a/b"), {}, environment) == {}
+    assert server_settings(location_of(url), {}, environment) == {variable: "http://x"}
+    assert server_settings(location_of("http://a/b"), {}, environment) == {}
 
 
 def test_an_older_version_is_not_stored(server, folder):

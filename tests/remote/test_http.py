@@ -14,7 +14,7 @@ import pytest
 
 from dalijax.core.per_process import PerProcess
 from dalijax.core.remote import native, retries
-from dalijax.core.remote.locations import place_of, store_arguments
+from dalijax.core.remote.locations import location_of, store_arguments
 from dalijax.core.remote.redirects import check_server
 from dalijax.core.remote.retries import RemoteError
 from dalijax.sources import Files, Tar
@@ -310,7 +310,7 @@ def test_servers_of_redirects(start, target, is_same):
 
 def test_an_https_url_is_not_read_over_http():
     for url, is_allowed in (("https://h/a", False), ("http://h/a", True)):
-        _, arguments = store_arguments(place_of(url), {}, {})
+        _, arguments = store_arguments(location_of(url), {}, {})
         assert arguments["client_options"]["allow_http"] is is_allowed
 
 

@@ -17,11 +17,11 @@ import pytest
 from dalijax import sources
 from dalijax.core.remote import retries
 from dalijax.core.remote.locations import (
-    Place,
+    Location,
     aws_profile,
     fsspec_options,
+    location_of,
     needs_boto3,
-    place_of,
     store_arguments,
 )
 from dalijax.core.remote.object_client import ObjectClient
@@ -177,33 +177,36 @@ def test_delays_double_up_to_the_longest():
 
 
 @pytest.mark.parametrize(
-    ("url", "place"),
+    ("url", "location"),
     [
-        ("http://host:80/a/b.tar", Place("http", "http://host:80/", "a/b.tar")),
-        ("https://host/a%20b.tar", Place("http", "https://host/", "a b.tar")),
-        ("s3://bucket/a b/c%20.tar", Place("s3", "bucket", "a b/c%20.tar")),
-        ("s3a://bucket/a", Place("s3", "bucket", "a")),
-        ("gs://bucket/a", Place("gs", "bucket", "a")),
-        ("gcs://bucket/a", Place("gs", "bucket", "a")),
-        ("az://box/a", Place("az", "box", "a")),
-        ("abfs://box@me.dfs.core.windows.net/a", Place("az", "box", "a", "me")),
+        ("http://host:80/a/b.tar", Location("http", "http://host:80/", "a/b.tar")),
+        ("https://host/a%20b.tar", Location("http", "https://host/", "a b.tar")),
+        ("s3://bucket/a b/c%20.tar", Location("s3", "bucket", "a b/c%20.tar")),
+        ("s3a://bucket/a", Location("s3", "bucket", "a")),
+        ("gs://bucket/a", Location("gs", "bucket", "a")),
+        ("gcs://bucket/a", Location("gs", "bucket", "a")),
+        ("az://box/a", Location("az", "box", "a")),
+        ("abfs://box@me.dfs.core.windows.net/a", Location("az", "box", "a", "me")),
         ("memory://a.tar", None),
         ("simplecache::s3://bucket/a", None),
         ("hf://datasets/a/b", None),
         ("zip://a.jpg::https://host/a.zip", None),
         ("/local/a.tar", None),
-        ("HTTPS://host/%c3%A4.tar", Place("http", "https://host/", "ä.tar")),
-        ("http://host/a.tar?signature=x%2F", Place("http", "http://host/?signature=x%2F", "a.tar")),
-        ("http://me:secret@host/a.tar", Place("http", "http://me:secret@host/", "a.tar")),
+        ("HTTPS://host/%c3%A4.tar", Location("http", "https://host/", "ä.tar")),
+        (
+            "http://host/a.tar?signature=x%2F",
+            Location("http", "http://host/?signature=x%2F", "a.tar"),
+        ),
+        ("http://me:secret@host/a.tar", Location("http", "http://me:secret@host/", "a.tar")),
         # obstore would change these paths, which belong to the root
-        ("http://host/a%2Fb.tar", Place("http", "http://host/a%2Fb.tar", "")),
-        ("http://host//a.tar?x", Place("http", "http://host//a.tar?x", "")),
-        ("http://host/a/../b.tar", Place("http", "http://host/a/../b.tar", "")),
-        ("http://host", Place("http", "http://host/", "")),
+        ("http://host/a%2Fb.tar", Location("http", "http://host/a%2Fb.tar", "")),
+        ("http://host//a.tar?x", Location("http", "http://host//a.tar?x", "")),
+        ("http://host/a/../b.tar", Location("http", "http://host/a/../b.tar", "")),
+        ("http://host", Location("http", "http://host/", "")),
     ],
 )
-def test_places(url, place):
-    assert place_of(url) == place
+def test_locations(url, location):
+    assert location_of(url) == location
 
 
 @pytest.mark.parametrize(
@@ -221,14 +224,14 @@ def test_places(url, place):
 )
 def test_urls_that_no_client_reads(url, reason):
     with pytest.raises(ValueError, match=reason):
-        place_of(url)
+        location_of(url)
 
 
-S3, GS, AZ = Place("s3", "b", "k"), Place("gs", "b", "k"), Place("az", "b", "k", "me")
+S3, GS, AZ = Location("s3", "b", "k"), Location("gs", "b", "k"), Location("az", "b", "k", "me")
 
 
 @pytest.mark.parametrize(
-    ("place", "options", "config"),
+    ("location", "options", "config"),
     [
         (S3, {"anon": True}, {"skip_signature": True}),
         (
@@ -249,7 +252,7 @@ S3, GS, AZ = Place("s3", "b", "k"), Place("gs", "b", "k"), Place("az", "b", "k",
         (AZ, {"account_name": "you", "sas_token": "s"}, {"account_name": "you", "sas_key": "s"}),
     ],
 )
-def test_options_of_stores(place, options, config, tmp_path):
+def test_options_of_stores(location, options, config, tmp_path):
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws/credentials").write_text(
         "[default]\naws_access_key_id=AK\naws_secret_access_key=SK\n"
@@ -257,7 +260,7 @@ def test_options_of_stores(place, options, config, tmp_path):
     )
     (tmp_path / ".aws/config").write_text("[default]\nregion=eu-west-1\n[profile sso]\nsso_url=x\n")
     home = {"HOME": str(tmp_path)}
-    assert store_arguments(place, options, home)[1]["config"] == config
+    assert store_arguments(location, options, home)[1]["config"] == config
     assert needs_boto3("sso", home) and not needs_boto3("default", home)
     with pytest.raises(ValueError, match="the profile 'none' is not in .*config or .*credentials"):
         aws_profile("none", home, is_required=True)
@@ -269,16 +272,18 @@ def test_options_of_stores(place, options, config, tmp_path):
     assert aws_profile("default", {"HOME": str(tmp_path / "nobody")}) == {}
     given = {**home, "AWS_ACCESS_KEY_ID": "E"}  # obstore reads the environment itself
     if not options:
-        assert store_arguments(place, options, given)[1]["config"] == {}
+        assert store_arguments(location, options, given)[1]["config"] == {}
 
 
 def test_options_of_http_and_unknown_options():
-    place = Place("http", "http://h/", "k")
-    name, arguments = store_arguments(place, {"headers": {"A": "b"}, "timeout": 3}, {})
+    location = Location("http", "http://h/", "k")
+    name, arguments = store_arguments(location, {"headers": {"A": "b"}, "timeout": 3}, {})
     assert name == "HTTPStore" and arguments["url"] == "http://h/"
     assert arguments["client_options"]["default_headers"] == {"A": "b", **IDENTITY}
     headers = {"headers": {"accept-encoding": "gzip"}}
-    assert store_arguments(place, headers, {})[1]["client_options"]["default_headers"] == IDENTITY
+    assert (
+        store_arguments(location, headers, {})[1]["client_options"]["default_headers"] == IDENTITY
+    )
     assert arguments["client_options"]["read_timeout"] == "3s"
     with pytest.raises(ValueError, match="storage_options has 'keys', which s3:// does not take"):
         store_arguments(S3, {"keys": 1}, {})
@@ -344,16 +349,16 @@ def test_urls_of_servers(url, tmp_path):
     if "\n" not in url:
         (tmp_path / ".aws/config").write_text(f"[profile p]\nendpoint_url={url}\n")
         settings.append((S3, {"profile": "p"}, home))
-    for place, options, environment in settings:
+    for location, options, environment in settings:
         if URLS[url]:
-            store_arguments(place, options, environment)
+            store_arguments(location, options, environment)
         else:
             with pytest.raises(ValueError, match="Pass a URL"):
-                store_arguments(place, options, environment)
+                store_arguments(location, options, environment)
 
 
 @pytest.mark.parametrize(
-    ("place", "options", "variables"),
+    ("location", "options", "variables"),
     [
         (AZ, {}, {"AZURE_USE_FABRIC_ENDPOINT": "true"}),
         (AZ, {}, {"AZURE_MSI_ENDPOINT": "x"}),
@@ -362,8 +367,8 @@ def test_urls_of_servers(url, tmp_path):
         (S3, {}, {"AWS_ENDPOINT_URL_S3": "http://a", "AWS_ENDPOINT_URL": "minio:9000"}),
     ],
 )
-def test_settings_that_are_not_used_are_not_checked(place, options, variables, tmp_path):
-    store_arguments(place, options, {"HOME": str(tmp_path), **variables})
+def test_settings_that_are_not_used_are_not_checked(location, options, variables, tmp_path):
+    store_arguments(location, options, {"HOME": str(tmp_path), **variables})
 
 
 def test_a_store_that_can_be_made_later_is_no_wrong_setting(monkeypatch):
@@ -383,7 +388,7 @@ def test_a_store_that_can_be_made_later_is_no_wrong_setting(monkeypatch):
     ):
         module = types.SimpleNamespace(_store=Later(error), exceptions=native)
         with pytest.raises(type(error), match="builder|open files"):
-            client._new_store(module, Place("http", "http://h/", "k"))
+            client._new_store(module, Location("http", "http://h/", "k"))
 
 
 @pytest.mark.parametrize("case", WRONG_SETTINGS)
@@ -497,10 +502,10 @@ def test_the_options_in_the_docs_make_stores(name, url, options, tmp_path, monke
     options = ast.literal_eval(options.replace("...", "YWJj"))
     kinds = [url] if url else ["https://host/a", "s3://bucket/a", "gs://bucket/a", "az://box/a"]
     for address in kinds:
-        place = place_of(address)
-        if not url and place.kind == "az":
-            place = place._replace(account="me")
-        kind, arguments = store_arguments(place, options, {"HOME": str(tmp_path)})
+        location = location_of(address)
+        if not url and location.kind == "az":
+            location = location._replace(account="me")
+        kind, arguments = store_arguments(location, options, {"HOME": str(tmp_path)})
         if options.get("token") == "key.json":
             with pytest.raises(Exception, match=r"key\.json"):
                 getattr(native._store, kind)(**arguments)

@@ -370,13 +370,13 @@ def test_announced_bytes_stay_within_the_budget(server):
 
 def test_responses_take_no_more_memory_than_their_bytes(server, allocated):
     source = opened(server)
-    files, place = source._files, source._files._places[0]
+    files, location = source._files, source._files._locations[0]
     version = files._ranges._versions[0]
     ends = range(300, 20_300, 20_000 // 10)
 
     def read():
         starts = [end - 300 for end in ends]
-        return files._ranges._client.read(place, files.paths[0], starts, list(ends), version)
+        return files._ranges._client.read(location, files.paths[0], starts, list(ends), version)
 
     read()
     before = allocated()

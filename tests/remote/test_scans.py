@@ -15,15 +15,15 @@ from tars import FIELDS, sample, write_tar
 
 pytest.importorskip("obstore")
 
-WINDOW = 4096
+BUFFER = 4096
 SIZE = 100_000
 
 
 @pytest.fixture(autouse=True)
-def small_windows(tmp_path, monkeypatch):
+def small_buffers(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for kind in (ObjectFile, RemoteFile):
-        monkeypatch.setattr(kind, "window", WINDOW)
+        monkeypatch.setattr(kind, "buffer_size", BUFFER)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_random_reads_return_the_bytes_of_the_file(seed, ahead, server):
         count = rng.choice((0, 1, 512, 999, 1000, 5000))
         if rng.random() < 0.5:
             assert take(at, count) == content[at : at + count]
-        data, start = take.window(at, count)
+        data, start = take.buffered(at, count)
         assert data == content[start : start + len(data)]
         assert start <= at and start + len(data) >= min(at + count, SIZE)
         at += rng.choice((0, 1, 512, count, count, 999, 1001, 2500, 9000, -at // 2))
@@ -94,16 +94,16 @@ def test_one_tar_is_read_by_requests_in_parallel(server, caplog):
     same_index(source, Tar(path, FIELDS))
 
 
-def test_contents_larger_than_windows_are_skipped(server, monkeypatch):
+def test_contents_larger_than_buffers_are_skipped(server, monkeypatch):
     monkeypatch.setattr("dalijax.core.formats.cached_index._samples_digest", lambda *_: "")
-    monkeypatch.setattr(ObjectFile, "window", 16 * WINDOW)
-    path = make(server, 8, 5 * 16 * WINDOW)
+    monkeypatch.setattr(ObjectFile, "buffer_size", 16 * BUFFER)
+    path = make(server, 8, 5 * 16 * BUFFER)
     source = Tar(f"{server.url}/0.tar", FIELDS)
     assert requested(server) < pathlib.Path(path).stat().st_size / 10
     same_index(source, Tar(path, FIELDS))
 
 
-@pytest.mark.parametrize(("count", "size"), ((60, 40), (8, 3 * WINDOW)))
+@pytest.mark.parametrize(("count", "size"), ((60, 40), (8, 3 * BUFFER)))
 def test_failed_requests_are_repeated(count, size, server):
     path = make(server, count, size)
     server.fault = share_of_requests(0.06, ("503", "reset", "short"), most=1)

@@ -314,7 +314,7 @@ def test_many_names_take_little_memory():
     names = [b"%07d.jpg" % i for i in range(10_000)]
     table = Names([(b"", names[:1]), (b"a/", []), (b"b/", names[1:])])
     assert [table[i] for i in range(len(table))] == names[:1] + [b"b/" + n for n in names[1:]]
-    assert len(table.joined) + table.ends.nbytes == 10_000 * (13 + 8) - 2
+    assert len(table.data) + table.ends.nbytes == 10_000 * (13 + 8) - 2
 
 
 def test_links_without_a_target_next_to_class_folders_are_reported(tmp_path, caplog):

@@ -12,7 +12,7 @@ from shardings import rows_over
 from dalijax import data_iterator
 from dalijax.core.order.shuffle import shuffled
 from dalijax.core.random.hashing import fold
-from dalijax.core.sources.mixture import window_counts
+from dalijax.core.sources.mixture import counts_per_period
 from dalijax.core.sources.source import order_of
 from dalijax.sources import Arrays, Field, Mixture, Source
 
@@ -44,8 +44,8 @@ def test_each_source_has_its_own_epochs(shuffle):
     mixture = Mixture(list(zip(components(), (1, 2, 3))), length=10)
     assert len(mixture) == 10
     records, epochs = order_of(mixture, 7, shuffle)(np.arange(6 * 40))
-    windows = np.searchsorted(np.cumsum(SIZES), records, side="right").reshape(-1, 6)
-    assert (np.sort(windows) == [0, 1, 1, 2, 2, 2]).all()
+    periods = np.searchsorted(np.cumsum(SIZES), records, side="right").reshape(-1, 6)
+    assert (np.sort(periods) == [0, 1, 1, 2, 2, 2]).all()
     start = 0
     for number, size in enumerate(SIZES):
         rows = (records >= start) & (records < start + size)
@@ -144,9 +144,9 @@ def test_weights_of_other_types_are_refused_or_exact():
     wrong += [np.array([2]), np.complex64(1), np.float32("nan"), jnp.inf, None, 1j]
     for weight in wrong:
         with pytest.raises(ValueError, match="weights must be positive numbers, not"):
-            window_counts([weight, 1])
+            counts_per_period([weight, 1])
     for weight in (np.longdouble(0.5), jnp.bfloat16(0.5), jnp.float32(0.5), np.array(0.5)):
-        assert window_counts([weight, 0.5]) == (1, 1)
+        assert counts_per_period([weight, 0.5]) == (1, 1)
 
 
 class Stacked(Source):

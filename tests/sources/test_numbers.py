@@ -11,7 +11,7 @@ from python_numbers import MASK, by_feistel, folded, listed_order
 from dalijax.core.order import shuffle as order
 from dalijax.core.order.shuffle import shuffled
 from dalijax.core.random.hashing import column_keys, fold, mix, name_key, uniform
-from dalijax.core.sources.mixture import Proportions, window_counts
+from dalijax.core.sources.mixture import Proportions, counts_per_period
 
 SEEDS, EPOCHS = st.integers(-1, 2**32 - 1), st.integers(0, 10**6)
 
@@ -62,7 +62,7 @@ def test_orders_match_pythons_integers(seed, epoch):
     for count in (1, 2, 9, 300):
         expected = listed_order(count, seed, epoch)
         assert shuffled(np.arange(count), count, seed, epoch).tolist() == expected
-    for count in (order.MOST_LISTED + 1, 1_281_167):
+    for count in (order.MOST_SORTED + 1, 1_281_167):
         positions = [0, 1, 255, count // 2, count - 1]
         expected = [by_feistel(position, count, seed, epoch) for position in positions]
         assert shuffled(positions, count, seed, epoch).tolist() == expected
@@ -70,7 +70,7 @@ def test_orders_match_pythons_integers(seed, epoch):
 
 @pytest.mark.parametrize("seed", (0, 7, -1))
 def test_the_network_of_large_orders_permutes_any_count(seed, monkeypatch):
-    monkeypatch.setattr(order, "MOST_LISTED", 0)
+    monkeypatch.setattr(order, "MOST_SORTED", 0)
     for count in range(1, 60):
         found = shuffled(np.arange(count), count, seed, count % 3).tolist()
         assert sorted(found) == list(range(count))
@@ -78,9 +78,9 @@ def test_the_network_of_large_orders_permutes_any_count(seed, monkeypatch):
 
 
 @hypothesis.settings(max_examples=100, deadline=None)
-@hypothesis.given(st.integers(1, 3 * order.MOST_LISTED), SEEDS, EPOCHS)
-@hypothesis.example(order.MOST_LISTED, 0, 0)
-@hypothesis.example(order.MOST_LISTED + 1, 0, 0)
+@hypothesis.given(st.integers(1, 3 * order.MOST_SORTED), SEEDS, EPOCHS)
+@hypothesis.example(order.MOST_SORTED, 0, 0)
+@hypothesis.example(order.MOST_SORTED + 1, 0, 0)
 @hypothesis.example(100_003, -1, 10**6)
 def test_an_order_has_each_record_once(count, seed, epoch):
     np.testing.assert_array_equal(
@@ -145,8 +145,8 @@ def test_numbers_are_uniform_and_unrelated():
         ([1], (1,)),
     ],
 )
-def test_counts_of_a_window(weights, counts):
-    assert window_counts(weights) == counts
+def test_counts_of_a_period(weights, counts):
+    assert counts_per_period(weights) == counts
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_counts_of_a_window(weights, counts):
 )
 def test_invalid_weights_are_refused(weights, text):
     with pytest.raises(ValueError, match=text):
-        window_counts(weights)
+        counts_per_period(weights)
 
 
 @hypothesis.settings(max_examples=100, deadline=None)
@@ -170,7 +170,7 @@ def test_invalid_weights_are_refused(weights, text):
     st.lists(st.integers(1, 80), min_size=1, max_size=12), SEEDS, st.integers(0, 10**9)
 )
 @hypothesis.example([1] * 100, 7, 10**7)
-def test_each_window_of_a_mixture_is_exact(counts, seed, begin):
+def test_each_period_of_a_mixture_is_exact(counts, seed, begin):
     proportions, size = Proportions(tuple(counts), seed), sum(counts)
     samples = np.arange(begin * size, (begin + 20) * size)
     component, number = proportions(samples)

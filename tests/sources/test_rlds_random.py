@@ -108,7 +108,7 @@ def wanted_value(episode, length, spec, step, is_mask):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_episodes_equal_those_of_protobuf(seed, tmp_path, monkeypatch):
     rng = np.random.default_rng(seed)
-    monkeypatch.setattr(episode_columns, "_WINDOW", (1 << 20, 64, 1000)[seed % 3])
+    monkeypatch.setattr(episode_columns, "_LOCAL_BUFFER", (1 << 20, 64, 1000)[seed % 3])
     monkeypatch.setattr(spooled_array, "MOST_BYTES", (1 << 24, 50)[seed % 2])
     counters = [f"steps/{name}" for name in ("is_first", "is_terminal") if rng.random() < 0.6]
     shape = Shape(*rng.choice([1, 2, 7], 3).tolist(), counters)

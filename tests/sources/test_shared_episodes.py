@@ -13,12 +13,12 @@ pytest.importorskip("tensorflow")
 from episodes import FIELDS, STEPS, episode, message, steps_of, write, write_file
 
 from dalijax.core.formats import index as indexes
-from dalijax.core.formats.episode_places import episode_places
+from dalijax.core.formats.episode_ranges import episode_ranges
 from dalijax.core.formats.file_columns import (
     PRESENT,
     FileColumns,
+    concat_tables,
     item_offsets,
-    joined,
     of_files,
     packed,
     unpacked,
@@ -45,7 +45,7 @@ def no_scan(monkeypatch):
     def scan(*arguments, **options):
         raise AssertionError("a file is scanned")
 
-    for name in ("index_episodes", "episode_places"):
+    for name in ("index_episodes", "episode_ranges"):
         monkeypatch.setattr(f"dalijax.core.sources.rlds.{name}", scan)
 
 
@@ -140,11 +140,11 @@ def test_sizes_at_which_a_length_takes_more_bytes(tmp_path, request):
 
 def test_columns_of_lists_are_unpacked_as_they_were(tmp_path):
     paths = write(tmp_path / "a")
-    tables = [episode_places([path], Storage()) for path in paths]
-    table = joined(tables)
+    tables = [episode_ranges([path], Storage()) for path in paths]
+    table = concat_tables(tables)
     again = unpacked(*packed(table, LAYOUTS["rlds"]), LAYOUTS["rlds"])
     for files, parts in (([1, 0, 1], [tables[1], tables[0], tables[1]]), ([0, 1], tables)):
-        assert_equal(of_files(again, np.array(files)), joined(parts))
+        assert_equal(of_files(again, np.array(files)), concat_tables(parts))
     cam = again.columns["steps/observation/cam"]
     content = pathlib.Path(paths[0]).read_bytes()
     offsets, count = item_offsets(cam), int(cam.counts[:4].sum())

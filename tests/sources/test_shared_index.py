@@ -520,8 +520,8 @@ def test_columns_are_unpacked_as_they_were(layout):
                 values = getattr(column, key)
                 values = None if values is None else values[rows_of_table]
                 np.testing.assert_array_equal(getattr(other, key), values)
-    assert again.first.tolist() == first.tolist()
-    assert some_files.first.tolist() == [0, 7, 37, 37, 130, 137]
+    assert again.first_rows.tolist() == first.tolist()
+    assert some_files.first_rows.tolist() == [0, 7, 37, 37, 130, 137]
     some = unpacked(about, arrays, layout, ["b"])
     assert list(some.columns) == ["b"]
     np.testing.assert_array_equal(some.columns["b"].offsets, columns["b"].offsets)

@@ -7,7 +7,7 @@ import pytest
 
 from dalijax.core.state import reader_state
 from dalijax.core.state.fingerprint import unknown
-from dalijax.core.state.position import Checkpoints, Position
+from dalijax.core.state.position import Checkpoints, ReaderPosition
 
 DATA = (b"a checkpoint", bytes(range(256)))
 
@@ -25,7 +25,7 @@ def test_checkpoints_of_later_batches(to_drop):
 @pytest.mark.parametrize("epoch_to_drop", (0, 2))
 def test_a_state_contains_each_value_of_a_position(to_drop, epoch_to_drop):
     start = Checkpoints(DATA[::-1], epoch_to_drop)
-    position = Position(4, 7, Checkpoints(DATA, to_drop), start, errors=11)
+    position = ReaderPosition(4, 7, Checkpoints(DATA, to_drop), start, errors=11)
     fingerprint = unknown() | {"seed": 5, "shard_ids": "0 1", "unchecked": ["a", "b"]}
     state = reader_state.encode(position, fingerprint)
     assert (state["epoch"], state["step"], state["errors"]) == (4, 7, 11)

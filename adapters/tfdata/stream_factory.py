@@ -1,4 +1,4 @@
-"""`Source`: the iterator function and the pipelines that a dataset and its derivations share."""
+"""`StreamFactory`: the iterator function and pipelines that derived datasets share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .steps import Enumerate, Step, length
 __all__: list[str] = []
 
 
-class Source:
+class StreamFactory:
     """Creates the streams of an iterator function's batches, and tells their length and specs.
 
     If the length or the specs require pipelines, the next iterator uses the same pipelines.
@@ -52,7 +52,11 @@ class Source:
         self._spec: dict[str, jax.ShapeDtypeStruct] | None = None
 
     def __reduce__(self) -> Any:
-        return Source, (self.iterator_fn, self.call, self.reshuffles)  # pipelines aren't pickled
+        return StreamFactory, (
+            self.iterator_fn,
+            self.call,
+            self.reshuffles,
+        )  # pipelines aren't pickled
 
     def prepared(self) -> tuple[GraphPipelineFactory | MakeEngine, IteratorConfig]:
         """Returns the factory of the pipelines, and the iterator's arguments."""

@@ -1,6 +1,6 @@
 """Locates all features of the episodes in TFRecord files, for shared indexes.
 
-The place of a feature is its offset in the file and its size. Given the places, `PlacedEpisodes`
+The range of a feature is its offset in the file and its size. Given the ranges, `LocatedEpisodes`
 reads only the numbers and texts of the wanted features, by the code that also indexes whole files.
 So both indexes are equal.
 """
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..order.shuffle import Indices
 from ..remote.storage import Storage
 from . import example
-from .buffered_reader import SMALL_WINDOW, BufferedReader
+from .buffered_reader import SMALL_BUFFER, BufferedReader
 from .byte_files import ByteFile, ByteFiles, Stamp
 from .episode_columns import (
     HEAD,
@@ -44,10 +44,10 @@ from .tfrecord_headers import FOOTER, HEADER, is_intact
 from .tfrecord_index import KINDS
 
 
-class _ListPlaces:
+class _ListRanges:
     """Collects the offsets and sizes of the lists of a feature in the records of a file.
 
-    Implements `dalijax.core.formats.tfrecord_columns.Places`.
+    Implements `dalijax.core.formats.tfrecord_columns.FeatureRanges`.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class _ListPlaces:
         self._rows, self._items = ColumnRows(), array.array("q")
 
     def add(self, row: int, feature: example.Feature, take: BufferedReader) -> None:
-        """Adds the list of a record; see `Places.add`."""
+        """Adds the list of a record; see `FeatureRanges.add`."""
         kind, ranges = feature.kind, np.array(feature.ranges, np.int64).reshape(-1, 2)
         if len(ranges):  # the kind of an empty list does not matter
             self.kind = self.kind or kind
@@ -80,7 +80,7 @@ class _ListPlaces:
             self._items.extend(ranges[:, 1].tolist())
 
     def column(self, count: int) -> Column:
-        """Returns the column of the feature, with ``count`` rows; see `Places.column`."""
+        """Returns the column of the feature, with ``count`` rows; see `FeatureRanges.column`."""
         items = np.array(self._items, np.int64) if self.kind == example.BYTES else None
         return self._rows.column(count, self.kind, items=items)
 
@@ -98,7 +98,7 @@ def _count(data: bytes, kind: int) -> tuple[int, bool]:
     return int(ends.sum()), not len(ends) or bool(ends[-1])
 
 
-def episode_places(paths: Sequence[str], storage: Storage, verify: bool = True) -> FileColumns:
+def episode_ranges(paths: Sequence[str], storage: Storage, verify: bool = True) -> FileColumns:
     """Reads TFRecord files; returns the columns of all features, with a row for each episode.
 
     Args:
@@ -111,7 +111,7 @@ def episode_places(paths: Sequence[str], storage: Storage, verify: bool = True) 
         ValueError: If a file is damaged, or a record is not a tf.train.Example.
     """
     intact = is_intact if verify else None
-    return tfrecord_columns(paths, storage, new_places=_ListPlaces, intact=intact)[1]
+    return tfrecord_columns(paths, storage, new_ranges=_ListRanges, intact=intact)[1]
 
 
 class _FetchedReader(BufferedReader):
@@ -124,7 +124,7 @@ class _FetchedReader(BufferedReader):
     """
 
     def __init__(self, file: ByteFile, offsets: Indices, ranges: Sequence[NDArray[np.uint8]]):
-        super().__init__(file, SMALL_WINDOW)
+        super().__init__(file, SMALL_BUFFER)
         order = np.argsort(offsets, kind="stable")
         self._offsets, self._ranges = offsets[order], [ranges[k] for k in order.tolist()]
 
@@ -137,11 +137,11 @@ class _FetchedReader(BufferedReader):
         return super().__call__(at, count)
 
 
-class PlacedEpisodes:
-    """Reads the wanted features of episodes, given the places of the features.
+class LocatedEpisodes:
+    """Reads the wanted features of episodes, given the ranges of the features.
 
     Args:
-        table: The columns of all wanted features and of `COUNTERS`; see `episode_places`.
+        table: The columns of all wanted features and of `COUNTERS`; see `episode_ranges`.
         paths: The files.
         stamps: The stamp of each file.
         features: The wanted features.
@@ -175,7 +175,7 @@ class PlacedEpisodes:
             OSError: If the file can't be read, or has changed.
             ValueError: If an episode can't be read as steps.
         """
-        rows = np.arange(*self._table.first[number : number + 2])
+        rows = np.arange(*self._table.first_rows[number : number + 2])
         offsets, sizes, heads = [], [], []
         for name in self._features.names:
             column = self._columns.get(name)
@@ -192,10 +192,10 @@ class PlacedEpisodes:
             if (spec.kind if spec else kind_of(head.tobytes())) == TEXT:
                 offsets.append(column.offsets[present])
                 sizes.append(column.sizes[present])
-        places = np.concatenate([[], *offsets]).astype(np.int64)
-        ranges = self._ranges(number, places, np.concatenate([[], *sizes]).astype(np.int64))
+        starts = np.concatenate([[], *offsets]).astype(np.int64)
+        ranges = self._ranges(number, starts, np.concatenate([[], *sizes]).astype(np.int64))
         file = self._files.file(number)
-        take = _FetchedReader(file, places, ranges)
+        take = _FetchedReader(file, starts, ranges)
         return columns_of(self._episodes(rows, file.size), take, self._features)
 
     def _heads(self, number: int, columns: Sequence[tuple[str, Indices]]) -> list[Any]:
@@ -206,14 +206,14 @@ class PlacedEpisodes:
             columns: Pairs of a feature and the rows that have byte strings of it. The first byte
                 string of the first row is read.
         """
-        places, sizes = [], []
+        starts, sizes = [], []
         for name, rows in columns:
             first, offsets = self._items[name]
             item = first[rows[0]]
-            places.append(offsets[item])
+            starts.append(offsets[item])
             items = self._columns[name].items
             sizes.append(0 if items is None else min(HEAD, items[item]))
-        return self._ranges(number, np.array(places, np.int64), np.array(sizes, np.int64))
+        return self._ranges(number, np.array(starts, np.int64), np.array(sizes, np.int64))
 
     def _ranges(self, number: int, offsets: Indices, sizes: Indices) -> list[NDArray[np.uint8]]:
         """Returns the bytes of ranges of a file, given its number, as uint8 arrays."""
@@ -252,5 +252,5 @@ class PlacedEpisodes:
             items = slice(first[row], first[row + 1])
             ranges = list(zip(offsets[items].tolist(), column.items[items].tolist(), strict=True))
             return example.Feature(column.kind, ranges, [], count)
-        place = int(column.offsets[row]), int(column.sizes[row])
-        return example.Feature(column.kind, [place], [], count)
+        only = int(column.offsets[row]), int(column.sizes[row])
+        return example.Feature(column.kind, [only], [], count)
