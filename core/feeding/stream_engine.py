@@ -515,10 +515,12 @@ class StreamEngine(FedEngine[RecordPosition]):
         Raises:
             StateError: If the state belongs to other data, or to pipelines with other operators.
         """
+        operators = restored.operators and self._operators()  # unknown before the first build
         saved = {**{name: state[name] for name in current}, "seed": str(state["seed"])}
         saved["operators"] = list(restored.operators)
-        current = {**current, "operators": list(self._operators())}
-        differences.check(saved, current, self._config.allow_changes)
+        current = {**current, "operators": list(operators)}
+        if saved != current:
+            differences.check(saved, current, self._config.allow_changes)
         first = self._first_checkpoints.get(restored.seed)
         if restored.random and first:
             random_state.expand(restored.random, first)
