@@ -27,7 +27,7 @@ from ..core.errors import StateError
 from ..core.iterator.batch_stream import BatchStream
 from ..core.iterator.iterator import DALIGenericIterator
 from ..core.messages import replacements
-from ..core.workers import Workers
+from ..core.threads.workers import Workers
 from .process_files import write_text_atomically
 from .stream_adapter import StreamAdapter
 

@@ -38,7 +38,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..core.api import IteratorFunction, iterator_function
 from ..core.arguments import whole_number
-from ..core.dtypes import check_width
+from ..core.arrays.dtypes import check_width
 from ..core.environment.extras import extra
 from ..core.errors import BatchError, StateError
 from ..core.iterator.batch_stream import BatchStream

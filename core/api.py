@@ -20,6 +20,7 @@ from .arguments import (
     own_arguments,
     refuse_sources,
 )
+from .arrays.placement import DataShard
 from .config import (
     CONFIG_DEFAULTS,
     CONFIG_NAMES,
@@ -43,7 +44,6 @@ from .pipeline.pipeline_factory import (
     default_device_id,
     shard_pipelines,
 )
-from .placement import DataShard
 from .random.seeds import DEFAULT_SEED, ShardSeed, shard_seed
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from jax.sharding import PartitionSpec, Sharding
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from .arguments import check_flags, difference_names, knows_its_names, plain_name, whole_number
-from .batch_map import BatchMap, MapFunction
+from .arrays.batch_map import BatchMap, MapFunction
+from .arrays.placement import over_current_mesh
 from .messages import replacements
 from .messages.printable import printable_repr
 from .order.epochs import EpochPlan
-from .placement import over_current_mesh
 
 F = TypeVar("F", bound=Callable[..., Any])
 Shardings: TypeAlias = Sharding | PartitionSpec | Mapping[str, Sharding | PartitionSpec | None]

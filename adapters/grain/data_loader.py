@@ -17,10 +17,10 @@ from ...core.arguments import (
     step_number,
     whole_number,
 )
+from ...core.arrays.placement import over_current_mesh
 from ...core.errors import StateError
 from ...core.feeding.record_reader import Numbers, RecordBatch, RecordPosition, Restored
 from ...core.messages.printable import printable_repr
-from ...core.placement import over_current_mesh
 from ...core.random.seeds import DEFAULT_SEED, shard_seed
 from ...core.state.envelope import COUNT, Form, digest
 from ...core.state.fingerprint import Fingerprint

@@ -27,6 +27,7 @@ from ...core.arguments import (
     step_number,
     whole_number,
 )
+from ...core.arrays.placement import DataShard
 from ...core.config import BatchMapArgument, IteratorConfig
 from ...core.errors import StateError
 from ...core.feeding.record_reader import Numbers, RecordPosition, RecordReader, Restored
@@ -36,7 +37,6 @@ from ...core.messages import replacements
 from ...core.messages.printable import printable_repr
 from ...core.pipeline.batch import choose_placement
 from ...core.pipeline.pipeline_factory import default_device_id, shard_pipelines
-from ...core.placement import DataShard
 from ...core.random.seeds import ShardSeed
 from ...core.state import differences
 from ...core.state.agreement import Values

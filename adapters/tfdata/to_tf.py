@@ -18,7 +18,7 @@ from ...core.order.epochs import EpochPlan
 from ...core.pipeline.calls import calls
 from ...core.pipeline.output_notes import notes_of
 from ...core.pipeline.pipeline_factory import GraphPipelineFactory
-from ...core.workers import busy
+from ...core.threads.workers import busy
 from .steps import UNKNOWN, Repeat, Skip, Step, Take
 from .stream_factory import StreamFactory
 

@@ -11,7 +11,7 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names
-from ..dtypes import BFLOAT16, as_dtype, dali_type
+from ..arrays.dtypes import BFLOAT16, as_dtype, dali_type
 from ..pipeline.output_notes import mark_bfloat16
 from ..random.draw import check_images, draw_of_pipeline
 from .layouts import with_layout

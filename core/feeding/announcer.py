@@ -12,7 +12,7 @@ import numpy as np
 from ..order.samples import SamplePosition
 from ..order.shuffle import Indices
 from ..sources.source import Source, announce, range_bytes, read_ahead_of
-from ..workers import Workers
+from ..threads.workers import Workers
 
 _MOST_RUNS = 256  # the most runs that are announced ahead; reached if records are small
 

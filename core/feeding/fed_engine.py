@@ -33,7 +33,7 @@ from ..random.draw import described_draws
 from ..state import random_state
 from ..state.operators import operators_of
 from ..state.position import FailedBatch
-from ..workers import WorkersEnded
+from ..threads.workers import WorkersEnded
 from .graph import FedGraph, description
 from .read_rows import concatenated, is_of_record
 from .stand_ins import NoStandIn, UnusableRecord

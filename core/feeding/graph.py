@@ -13,7 +13,7 @@ from nvidia.dali.fn.io import file
 from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import function_parameters, name_of
-from ..dtypes import dali_type
+from ..arrays.dtypes import dali_type
 from ..formats.field import Field
 from ..formats.image_size import FileInput, ImageInput
 from ..messages.replacements import suggest_name

@@ -28,7 +28,7 @@ from ..remote.retries import RemoteError
 from ..sources.record_table import RecordTable
 from ..sources.source import Source, Values, image_sizes
 from ..sources.values import UnfitValueError, check_unmasked, leaf
-from ..workers import WorkersEnded
+from ..threads.workers import WorkersEnded
 from .reuse import ReuseCheck
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, stand_ins
 

@@ -16,7 +16,7 @@ from ..order.shuffle import Indices
 from ..pipeline.calls import calls
 from ..random.draw import DrawRows
 from ..sources.source import Source, Values, read_ahead_of
-from ..workers import Result, Workers, WorkersEnded, set_result
+from ..threads.workers import Result, Workers, WorkersEnded, set_result
 from .announcer import Announcer
 from .read_rows import FEWEST, Chunk, ReadRows, ReadSettings, RunRows, read_chunk
 from .stand_ins import UnusableRecord, across_epoch, digest_of, stand_ins

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 
-from ..workers import Result
+from ..threads.workers import Result
 from .byte_files import ByteFile, LocalFile, ObjectFile, RemoteFile
 
 SMALL_BUFFER = 2048  # bytes; the buffer of readers that read only a few headers

@@ -18,7 +18,6 @@ from ..messages.log_once import warn_once
 from ..messages.printable import printable
 from ..messages.redaction import redacted_url
 from ..order.shuffle import Indices
-from ..per_process import PerProcess
 from ..remote.cache_folder import object_name
 from ..remote.disk_cache import DiskCache
 from ..remote.fsspec_client import FsspecFile
@@ -30,7 +29,8 @@ from ..remote.request_threads import request_threads
 from ..remote.retries import RemoteError
 from ..remote.storage import Storage
 from ..remote.versions import Version, has_version, plain
-from ..workers import Result, call_each
+from ..threads.per_process import PerProcess
+from ..threads.workers import Result, call_each
 from .buffers import new_buffer
 from .read_ranges import read_ranges
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ..remote.storage import Storage
-from ..workers import call_each
+from ..threads.workers import call_each
 from .buffered_reader import BufferedReader
 from .byte_files import ByteFile, is_remote, open_files
 from .progress import progress

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments import whole_number
-from ..dtypes import as_dtype
+from ..arrays.dtypes import as_dtype
 
 # The layouts of arrays of pixels, by the number of dimensions.
 _PIXELS = {2: "HW", 3: "HWC", 4: "FHWC"}

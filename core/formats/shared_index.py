@@ -21,7 +21,7 @@ import numpy as np
 from ..messages.printable import printable, printable_text
 from ..remote.storage import Storage
 from ..remote.versions import has_version, without_weakness
-from ..workers import call_each
+from ..threads.workers import call_each
 from .atomic_file import atomic_file
 from .byte_files import WAITING_THREADS, Stamp, is_remote, within
 from .file_columns import FileColumns, Layout, concat_tables, of_files, packed, unpacked

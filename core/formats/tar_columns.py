@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import narrow
+from ..arrays.dtypes import narrow
 from ..order.shuffle import Indices
 from ..remote.storage import Storage
 from . import index_checks

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import as_scalars, narrow, out_of_range
+from ..arrays.dtypes import as_scalars, narrow, out_of_range
 from ..messages.printable import printable, printable_repr
 from ..remote.storage import Storage
 from . import example, index_checks

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from ..dtypes import check_width
-from ..placement import GlobalPlacement, rows_sharding
+from ..arrays.dtypes import check_width
+from ..arrays.placement import GlobalPlacement, rows_sharding
 from . import checks
 
 

@@ -9,7 +9,7 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names
-from ..dtypes import BFLOAT16, as_dtype, dali_type
+from ..arrays.dtypes import BFLOAT16, as_dtype, dali_type
 from ..pipeline.output_notes import mark_bfloat16
 
 

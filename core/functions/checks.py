@@ -13,7 +13,7 @@ import numpy as np
 from nvidia.dali import Pipeline, fn, types
 from nvidia.dali.data_node import DataNode
 
-from ..dtypes import KINDS, cast_to
+from ..arrays.dtypes import KINDS, cast_to
 from ..pipeline import function_notes
 from ..random.draw import draw_of_pipeline
 

@@ -12,7 +12,7 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names
-from ..dtypes import check_width
+from ..arrays.dtypes import check_width
 from ..messages.user_warnings import warn_user
 from . import checks
 from .dali_operators import dlpack_operator

@@ -11,10 +11,10 @@ import numpy as np
 from jax.profiler import TraceAnnotation
 from nvidia.dali import Pipeline
 
-from ..dtypes import check_width
+from ..arrays.dtypes import check_width
+from ..arrays.placement import gpu_ordinal
 from ..pipeline.dali_pipeline import queue_depth
 from ..pipeline.function_notes import live_outputs
-from ..placement import gpu_ordinal
 from .batch_function import BatchFunction
 from .dlpack import header, owning_view
 

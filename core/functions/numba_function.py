@@ -15,7 +15,7 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import Pipeline, do_not_convert
 
 from ..arguments import knows_its_names
-from ..dtypes import dali_type
+from ..arrays.dtypes import dali_type
 from ..environment.extras import version_of
 from ..state.envelope import digest
 from . import checks

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from nvidia.dali import Pipeline
 
-from ..dtypes import KINDS
+from ..arrays.dtypes import KINDS
 from ..pipeline.dali_pipeline import queue_depth
 from ..pipeline.function_notes import live_outputs
 from . import checks

@@ -15,7 +15,7 @@ import numpy as np
 from nvidia.dali import Pipeline, backend, fn, types
 from nvidia.dali.data_node import DataNode
 
-from ..dtypes import DALI_TYPES
+from ..arrays.dtypes import DALI_TYPES
 from ..formats.file_kinds import file_fault
 from ..formats.spread import spread
 from ..messages import replacements

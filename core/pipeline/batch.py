@@ -12,12 +12,12 @@ from nvidia.dali import types
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 
+from ..arrays.dtypes import WIDE, as_bfloat16, check_width, is_number, narrowed
+from ..arrays.placement import DataShard, GlobalPlacement, over_devices
 from ..config import IteratorConfig
-from ..dtypes import WIDE, as_bfloat16, check_width, is_number, narrowed
 from ..errors import RaggedError
 from ..messages.user_warnings import warn_user
 from ..order.epochs import EpochPlan
-from ..placement import DataShard, GlobalPlacement, over_devices
 from .runner import Outputs, TensorList
 
 Batch = dict[str, Any]

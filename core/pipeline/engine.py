@@ -17,16 +17,16 @@ import jax
 from jax.profiler import TraceAnnotation
 from nvidia.dali import Pipeline
 
+from ..arrays.placement import DataShard, GlobalPlacement
 from ..config import IteratorConfig
 from ..errors import BatchError, GraphError, ProcessError, RecordError
 from ..messages.redacted_errors import raise_redacted, redacted_error
 from ..order.epochs import EpochPlan
-from ..placement import DataShard, GlobalPlacement
 from ..state import random_state
 from ..state.agreement import Values
 from ..state.position import FailedBatch, FailedBatches
 from ..stats import UNTRACED, InputStats
-from ..workers import WorkersEnded
+from ..threads.workers import WorkersEnded
 from .batch import Batch, BatchMaker, choose_placement
 from .calls import calls
 from .failure import RETRY_DELAYS, EnvironmentFailure, strip_tracebacks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..workers import WorkersEnded
+from ..threads.workers import WorkersEnded
 from .failure import Failure, failure_of
 from .runner import Runner, SourceEnded, SourceError, discard
 

@@ -19,8 +19,8 @@ from nvidia.dali import Pipeline, backend, pipeline_def
 from nvidia.dali.data_node import DataNode
 
 from ..arguments import checked_arguments, function_parameters, is_pipeline_def, name_of
+from ..arrays.placement import DataShard
 from ..errors import StateError
-from ..placement import DataShard
 from ..random.seeds import DEFAULT_SEED, ShardSeed, shard_seed
 from ..state.operators import kind_of, operator_inputs
 from . import advice

@@ -34,9 +34,9 @@ from typing import Any
 import jax
 from jax.sharding import Sharding
 
+from ..arrays.placement import placement_text
 from ..config import IteratorConfig
 from ..errors import ProcessError
-from ..placement import placement_text
 from ..state.agreement import (
     Batches,
     Offer,

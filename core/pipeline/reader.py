@@ -9,13 +9,13 @@ import jax
 from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+from ..arrays.placement import DataShard
 from ..config import IteratorConfig
 from ..formats.media import rotation_of
 from ..formats.spread import spread
 from ..messages.printable import printable
 from ..messages.user_warnings import warn_user, warn_user_once
 from ..order.epochs import EpochPlan
-from ..placement import DataShard
 from ..state import reader_files
 from ..state.fingerprint import labels_of
 from ..state.operators import Operator, operators_of, serialized_operators

@@ -22,7 +22,7 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import call_fault, knows_its_names
-from ..dtypes import as_dtype, dali_type
+from ..arrays.dtypes import as_dtype, dali_type
 from ..messages import replacements
 from .hashing import Bits, column_keys, uniform
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..per_process import PerProcess
-from ..workers import Result
+from ..threads.per_process import PerProcess
+from ..threads.workers import Result
 from .fsspec_client import filesystem, read_together
 from .locations import Location
 from .object_client import ObjectClient

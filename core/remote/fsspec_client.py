@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..messages.printable import printable
-from ..workers import call_each
+from ..threads.workers import call_each
 from .locations import fsspec_options, kind_of, stall_seconds
 from .redirects import redirect_trace, secret_headers
 from .retries import RemoteError, changed, patience, patiently, repeated, wrong_length

@@ -13,7 +13,7 @@ import threading
 from typing import Any
 
 from ..environment.extras import extra
-from ..per_process import PerProcess
+from ..threads.per_process import PerProcess
 
 _loaded: Any = None  # the module that this process, or its parent, has loaded
 _lock = PerProcess(threading.Lock)

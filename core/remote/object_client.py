@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ..environment.passing_errors import is_environment
 from ..messages.printable import printable
-from ..per_process import PerProcess
+from ..threads.per_process import PerProcess
 from .listing import PAGE, SORTED, Listing, versions_of_page
 from .locations import Location, needs_boto3, store_arguments
 from .native import obstore

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..order.shuffle import Indices
-from ..per_process import PerProcess
-from ..workers import Result, set_result
+from ..threads.per_process import PerProcess
+from ..threads.workers import Result, set_result
 from . import fsspec_client
 from .fsspec_client import FsspecFile
 from .locations import Location

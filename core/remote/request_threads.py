@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ..per_process import PerProcess
-from ..workers import Result, set_result
+from ..threads.per_process import PerProcess
+from ..threads.workers import Result, set_result
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..messages.redacted_errors import without_secrets
-from ..workers import Result
+from ..threads.workers import Result
 from .cache_folder import CacheFolder, open_cache
 from .folders import Folders, FsspecFolders, ObjectFolders
 from .fsspec_client import filesystem, read_files

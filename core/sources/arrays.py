@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..arguments import knows_its_names
-from ..dtypes import KINDS, as_scalars, cast_to, narrow_dtype, out_of_range
+from ..arrays.dtypes import KINDS, as_scalars, cast_to, narrow_dtype, out_of_range
 from ..formats.field import Field, array_field
 from ..messages.replacements import suggest_table
 from ..order.shuffle import Indices

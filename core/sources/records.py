@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..arguments import knows_its_names
-from ..dtypes import as_scalars
+from ..arrays.dtypes import as_scalars
 from ..formats.field import Field
 from ..formats.spread import spread
 from ..messages.printable import printable_repr

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments import knows_its_names
-from ..dtypes import as_scalars
+from ..arrays.dtypes import as_scalars
 from ..formats import example
 from ..formats.byte_files import Stamp, is_remote
 from ..formats.cached_index import cached_index

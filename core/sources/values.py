@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.ma import MaskedArray
 
-from ..dtypes import KINDS, as_scalars, cast_to, narrow_dtype
+from ..arrays.dtypes import KINDS, as_scalars, cast_to, narrow_dtype
 from ..formats.field import Field, array_field
 from ..messages.printable import printable_repr
 

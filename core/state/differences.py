@@ -19,6 +19,7 @@ from .fingerprint import (
     Fingerprint,
     is_source,
     labels_of,
+    matches,
     split_line,
     unknown,
 )
@@ -34,8 +35,6 @@ _FIXED = frozenset(
 _FIXED_ARGUMENTS = frozenset({"num_shards", "pad_last_batch", "stick_to_shard"})
 _MOST_LINES = 10  # of an error
 _LEFT_OUT = "(left out)"  # the text that replaces the value of a missing argument
-# Values that stand for an unknown graph or a missing seed, and match any value.
-_BLANKS = {"operators": [], "outputs": [], "seed": -1}
 # Explanations of values with unclear names.
 _MEANINGS = {
     "identity": " (how many records there are, their names and their bytes)",
@@ -112,9 +111,9 @@ def differences(saved: Fingerprint, current: Fingerprint) -> list[Difference]:
     not_built = _is_unknown(saved) or _is_unknown(current)
     for name, before in saved.items():
         after = current[name]
-        if name == "unchecked" or before == after or (not_built and name != "outputs"):
+        if name == "unchecked" or matches(name, before, after):
             continue
-        if _BLANKS.get(name, ()) in (before, after):  # the graph is unknown, or has no seed
+        if not_built and name != "outputs":
             continue
         if name == "sources":
             result += _sources_differ(before, after)

@@ -37,6 +37,18 @@ _IGNORED = frozenset(
 _LONGEST = 64  # characters; longer values are stored as digests
 CONNECTIONS = "connections"  # kind of the line that describes how the operators are connected
 AUTOMATIC = re.compile(r"_+\w+_\d+$")  # names that DALI generates: __Resize_3
+# Values that stand for an unknown graph or a missing seed, and match any value.
+_BLANKS = {"operators": [], "outputs": [], "seed": -1}
+
+
+def matches(name: str, before: Any, after: Any) -> bool:
+    """Returns whether two values of a fingerprint are equal, or one of them is unknown.
+
+    Args:
+        name: Name of the value.
+        before, after: The values.
+    """
+    return before == after or _BLANKS.get(name, ()) in (before, after)
 
 
 def unknown() -> Fingerprint:

@@ -11,8 +11,6 @@ import numpy as np
 from ..formats import file_kinds
 from ..formats.buffered_reader import SMALL_BUFFER, BufferedReader
 from ..formats.byte_files import is_remote, open_files
-from ..formats.episode_columns import STEP_PREFIX
-from ..formats.episode_ranges import episode_ranges
 from ..formats.file_columns import FileColumns
 from ..formats.paths import path_list
 from ..formats.shared_index import write_shared
@@ -22,6 +20,8 @@ from ..formats.tfrecord_headers import is_intact, records
 from ..formats.tfrecord_index import check_some_intact, features_of
 from ..messages.printable import printable
 from ..remote.storage import Storage
+from ..robots.episode_columns import STEP_PREFIX
+from ..robots.episode_ranges import episode_ranges
 from .command_line import argument, write
 
 _NOUNS = {"tar": "samples", "tfrecord": "records", "rlds": "episodes"}

@@ -7,8 +7,8 @@ import os
 from typing import Any
 
 from ..messages.printable import printable
+from ..robots.lerobot.pack import PackOptions, pack_lerobot
 from .command_line import write
-from .lerobot.pack import PackOptions, pack_lerobot
 
 _DEFAULTS = PackOptions()
 

@@ -16,12 +16,12 @@ import typing as _typing
 
 from .core.formats.field import Field as Field
 from .core.messages import replacements as _replacements
+from .core.robots.rlds import RLDS as RLDS
 from .core.sources.arrays import Arrays as Arrays
 from .core.sources.files import Files as Files
 from .core.sources.mixture import Mixture as Mixture
 from .core.sources.named import Named as Named
 from .core.sources.records import Records as Records
-from .core.sources.rlds import RLDS as RLDS
 from .core.sources.selection import Selection as Selection
 from .core.sources.source import Source as Source
 from .core.sources.tar import Tar as Tar

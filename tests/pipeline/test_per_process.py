@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dalijax.core.per_process import PerProcess
+from dalijax.core.threads.per_process import PerProcess
 
 
 class Value:

@@ -1,4 +1,4 @@
-"""The threads of `dalijax.core.workers`: results, errors, ends and interruptions."""
+"""The threads of `dalijax.core.threads.workers`: results, errors, ends and interruptions."""
 
 import gc
 import threading
@@ -8,7 +8,7 @@ import pytest
 from forks import run_fork
 from interrupts import interrupt_at, lines_of
 
-from dalijax.core.workers import Result, Workers, WorkersEnded, call_each
+from dalijax.core.threads.workers import Result, Workers, WorkersEnded, call_each
 
 WAIT = 60  # seconds, for calls that take milliseconds
 

@@ -31,7 +31,6 @@ from dalijax.core.feeding.announcer import Announcer
 from dalijax.core.formats.example_message import record_parts
 from dalijax.core.messages.log_once import warn_once
 from dalijax.core.order.samples import SamplePosition
-from dalijax.core.per_process import PerProcess
 from dalijax.core.remote import cache_folder, disk_cache, journals
 from dalijax.core.remote.cache_contents import cached_objects, remove_objects
 from dalijax.core.remote.cache_folder import (
@@ -47,6 +46,7 @@ from dalijax.core.remote.disk_cache import DiskCache
 from dalijax.core.remote.journals import ENTRY, Journals
 from dalijax.core.remote.locations import location_of, server_settings
 from dalijax.core.remote.owned_files import locked, new_file
+from dalijax.core.threads.per_process import PerProcess
 from dalijax.core.tools import cache_command
 from dalijax.sources import Files, Mixture, Tar, TFRecord
 from range_server import serving

@@ -12,11 +12,11 @@ import urllib.parse
 import numpy as np
 import pytest
 
-from dalijax.core.per_process import PerProcess
 from dalijax.core.remote import native, retries
 from dalijax.core.remote.locations import location_of, store_arguments
 from dalijax.core.remote.redirects import check_server
 from dalijax.core.remote.retries import RemoteError
+from dalijax.core.threads.per_process import PerProcess
 from dalijax.sources import Files, Tar
 from range_server import serving, share_of_requests
 from tars import numbered_bytes, write_numbered

@@ -35,7 +35,7 @@ from dalijax.core.remote.retries import (
     repeated,
 )
 from dalijax.core.remote.versions import Version, has_version, is_settled, plain
-from dalijax.core.workers import Result
+from dalijax.core.threads.workers import Result
 
 URL = "s3://bucket/a.tar"
 IDENTITY = {"Accept-Encoding": "identity"}

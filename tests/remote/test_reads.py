@@ -20,7 +20,7 @@ from nvidia.dali import fn, types
 from dalijax import data_iterator
 from dalijax.core.feeding.announcer import Announcer
 from dalijax.core.formats.example_message import example_message, record_parts
-from dalijax.core.workers import Workers
+from dalijax.core.threads.workers import Workers
 from dalijax.sources import Files, Mixture, Named, Tar, TFRecord
 from range_server import serving, share_of_requests
 from tars import numbered_bytes, write_numbered, write_tar

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from nvidia.dali import types
 
-from dalijax.core.dtypes import DALI_TYPES, as_bfloat16, as_dtype, dali_type, is_number
+from dalijax.core.arrays.dtypes import DALI_TYPES, as_bfloat16, as_dtype, dali_type, is_number
 from dalijax.sources import Field
 
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from nvidia.dali import fn, pipeline_def, types
 
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator, sources
-from dalijax.core.placement import data_shards, gpu_ordinal
+from dalijax.core.arrays.placement import data_shards, gpu_ordinal
 from full import FULL, combinations
 from numbered import read_case
 from oracle import Case

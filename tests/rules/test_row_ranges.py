@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dalijax.core.placement import GlobalPlacement, data_shards, over_devices, placement_text
+from dalijax.core.arrays.placement import GlobalPlacement, data_shards, over_devices, placement_text
 
 MESHES = {
     (8,): ("a",),

@@ -14,7 +14,7 @@ from nvidia.dali import fn, types
 from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
 from dalijax import data_iterator
-from dalijax.core.dtypes import KINDS
+from dalijax.core.arrays.dtypes import KINDS
 from dalijax.core.feeding.read_rows import _tensors
 from dalijax.core.formats import buffers
 from dalijax.core.formats.buffers import new_buffer

@@ -18,15 +18,14 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "src" / "dalijax"
 # From bottom to top. Only modules of the first row may import one another.
 LAYERS = (
     (
-        *("core.arguments", "core.batch_map", "core.config", "core.dtypes", "core.environment"),
-        *("core.errors", "core.messages", "core.order", "core.placement", "core.random"),
-        *("core.per_process", "core.stats", "core.workers"),
+        *("core.arguments", "core.arrays", "core.config", "core.environment", "core.errors"),
+        *("core.messages", "core.order", "core.random", "core.stats", "core.threads"),
     ),
     ("core.remote",),
     ("core.formats",),
     ("core.state",),
     ("core.pipeline", "core.sources"),
-    ("core.augment", "core.functions"),
+    ("core.augment", "core.functions", "core.robots"),
     ("core.feeding", "core.iterator"),
     ("core.api",),
     ("core.tools",),

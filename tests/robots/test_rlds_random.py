@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dalijax.core.formats import episode_columns, spooled_array
+from dalijax.core.formats import spooled_array
+from dalijax.core.robots import episode_columns
 from dalijax.core.tools.index_command import write_indexes
 from dalijax.sources import RLDS
 from full import FULL

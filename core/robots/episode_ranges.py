@@ -14,20 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..order.shuffle import Indices
-from ..remote.storage import Storage
-from . import example
-from .buffered_reader import SMALL_BUFFER, BufferedReader
-from .byte_files import ByteFile, ByteFiles, Stamp
-from .episode_columns import (
-    HEAD,
-    Episode,
-    EpisodeColumns,
-    EpisodeFeatures,
-    columns_of,
-    kind_of,
-)
-from .file_columns import (
+from ..formats import example
+from ..formats.buffered_reader import SMALL_BUFFER, BufferedReader
+from ..formats.byte_files import ByteFile, ByteFiles, Stamp
+from ..formats.file_columns import (
     ABSENT,
     EMPTY,
     PRESENT,
@@ -38,10 +28,20 @@ from .file_columns import (
     head_sizes,
     item_offsets,
 )
+from ..formats.tfrecord_columns import tfrecord_columns
+from ..formats.tfrecord_headers import FOOTER, HEADER, is_intact
+from ..formats.tfrecord_index import KINDS
+from ..order.shuffle import Indices
+from ..remote.storage import Storage
+from .episode_columns import (
+    HEAD,
+    Episode,
+    EpisodeColumns,
+    EpisodeFeatures,
+    columns_of,
+    kind_of,
+)
 from .rlds_features import TEXT
-from .tfrecord_columns import tfrecord_columns
-from .tfrecord_headers import FOOTER, HEADER, is_intact
-from .tfrecord_index import KINDS
 
 
 class _ListRanges:

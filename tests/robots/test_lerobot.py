@@ -18,11 +18,11 @@ import tensorflow as tf
 from lerobot_data import AV1, DEPTH, FPS, H264, LENGTHS, TASKS, TOP, WRIST
 from PIL import Image, JpegImagePlugin
 
-from dalijax.core.tools.lerobot.dataset import Feature
-from dalijax.core.tools.lerobot.depth import DepthCodes
-from dalijax.core.tools.lerobot.image_encoding import ImageEncoding
-from dalijax.core.tools.lerobot.pack import PackOptions, pack_lerobot
-from dalijax.core.tools.lerobot.processes import call_in_processes
+from dalijax.core.robots.lerobot.dataset import Feature
+from dalijax.core.robots.lerobot.depth import DepthCodes
+from dalijax.core.robots.lerobot.image_encoding import ImageEncoding
+from dalijax.core.robots.lerobot.pack import PackOptions, pack_lerobot
+from dalijax.core.robots.lerobot.processes import call_in_processes
 from dalijax.sources import RLDS
 from full import in_full
 
@@ -465,7 +465,7 @@ def test_unsuitable_options_are_refused(roots, tmp_path, options, words):
 # Kills its process, at the second shard, after an episode, or between the file and its entry.
 PROGRAM = """
 import os, signal, sys
-from dalijax.core.tools.lerobot import pack, shard
+from dalijax.core.robots.lerobot import pack, shard
 
 root, out, place = sys.argv[1:]
 write, add = shard.ShardWriter.write, pack.Manifest.add

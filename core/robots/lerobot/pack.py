@@ -18,7 +18,7 @@ from ...environment.extras import extra, version_of
 from ...formats.atomic_file import atomic_file
 from ...formats.progress import progress
 from ...messages.printable import printable
-from ...workers import call_each
+from ...threads.workers import call_each
 from . import manifest
 from .dataset import IMAGE, Episode, LeRobotDataset, open_dataset
 from .depth import DepthCodes

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from .messages.printable import printable_repr
+from ..messages.printable import printable_repr
 
 
 @dataclasses.dataclass(frozen=True)

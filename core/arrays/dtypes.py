@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali import types
 
-from .workers import Workers
+from ..threads.workers import Workers
 
 # Dtypes that JAX silently narrows without jax_enable_x64.
 _NARROWED: dict[Any, str] = {

@@ -14,11 +14,11 @@ import pytest
 from dalijax.core.formats import spooled_array
 from dalijax.core.formats.buffered_reader import BufferedReader
 from dalijax.core.formats.byte_files import open_files
-from dalijax.core.formats.episode_columns import EpisodeFeatures, read_episodes
-from dalijax.core.formats.episode_index import is_valid
 from dalijax.core.formats.index import Index, save
 from dalijax.core.formats.tfrecord_headers import masked_crc
 from dalijax.core.remote.storage import Storage
+from dalijax.core.robots.episode_columns import EpisodeFeatures, read_episodes
+from dalijax.core.robots.episode_index import is_valid
 from dalijax.sources import RLDS, Field, Mixture
 
 pytest.importorskip("tensorflow")

@@ -23,21 +23,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..formats import index_checks
+from ..formats.buffered_reader import BufferedReader
+from ..formats.byte_files import Stamp, is_remote, open_files, within
+from ..formats.each_file import each_file, in_threads
+from ..formats.file_columns import FileColumns
+from ..formats.index import Index
+from ..formats.paths import object_names
+from ..formats.progress import progress
+from ..formats.spooled_array import SpooledArray
+from ..formats.tfrecord_index import check_some_intact
 from ..messages.printable import printable
 from ..order.shuffle import Indices
-from . import index_checks
-from .buffered_reader import BufferedReader
-from .byte_files import Stamp, is_remote, open_files, within
-from .each_file import each_file, in_threads
 from .episode_columns import EpisodeColumns, EpisodeFeatures, has_row_of_step, read_episodes
 from .episode_ranges import LocatedEpisodes
-from .file_columns import FileColumns
-from .index import Index
-from .paths import object_names
-from .progress import progress
 from .rlds_features import IMAGE, NUMBER, TEXT
-from .spooled_array import SpooledArray
-from .tfrecord_index import check_some_intact
 
 _WORDS = {"b": "booleans", "i": "integers", "u": "integers", "f": "floats"}  # by kind of a dtype
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...dtypes import out_of_range
+from ...arrays.dtypes import out_of_range
 from ...environment.extras import extra
 from .dataset import IMAGE, TEXT, VIDEO, Episode, Feature
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from ..formats.byte_files import WAITING_THREADS, is_remote
+from ..formats.file_kinds import pointer_fault
+from ..formats.shared_index import folder_of
 from ..messages.printable import printable, printable_text
 from ..remote.storage import Storage
-from ..workers import call_each
-from .byte_files import WAITING_THREADS, is_remote
-from .file_kinds import pointer_fault
-from .shared_index import folder_of
+from ..threads.workers import call_each
 
 _log = logging.getLogger("dalijax")
 

@@ -21,12 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
-from .arguments import call_fault
+from ..arguments import call_fault
+from ..errors import BatchMapError
+from ..messages.printable import printable_repr
+from ..messages.redacted_errors import redacted_error
+from ..stats import span
 from .dtypes import is_number, narrowed
-from .errors import BatchMapError
-from .messages.printable import printable_repr
-from .messages.redacted_errors import redacted_error
-from .stats import span
 
 MapFunction = Callable[[dict[str, jax.Array], jax.Array], dict[str, jax.Array]]
 _WORD = 0xFFFFFFFF

@@ -16,28 +16,28 @@ from numpy.typing import NDArray
 from ..arguments import knows_its_names
 from ..formats.byte_files import Stamp
 from ..formats.cached_index import cached_index
-from ..formats.episode_columns import EpisodeFeatures, is_of_steps
-from ..formats.episode_index import (
+from ..formats.field import Field, array_field
+from ..formats.index import Index
+from ..formats.paths import Path, Paths, path_list
+from ..formats.shared_index import shared_columns
+from ..messages.printable import printable_repr
+from ..order.shuffle import Indices
+from ..remote.storage import Storage, open_storage
+from ..sources.base import SizeTables
+from ..sources.byte_records import ByteRecords
+from ..sources.field_names import check_fields, suggest_swapped
+from ..sources.selection import selected_records
+from ..sources.source import Values
+from .episode_columns import EpisodeFeatures, is_of_steps
+from .episode_index import (
     has_content,
     index_episodes,
     is_valid,
     select_episodes,
     text_of,
 )
-from ..formats.episode_ranges import episode_ranges
-from ..formats.field import Field, array_field
-from ..formats.index import Index
-from ..formats.paths import Path, Paths, path_list
-from ..formats.rlds_features import IMAGE, NUMBER, TEXT, described
-from ..formats.shared_index import shared_columns
-from ..messages.printable import printable_repr
-from ..order.shuffle import Indices
-from ..remote.storage import Storage, open_storage
-from .base import SizeTables
-from .byte_records import ByteRecords
-from .field_names import check_fields, suggest_swapped
-from .selection import selected_records
-from .source import Values
+from .episode_ranges import episode_ranges
+from .rlds_features import IMAGE, NUMBER, TEXT, described
 
 _log = logging.getLogger("dalijax")
 

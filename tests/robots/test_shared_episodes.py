@@ -13,7 +13,6 @@ pytest.importorskip("tensorflow")
 from episodes import FIELDS, STEPS, episode, message, steps_of, write, write_file
 
 from dalijax.core.formats import index as indexes
-from dalijax.core.formats.episode_ranges import episode_ranges
 from dalijax.core.formats.file_columns import (
     PRESENT,
     FileColumns,
@@ -25,6 +24,7 @@ from dalijax.core.formats.file_columns import (
 )
 from dalijax.core.formats.shared_index import LAYOUTS
 from dalijax.core.remote.storage import Storage
+from dalijax.core.robots.episode_ranges import episode_ranges
 from dalijax.core.tools.index_command import write_indexes
 from dalijax.sources import RLDS, TFRecord
 from range_server import serving
@@ -46,7 +46,7 @@ def no_scan(monkeypatch):
         raise AssertionError("a file is scanned")
 
     for name in ("index_episodes", "episode_ranges"):
-        monkeypatch.setattr(f"dalijax.core.sources.rlds.{name}", scan)
+        monkeypatch.setattr(f"dalijax.core.robots.rlds.{name}", scan)
 
 
 def outcome(paths, fields, cache_dir):

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import narrow, out_of_range
+from ..arrays.dtypes import narrow, out_of_range
+from ..formats import example
+from ..formats.buffered_reader import BufferedReader
+from ..formats.byte_files import LocalFile
+from ..formats.progress import counted
+from ..formats.tfrecord_headers import is_intact, records
+from ..formats.tfrecord_index import KINDS, features_of, with_gaps
 from ..remote.storage import Storage
-from . import example
-from .buffered_reader import BufferedReader
-from .byte_files import LocalFile
-from .progress import counted
 from .rlds_features import ENCODED, IMAGE, NUMBER, RAGGED, STEPS, TEXT, Spec
-from .tfrecord_headers import is_intact, records
-from .tfrecord_index import KINDS, features_of, with_gaps
 
 STEP_PREFIX = f"{STEPS}/"
 # Features with one value for each step, so that the length of a list is the number of steps.
@@ -342,7 +342,7 @@ class EpisodeColumns:
         lengths: The number of steps of each episode, int64 [episodes].
         damaged: Whether each episode has a wrong checksum, bool [episodes]. Such an episode has one
             step, whose values are 0.
-        arrays: The arrays of the features, by name; see `dalijax.core.formats.episode_index`.
+        arrays: The arrays of the features, by name; see `dalijax.core.robots.episode_index`.
             Texts are represented by indices into ``texts``.
         texts: The distinct texts of the file.
         kinds: IMAGE, TEXT or NUMBER for each feature that has values.
