@@ -230,12 +230,12 @@ class IteratorConfig:
         values = self.shardings.values()
         return any(isinstance(s, Sharding) and not s.is_fully_addressable for s in values)
 
-    def check_skip(self, on_error: str) -> None:
+    def check_skip(self) -> None:
         """Raises ValueError if ``on_error`` is "skip" and other processes would wait for a batch.
 
         A process that skips a batch delivers fewer batches than the other processes.
         """
-        if on_error == "skip" and (self.over_processes or self.hosts[1] > 1):
+        if self.on_error == "skip" and (self.over_processes or self.hosts[1] > 1):
             raise ValueError(
                 "on_error='skip' over several processes or hosts: a process that skips a batch "
                 "would be a batch ahead of the others. Omit it, or use 'mask', which requires a "

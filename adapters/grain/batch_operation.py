@@ -10,6 +10,7 @@ import grain
 import numpy as np
 
 from ...core.arguments import knows_its_names
+from ...core.config import OnError
 from ...core.feeding.record_reader import RecordBatch, RecordPosition
 from ...core.feeding.stream_engine import StreamEngine
 from ...core.messages.printable import printable_repr
@@ -72,7 +73,7 @@ class DALIBatch(grain.transforms.Batch):
         *,
         drop_remainder: bool = False,
         pad: str | None = None,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
         element_spec: Any = None,
         **call: Any,
     ):

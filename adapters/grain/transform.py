@@ -28,7 +28,7 @@ from ...core.arguments import (
     whole_number,
 )
 from ...core.arrays.placement import DataShard
-from ...core.config import BatchMapArgument, IteratorConfig
+from ...core.config import BatchMapArgument, IteratorConfig, OnError
 from ...core.errors import StateError
 from ...core.feeding.record_reader import Numbers, RecordPosition, RecordReader, Restored
 from ...core.feeding.stream_engine import StreamEngine, check_record_graph
@@ -53,8 +53,13 @@ _SEVERAL_EPOCHS = "Add .repeat(EPOCHS) before DALITransform, and iterate once"
 _DEEPEST = 100  # maximum depth of a nested state; each transformation of Grain adds a level
 
 
-def check_policy(drop_remainder: bool, pad: str | None, sharding: Any) -> None:
-    """Raises ValueError if arguments about the last batch exclude each other; see `core.order`."""
+def check_policy(
+    drop_remainder: bool, pad: str | None, sharding: Any, on_error: str = "raise"
+) -> None:
+    """Raises ValueError if arguments about the last batch exclude each other; see `core.order`.
+
+    Also if ``on_error`` requires ``pad``.
+    """
     if pad not in (None, "mask"):
         raise ValueError(f"pad must be None or 'mask', not {pad!r}")
     if pad and drop_remainder:
@@ -63,6 +68,10 @@ def check_policy(drop_remainder: bool, pad: str | None, sharding: Any) -> None:
         raise ValueError(
             "the last batch may be smaller, which a sharding does not allow. Pass "
             "drop_remainder=True to drop it, or pad='mask' to pad it and mask the padding"
+        )
+    if on_error == "mask" and not pad:
+        raise ValueError(
+            "on_error='mask' requires a mask, which marks bad records: pass pad='mask'"
         )
 
 
@@ -190,7 +199,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         prefetch: int = 2,
         sharding: Any = None,
         own_records: bool = False,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
         element_spec: Any = None,
         read_options: grain.ReadOptions | None = None,
         allow_changes: Sequence[str] = (),
@@ -199,7 +208,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         writable: bool = False,
         **call: Any,
     ):
-        check_policy(drop_remainder, pad, sharding)
+        check_policy(drop_remainder, pad, sharding, on_error)
         check_options(read_options, grain.ReadOptions, "read_options")
         expected = "a whole number of {}, 1 or more"
         batch_size = whole_number("batch_size", batch_size, expected.format("records"), 1)
@@ -210,7 +219,6 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         self.read_options = read_options
         self.writable = writable
         self._fn = pipeline_fn
-        self._on_error = on_error
         self._spec = element_spec
         self._own_records = own_records
         # Validates the arguments now instead of at the first batch.
@@ -218,11 +226,13 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             output_map,
             mask="mask" if pad else None,
             sharding=sharding,
+            on_error=on_error,
             allow_changes=allow_changes,
             check_processes=check_processes,
             batch_map=batch_map,
         )
-        check_record_graph(pipeline_fn, self._config, on_error)
+        check_record_graph(pipeline_fn)
+        self._config.check_skip()
         call = {"prefetch_queue_depth": prefetch, **call}
         self._call = checked_arguments(pipeline_fn, call, own_arguments(DALITransform))
 
@@ -296,7 +306,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             "outputs": ", ".join(self._config.output_map),
             "global batch": self.batch_size,
             "last batch": self._last_batch,
-            "on error": self._on_error,
+            "on error": self._config.on_error,
             "records": type(ds).__name__ if self._own_records else _lineage(ds),
         }
 
@@ -395,7 +405,6 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             reader,
             numbers,
             int(self._seed(seed)) if draw_seed is None else draw_seed,
-            self._on_error,
             self._spec,
             by_step,
             part,

@@ -111,7 +111,6 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         super().__init__(SourceCursor(SamplePosition(), seed=seed.seed), config)
         self.name = graph.__name__
         self._gradual = read_ahead_of(source) > 0  # the first batch need not wait for others
-        config.check_skip(config.on_error)
         if hosts[1] == 1 and not config.over_processes and is_one_of_several():
             warn_user(
                 "several processes, but no sharding over them, so that each process reads all "

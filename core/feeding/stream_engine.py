@@ -33,18 +33,10 @@ from .supply import RowSupply
 # The number of batches that a process reads before it tells the others how many batches it has, if
 # the number isn't known without reading.
 _HELD = 2
-ON_ERROR = ("raise", "skip", "mask")
 
 
-def check_record_graph(
-    pipeline_fn: Callable[..., Any], config: IteratorConfig, on_error: str
-) -> None:
-    """Checks the function of a graph, and ``on_error``.
-
-    Raises:
-        TypeError: If the function can't be fed with records.
-        ValueError: If ``on_error`` is unknown, or needs other arguments of the iterator.
-    """
+def check_record_graph(pipeline_fn: Callable[..., Any]) -> None:
+    """Raises TypeError if the function of a graph can't be fed with records."""
     if is_pipeline_def(pipeline_fn):
         raise TypeError(
             f"{pipeline_fn!r} is decorated with pipeline_def. Pass the undecorated function, "
@@ -60,13 +52,6 @@ def check_record_graph(
         raise TypeError(
             f"pipeline_fn must be a function of a DALI graph, not {printable_repr(pipeline_fn)}"
         )
-    if on_error not in ON_ERROR:
-        raise ValueError(f"on_error must be one of {ON_ERROR}, not {on_error!r}")
-    if on_error == "mask" and config.mask is None:
-        raise ValueError(
-            "on_error='mask' requires a mask, which marks bad records: pass pad='mask'"
-        )
-    config.check_skip(on_error)
 
 
 def _unknown_graph(*sources: Any) -> Any:
@@ -91,15 +76,15 @@ class StreamEngine(FedEngine[RecordPosition]):
     Args:
         pipeline_fn: The graph's function. Its parameters are keys of the records, or its only
             parameter is the record; see `dalijax.core.feeding.schema.schema_of`.
-        config: The iterator's arguments; ``mask`` adds an output that marks valid rows.
+        config: The iterator's arguments; ``mask`` adds an output that marks valid rows, and
+            ``on_error`` is the handling of bad records: "raise", "skip" (the whole batch) or "mask"
+            (another record replaces the bad record, and its row is masked).
         call: Arguments of the function and of ``nvidia.dali.pipeline_def``.
         differing: The arguments that differ between the pipelines (device_id, seed).
         rows: The number of rows of each pipeline's batch.
         reader: Reads the records. It must not refer to the engine.
         numbers: The index in the stream of each row, for ``draw``; see `RecordSupply`.
         draw_seed: The seed of ``draw``.
-        on_error: Handling of bad records: "raise", "skip" (the whole batch) or
-            "mask" (another record replaces the bad record, and its row is masked).
         spec: The structure of a record, if the first record doesn't show it.
         by_step: Whether the random state is computed from the step, assuming full batches;
             otherwise it is part of the position.
@@ -124,15 +109,11 @@ class StreamEngine(FedEngine[RecordPosition]):
         reader: RecordReader,
         numbers: Numbers | None,
         draw_seed: int,
-        on_error: str = "raise",
         spec: Any = None,
         by_step: bool = False,
         part: StreamPart | None = None,
     ):
-        check_record_graph(pipeline_fn, config, on_error)
-        handling: Any = on_error  # a valid value, as checked above
-        cursor = StreamCursor(RecordPosition())
-        super().__init__(cursor, dataclasses.replace(config, on_error=handling))
+        super().__init__(StreamCursor(RecordPosition()), config)
         self.stats: InputStats | None = None
         self._part: PartReader | None = None  # if several processes read the stream
         self._by_step = by_step

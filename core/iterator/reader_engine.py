@@ -91,7 +91,6 @@ class ReaderEngine(EpochEngine[ReaderPosition]):
                 "on_error='mask' requires a source, whose records are known. A reader's batch "
                 "fails as a whole: use on_error='skip'"
             )
-        config.check_skip(config.on_error)
         super().__init__(ReaderCursor(ReaderPosition()), config)
         self.name = factory.name
         self._factory = factory

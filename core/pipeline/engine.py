@@ -153,6 +153,9 @@ class Engine(abc.ABC, Generic[P]):
         cursor: The cursor at the first batch.
         config: Arguments of the iterator.
 
+    Raises:
+        ValueError: If ``on_error`` is "skip" and several processes or hosts share the batches.
+
     Attributes:
         cursor: The position, and everything else that an interrupted call must not change.
         make_batch: Creates batches from the pipelines' outputs.
@@ -165,6 +168,7 @@ class Engine(abc.ABC, Generic[P]):
     _most_skipped: float = float("inf")
 
     def __init__(self, cursor: Cursor[P], config: IteratorConfig):
+        config.check_skip()
         self.cursor = cursor
         self._beginning = cursor.position
         # The shard of each pipeline, if a sharding places the batches; otherwise empty.

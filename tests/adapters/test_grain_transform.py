@@ -153,7 +153,7 @@ def test_wrong_arguments_raise_at_the_constructor(options, words):
 
 
 @pytest.mark.parametrize("options,words", [
-    (dict(on_error="x"), "on_error must be one of"),
+    (dict(on_error="x"), "on_error must be 'raise', 'skip' or 'mask', not 'x'"),
     (dict(on_error="mask"), "requires a mask, which marks bad records: pass pad='mask'"),
     (dict(nonsense=3), "has no argument"),
     (dict(drop_remaindr=True), r"no argument \['drop_remaindr'\] \(did you mean 'drop_remainder'"),
