@@ -174,15 +174,17 @@ class _Decode:
             self._engine = self._transform._engine(self._reader, DEFAULT_SEED, None)
         engine = self._engine
         self._reader.batch = batch
-        engine.restart()
-        engine.prepare()
-        drawing = engine.stateful()
-        if drawing:
-            raise ValueError(
-                f"the operators {drawing} draw random numbers, which DALIBatch can't restore. Draw "
-                "numbers for each record by RandomInputs, or use DALITransform or DALIDataLoader"
-            )
-        return writable(engine.next(), self._transform.writable)
+        with engine.lock:
+            engine.restart()
+            engine.prepare()
+            drawing = engine.stateful()
+            if drawing:
+                raise ValueError(
+                    f"the operators {drawing} draw random numbers, which DALIBatch can't restore. "
+                    "Draw numbers for each record by RandomInputs, or use DALITransform or "
+                    "DALIDataLoader"
+                )
+            return writable(engine.deliver(None).unwrap(), self._transform.writable)
 
     def __reduce__(self) -> Any:
         return _Decode, (self._transform,)

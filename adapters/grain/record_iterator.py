@@ -81,12 +81,16 @@ class RecordIterator(GrainIterator):
 
     Attributes:
         _engine: The engine; set by subclasses.
+        _counters: The counters of delivered batches; None until `watch` is called. Grain keeps its
+            own ``_stats``.
     """
 
     _engine: StreamEngine
+    _counters: InputStats | None = None
 
     def _next(self) -> Batch:
-        return self._engine.next()
+        with self._engine.lock, self._engine.interruptible():
+            return self._engine.deliver(self._counters).unwrap()
 
     def _draws_numbers(self) -> bool:
         return self._engine.draws_numbers()
@@ -115,14 +119,17 @@ class RecordIterator(GrainIterator):
         with self._engine.lock:  # a running call of next() uses the parents' iterators
             self._assert_not_closed()
             super().start_prefetch()
-            self._engine.schedule()
+            with self._engine.interruptible():
+                self._engine.schedule()
 
     def watch(self) -> InputStats:
         """Returns the counters of the batches delivered since the first call of `watch`.
 
         `dalijax.adapters.clu.ReportInput` writes the counters as metrics.
         """
-        return self._engine.watch()
+        if self._counters is None:
+            self._counters = InputStats()
+        return self._counters
 
     def close(self) -> None:
         """Frees the pipelines; later calls of ``next()`` raise ValueError."""

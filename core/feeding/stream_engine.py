@@ -11,7 +11,6 @@ from ..arguments import function_parameters, is_pipeline_def
 from ..config import IteratorConfig
 from ..errors import BatchError, RecordError, StateError, UnfitRecordError
 from ..messages.printable import printable_repr
-from ..pipeline.batch import Batch
 from ..pipeline.engine import Cursor, Outcome
 from ..pipeline.failure import failure_of
 from ..pipeline.failure_errors import MOST_SKIPPED
@@ -89,9 +88,6 @@ class StreamEngine(FedEngine[RecordPosition]):
         by_step: Whether the random state is computed from the step, assuming full batches;
             otherwise it is part of the position.
         part: This process's part of the stream, if several processes make its batches together.
-
-    Attributes:
-        stats: The counters of `next`; None until `watch` is called.
     """
 
     cursor: StreamCursor
@@ -114,7 +110,6 @@ class StreamEngine(FedEngine[RecordPosition]):
         part: StreamPart | None = None,
     ):
         super().__init__(StreamCursor(RecordPosition()), config)
-        self.stats: InputStats | None = None
         self._part: PartReader | None = None  # if several processes read the stream
         self._by_step = by_step
         if part is not None:
@@ -185,22 +180,6 @@ class StreamEngine(FedEngine[RecordPosition]):
         return {"graph": graph, "operators": operators, "position": f"step {self.step}"}
 
     # Batches
-
-    def next(self) -> Batch:
-        """Returns the next batch.
-
-        Raises:
-            StopIteration: At the end.
-            RecordError: If DALI can't decode a record; the next call gives the next batch.
-            Exception: An error of the reader.
-        """
-        with self.lock, self.interruptible():
-            return self.deliver(self.stats).unwrap()
-
-    def watch(self) -> InputStats:
-        """Returns the counters of delivered batches; counting starts at the first call."""
-        self.stats = self.stats or InputStats()
-        return self.stats
 
     def _number(self, outcome: Outcome[RecordPosition]) -> tuple[int, int]:
         return 0, outcome.after.step - 1  # not the position's step: batches may have been skipped
@@ -309,21 +288,9 @@ class StreamEngine(FedEngine[RecordPosition]):
 
     # Pipelines
 
-    def prepare(self) -> Runner:
-        """Returns the pipelines at the position; builds them if necessary.
-
-        Raises:
-            StopIteration: If there is no batch; the first batch determines the records' dtypes.
-            ReadError: If the reading of the first record raised.
-            StateError: If the position belongs to a state of other pipelines.
-        """
-        with self.lock:
-            return super().prepare()
-
     def schedule(self) -> None:
         """Builds the pipelines if necessary, and schedules runs without waiting for batches."""
-        unread = contextlib.suppress(StopIteration, ReadError)  # which next() raises
-        with self.lock, self.interruptible(), unread:
+        with contextlib.suppress(StopIteration, ReadError):  # which next() raises
             super().schedule()
 
     def restart(self) -> None:
@@ -340,6 +307,13 @@ class StreamEngine(FedEngine[RecordPosition]):
         super().drop()
 
     def _started(self, position: RecordPosition) -> Runner:
+        """Returns new pipelines at a position.
+
+        Raises:
+            StopIteration: If there is no batch; the first batch determines the records' dtypes.
+            ReadError: If the reading of the first record raised.
+            StateError: If the position belongs to a state of other pipelines.
+        """
         if self._graph is None:
             graph = self._define = self._records.bind_first_record()
             self._factory = self._pipelines(self._records.rows, self._pipeline_arguments)
@@ -519,13 +493,12 @@ class StreamEngine(FedEngine[RecordPosition]):
                 function raises, the engine keeps its position, and moves the reader back at the
                 next use.
         """
-        with self.lock:
-            self.drop()
-            if move is not None:
-                move()
-                if self._part is not None:
-                    self._part.start_at(position.step)
-                self._queue.moved_to(position)
-            self.change(position=position)
-            self._interrupted = None
-            self.moved()
+        self.drop()
+        if move is not None:
+            move()
+            if self._part is not None:
+                self._part.start_at(position.step)
+            self._queue.moved_to(position)
+        self.change(position=position)
+        self._interrupted = None
+        self.moved()
