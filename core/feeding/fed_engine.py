@@ -53,6 +53,11 @@ def sample_numbers(parts: Sequence[RowBatch]) -> Indices:
     return np.unique(np.concatenate([rows.samples for rows in parts]))
 
 
+def _unknown_graph(*sources: Any) -> Any:
+    """Raises ValueError; takes the place of the graph until the first record is read."""
+    raise ValueError("the inputs of the graph are unknown, because no record was read")
+
+
 class _BadRecords(Exception):
     """Raised for a batch with records that can't be read or processed."""
 
@@ -79,7 +84,7 @@ class FedEngine(Engine[P]):
     def feed_by(
         self,
         function: Callable[..., Any],
-        define: Callable[..., Any],
+        graph: FedGraph | None,
         call: Mapping[str, Any],
         differing: Sequence[Mapping[str, Any]],
     ) -> None:
@@ -87,16 +92,17 @@ class FedEngine(Engine[P]):
 
         Args:
             function: The user's graph function.
-            define: Defines the graph of a pipeline; see `FedGraph`.
+            graph: The graph; None if it is unknown before the first record is read.
             call: Arguments of ``nvidia.dali.pipeline_def``.
             differing: For each pipeline, the arguments that differ between the pipelines.
         """
-        self._function, self._define = function, define
+        self._function, self._graph = function, graph
+        # Defines the graph of a pipeline; see `FedGraph`.
+        self._define: Callable[..., Any] = _unknown_graph if graph is None else graph
         self._call = dict(call)
         self._pipeline_arguments = [
             {**arguments, "part": part} for part, arguments in enumerate(differing)
         ]
-        self._graph: FedGraph | None = None
         self._learned = False  # whether the first pipelines were inspected
         self._supply: RowSupply[P] | None = None
         self._factory: GraphPipelineFactory

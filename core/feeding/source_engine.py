@@ -98,6 +98,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     """
 
     cursor: SourceCursor
+    _graph: FedGraph
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self.device_ids = tuple(
             arguments.get("device_id", call.get("device_id")) for arguments in differing
         )
-        self._source, self._defined_graph = source, graph
+        self._source = source
         self._parts = parts
         self._seeded = not seed.is_default
         numbers = [shard.shard_id for shard in shards] or [hosts[0]]
@@ -155,7 +156,6 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             for arguments, number in zip(differing, numbers, strict=True)
         ]
         self.feed_by(graph.function, graph, call, pipeline_arguments)
-        self._graph = graph
         self._bad_samples = BadSamples()
         self._changing: str | None = None  # a record that changes; None: not checked yet
         self.compare_processes(graph.__name__, self._outline())
@@ -431,7 +431,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         return supply, self._pipelines(supply.rows, self._pipeline_arguments)
 
     def _open_supply(self) -> SourceSupply:
-        graph = self._defined_graph
+        graph = self._graph
         gives_new_arrays = getattr(self._source, "_gives_new_arrays", False)
         settings = ReadSettings(
             self._source,

@@ -53,11 +53,6 @@ def check_record_graph(pipeline_fn: Callable[..., Any]) -> None:
         )
 
 
-def _unknown_graph(*sources: Any) -> Any:
-    """Raises ValueError; takes the place of the graph until the first record is read."""
-    raise ValueError("the inputs of the graph are unknown, because no record was read")
-
-
 @dataclasses.dataclass(frozen=True)
 class StreamCursor(Cursor[RecordPosition]):
     """The cursor of a `StreamEngine`; see `Cursor`.
@@ -132,7 +127,7 @@ class StreamEngine(FedEngine[RecordPosition]):
             lambda record, further: record_graph(pipeline_fn, record, spec, settings, further),
         )
         options = {k: v for k, v in call.items() if k not in parameters}
-        self.feed_by(pipeline_fn, _unknown_graph, options, differing)
+        self.feed_by(pipeline_fn, None, options, differing)
         self._factory = self._pipelines(self._records.rows, self._pipeline_arguments)
 
     @property
