@@ -231,9 +231,9 @@ class BatchStream(BatchIterator):
         """Number of batches before the position that ``on_error="skip"`` skipped."""
         return self._engine.num_failed if self._config.on_error == "skip" else 0
 
-    def _skip_at_most(self, batches: int) -> int:
+    def _skip_at_most(self, count: int) -> int:
         """Skips batches up to the end of the stream; returns the number of skipped batches."""
-        count, skipped = whole_number("skip()'s argument", batches, COUNT, 0), 0
+        skipped = 0
         with self._opened():
             if count:
                 self._before_peek = None

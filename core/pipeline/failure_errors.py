@@ -44,18 +44,17 @@ def _with_printable(text: str, names: Iterable[str]) -> str:
     return text
 
 
-def describe(failure: Failure, names: Sequence[str], every: bool, verb: str = "decoded") -> str:
+def describe(failure: Failure, names: Sequence[str], every: bool) -> str:
     """Returns the message for a failed run: the operator or the records, and DALI's own error.
 
     Args:
         failure: The failure.
         names: The names of the records that fail alone.
         every: Whether every record fails that was tried alone.
-        verb: The participle that follows "can't be", if reading or decoding a file failed.
     """
     shown, message = first_names(names), _with_printable(failure.message, names)
     if failure.reads_file:
-        return f"{shown} can't be {verb}: {message}" if names else message
+        return f"{shown} can't be decoded: {message}" if names else message
     if every:
         records_text = " for every record"
     elif names:

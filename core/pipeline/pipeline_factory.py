@@ -128,13 +128,8 @@ class PipelineFactory(abc.ABC):
         """Returns whether the seed is the default, which a state's seed may replace."""
         return False
 
-    def set_seed(self, seed: int | None) -> int | None:
-        """Sets the seed of the next pipelines to a state's seed; None: the default.
-
-        Returns:
-            The previous seed.
-        """
-        return None
+    def set_seed(self, seed: int | None) -> None:  # noqa: B027
+        """Sets the seed of the next pipelines to a state's seed; None: the default."""
 
     def shards(self) -> list[tuple[int, int] | None]:
         """Returns (shard, number of shards) of each pipeline, or None; [] if all are unknown."""
@@ -252,9 +247,8 @@ class GraphPipelineFactory(PipelineFactory):
             self._decorated_seed = pipeline.seed
         return self._decorated_seed is None
 
-    def set_seed(self, seed: int | None) -> int | None:  # noqa: D102
-        before, self._saved_seed = self._saved_seed, seed
-        return before
+    def set_seed(self, seed: int | None) -> None:  # noqa: D102
+        self._saved_seed = seed
 
     def shards(self) -> list[tuple[int, int] | None]:  # noqa: D102
         shards: list[tuple[int, int] | None] = []
