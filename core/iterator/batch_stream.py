@@ -376,9 +376,11 @@ class BatchStream(BatchIterator):
         Returns:
             False if the pipelines can't be rebuilt there, so that the position did not change.
         """
-        self._first_epoch, self._before_peek = mark.first_epoch, None
         with self._opened():
-            return self._engine.go_back(mark.cursor)
+            moved = self._engine.go_back(mark.cursor)
+            if moved:
+                self._first_epoch, self._before_peek = mark.first_epoch, None
+            return moved
 
     def reset(self) -> None:
         """Moves to the start of the first epoch, by creating a new engine."""

@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 from nvidia.dali import fn, pipeline_def, types
+from python_sources import ends_after
 
 from conformance import frozen
 from conftest import corrupt
@@ -125,6 +126,15 @@ def test_a_peeked_last_batch_is_not_delivered():
     iterator.reset()
     assert (iterator.epoch, iterator.step) == (0, 0)
     assert [numbers(batch)[0] for batch in iterator] == [0, 10, 20]
+
+
+def test_a_stream_that_can_not_go_back_to_a_mark_does_not_change():
+    stream = data_iterator(ends_after(4), ["x"], as_numpy=True).stream(2, batch_size=2)
+    next(stream)
+    mark = stream._mark()
+    next(stream)
+    assert not stream._go_back(mark._replace(first_epoch=1))
+    assert stream._first_epoch == 0 and numbers(next(stream)) == [4, 5]
 
 
 def test_a_source_that_restarts_with_a_lagging_checkpoint():
