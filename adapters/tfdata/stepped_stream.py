@@ -73,7 +73,7 @@ class ChainedStream(StreamAdapter):
         self._lock = threading.RLock()
         self._steps = [repr(step) for step in chain]  # the form of the steps in states
         self._position = _ChainPosition()
-        # The positions of the chain and of the stream before a running or interrupted call.
+        # The positions of the chain and of the stream before a running or unfinished call.
         self._before: tuple[_ChainPosition, StreamMark] | None = None
 
     def __next__(self) -> tuple[Batch, tuple[int, ...]]:
@@ -139,7 +139,7 @@ class ChainedStream(StreamAdapter):
             return
         step = step_number(step, "elements")
         with self._lock:
-            self._undo_interrupted()
+            self._undo_unfinished()
             total = self._total()
             count = length(self.chain, total)
             if 0 <= count < step:
@@ -147,11 +147,7 @@ class ChainedStream(StreamAdapter):
             at = self._batch_after(step, total)
             position = self._position._replace(element=step, at=at)
             self._begin()
-            try:
-                self._stream.seek_step(at)
-            except Exception:  # the stream has not moved
-                self._before = None
-                raise
+            self._stream.seek_step(at)
             self._position, self._before = position, None
 
     def _total(self) -> int:
@@ -195,12 +191,12 @@ class ChainedStream(StreamAdapter):
         return count
 
     def _begin(self) -> None:
-        """Saves the position; if this call is interrupted, the next call returns to it."""
-        self._undo_interrupted()
+        """Saves the position, to which the next call returns if this call does not finish."""
+        self._undo_unfinished()
         self._before = self._position, self._stream._mark()
 
-    def _undo_interrupted(self) -> None:
-        """Moves back to the position before the last call, if the call was interrupted."""
+    def _undo_unfinished(self) -> None:
+        """Moves back to the position before the last call, if the call did not finish."""
         if self._before is None:
             return
         self._position, mark = self._before
@@ -215,7 +211,7 @@ class ChainedStream(StreamAdapter):
         if not self.chain:
             return self._stream.get_state()
         with self._lock:
-            self._undo_interrupted()
+            self._undo_unfinished()
             return FORM.encode(
                 element=self._position.element,
                 at=self._position.at,
@@ -240,15 +236,11 @@ class ChainedStream(StreamAdapter):
         counts = [state[name] for name in ("element", "at", "end", "first_epoch")]
         element, at, end, first_epoch = counts
         with self._lock:
-            self._undo_interrupted()
+            self._undo_unfinished()
             self._begin()
-            try:
-                self._stream.set_state(state["stream"])
-            except Exception:  # the stream has not moved
-                self._before = None
-                raise
+            self._stream.set_state(state["stream"])
             if not self._fits(*counts):
-                self._undo_interrupted()
+                self._undo_unfinished()
                 raise StateError(
                     f"the state is damaged, or of another batch size: element {element} is not at "
                     f"batch {at} of {end} from epoch {first_epoch}. Create the dataset with its "

@@ -404,6 +404,15 @@ def test_a_refused_checkpoint_changes_nothing(jpegs_many, tmp_path):
     assert [listed(e) for e in taken] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+def test_a_refused_seek_over_a_source_without_a_state_loses_nothing():
+    iterator_fn = data_iterator(ends_after(4), ["x"])
+    iterator = iter(DALIDataset(iterator_fn, batch_size=2, num_threads=1).enumerate())
+    assert listed(next(iterator)) == (0, [0, 1])
+    with pytest.raises(ValueError, match="the stream has only 4 batches"):
+        iterator.seek_step(9)  # runs to the end of the source, which can't go back
+    assert [listed(e) for e in iterator] == [(1, [2, 3]), (2, [4, 5]), (3, [6, 7])]
+
+
 # A real tf.data.Dataset
 
 _WAYS = ["generator", "plugin"]
