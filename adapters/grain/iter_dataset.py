@@ -216,8 +216,11 @@ class DALIDatasetIterator(StreamAdapter, GrainIterator):
         self._assert_not_closed()
         super().start_prefetch()
 
+    # Grain calls close() at the exit of the program, when the names of modules are gone.
+    _close_in_grain = grain.DatasetIterator.close
+
     def close(self) -> None:
-        grain.DatasetIterator.close(self)
+        self._close_in_grain()
         super().close()
 
     def __str__(self) -> str:

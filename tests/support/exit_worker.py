@@ -28,11 +28,11 @@ from nvidia.dali import fn
 
 import dalijax
 from dalijax.adapters.clu import DALIDatasetIterator
-from dalijax.adapters.grain import DALITransform
+from dalijax.adapters.grain import DALIIterDataset, DALITransform
 
 IMAGE = np.zeros((128, 128, 3), np.uint8)  # DALI needs about 0.04 s per batch
 HOWS = (
-    *("none", "thread", "device_put", "mp", "own_thread", "iterator", "peek"),
+    *("none", "thread", "device_put", "mp", "own_thread", "iterator", "dataset", "peek"),
     *("functions", "stalled", "stalled_and_closed"),
 )
 # How the program ends, and its exit code. After Ctrl-C, Python ends by the signal.
@@ -86,6 +86,12 @@ def opened(how):
         in_thread(iterator)
         if how == "stalled_and_closed":
             iterator.close()  # next() in the thread must then raise
+        return iterator
+    if how == "dataset":
+        source = dalijax.sources.Arrays({"x": np.arange(64)})
+        make = dalijax.data_iterator(lambda x: x + 0, ["x"], source=source)
+        iterator = iter(DALIIterDataset(make, batch_size=8, device_id=None))
+        next(iterator)
         return iterator
     if how in ("iterator", "peek"):
         iterator_fn = dalijax.data_iterator(read, ["x"], as_numpy=True)

@@ -18,7 +18,7 @@ TIMES = 9 if FULL else 1
 run_program = run_python if FULL else functools.partial(run_fork, frees=True)
 FORK_WORKER = pathlib.Path(__file__).parents[1] / "support" / "fork_worker.py"
 HOWS, ENDS = exit_worker.HOWS, list(exit_worker.ENDS)
-NEW = [("iterator", "ctrl-c"), ("functions", "exit")]
+NEW = [("iterator", "ctrl-c"), ("dataset", "normal"), ("functions", "exit")]
 # Each iterator with a normal exit, and some with one of the others; `make test-full` has each pair.
 SOME = {
     how: ["normal"] if k % 2 else ["normal", ENDS[1 + (k // 2 + 2) % 3]]
