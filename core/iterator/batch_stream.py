@@ -395,5 +395,5 @@ class BatchStream(BatchIterator):
         """Replaces the engine by another engine of the same function, and closes the old engine."""
         before = self._engine
         engine.continue_from(before)
-        self._engine, self._before_peek = engine, None
+        self._engine, self._before_peek, self._spec = engine, None, None
         before.close()

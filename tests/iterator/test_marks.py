@@ -221,3 +221,22 @@ def test_a_source_that_drops_the_rest_itself(last, bad):
         with pytest.raises(StopIteration):
             next(iterator)
         iterator.reset()
+
+
+def test_a_stream_has_the_specs_of_the_data_after_a_reset(tmp_path):
+    files = [tmp_path / f"{number}.bin" for number in range(4)]
+
+    def graph():
+        data, label = fn.readers.file(files=[*map(str, files)], labels=[0, 1, 2, 3], name="reader")
+        return data, label
+
+    for size in (4, 9):
+        for file in files:
+            file.write_bytes(bytes(size))
+        if size == 4:
+            make = data_iterator(graph, ["x", "label"], reader_name="reader", as_numpy=True)
+            stream = make.stream(batch_size=2, num_threads=1, device_id=None)
+        else:
+            stream.reset()
+        assert stream.element_spec["x"].shape == (2, size) == next(stream)["x"].shape
+    stream.close()
