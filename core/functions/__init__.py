@@ -3,5 +3,5 @@
 `dalijax.fn` exports the public names. A function stores notes on the pipeline that is being defined
 (`core.pipeline.function_notes`), and doesn't know the iterator that runs it. The sibling packages
 `core.iterator` and `core.feeding` are not imported. Functions of placed batches are in
-`core.batch_map`.
+`core.arrays.batch_map`.
 """

@@ -6,7 +6,7 @@ its fields and the argument ``identity`` to ``super().__init__``, and defines ``
 should depend on more than some records. A source of byte ranges of files extends
 `byte_records.ByteRecords`. A source of the records of another source extends `wrapper.Wrapper`.
 Grain may pickle a source for other processes, so it opens its files when it first reads
-(`core.per_process`). Export the class in `dalijax.sources`, and update ``SOURCES`` in
+(`core.threads.per_process`). Export the class in `dalijax.sources`, and update ``SOURCES`` in
 `core.messages.replacements`. Parsers of file formats belong to `core.formats`.
 
 `dalijax.sources` contains the public names; all other names in this package are private. Users

@@ -16,7 +16,7 @@ FILES = (
     "core/feeding/source_engine",
     "core/feeding/stream_",
     "core/pipeline/engine",
-    "core/workers",
+    "core/threads",
 )
 
 
