@@ -1,33 +1,47 @@
-"""Locates the features of TFRecord files, and selects the index of any features from them."""
+"""Builds indexes of TFRecords: locates features, and selects wanted fields from their ranges."""
 
 from __future__ import annotations
 
 import array
-from collections.abc import Callable, Collection, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..messages.printable import printable
 from ..remote.storage import Storage
 from . import example
-from .buffered_reader import SMALL_BUFFER, BufferedReader
+from .buffered_reader import BufferedReader
 from .byte_files import open_files
 from .each_file import each_file
-from .file_columns import ABSENT, EMPTY, PRESENT, Column, ColumnRows, FileColumns, concat_tables
+from .file_columns import (
+    ABSENT,
+    EMPTY,
+    MOST_COLUMNS,
+    PRESENT,
+    Column,
+    ColumnRows,
+    FileColumns,
+    concat_tables,
+)
 from .index import Index
 from .progress import counted
-from .tfrecord_headers import Intact, is_intact_or_large, records
+from .tfrecord_headers import HEADER, Intact, is_intact_or_large, records
 from .tfrecord_index import EMPTY as EMPTY_OFFSET
 from .tfrecord_index import (
     KINDS,
     MISSING,
+    FieldColumn,
     Wanted,
     about_records,
     add_record,
     check_some_intact,
     features_of,
+    missing_feature,
     no_feature,
+    with_gaps,
 )
 
 _MOST_BYTES = 10  # largest size of a single number
@@ -86,7 +100,11 @@ class _ValueRanges:
         offset, size = feature.ranges[0] if feature.ranges else (0, 0)
         self._rows.append(row, offset, size, PRESENT if feature.ranges else EMPTY)
         if is_list and 0 < size <= _MOST_BYTES:
-            numbers = example.numbers(take, feature)
+            try:
+                numbers = example.numbers(take, feature)
+            except ValueError:  # a number is cut off
+                self.is_odd = True
+                return
             if len(numbers) == 1:
                 self._rows.values.extend(numbers)
 
@@ -126,7 +144,7 @@ def tfrecord_columns(
         storage,
         lambda take, advance: _columns(take, names, new_ranges, intact, advance),
     )
-    return sizes, concat_tables(tables)
+    return sizes, concat_tables(tables, MOST_COLUMNS if names is None else len(names))
 
 
 def _columns(
@@ -167,72 +185,128 @@ def _text(name: bytes) -> str:
     return name.decode(errors="surrogateescape")
 
 
-def select_records(
-    table: FileColumns, paths: Sequence[str], sizes: Sequence[int], wanted: Wanted
-) -> Index | None:
-    """Returns the index of the wanted features, which is equal to the result of `index_records`.
+def index_records(paths: Sequence[str], wanted: Wanted) -> Index:
+    """Reads TFRecord files, and returns their index; see `dalijax.core.formats.index_checks`.
 
     Args:
-        table: The columns of the files.
+        paths: The files.
+        wanted: The wanted features.
+
+    Raises:
+        OSError: If a file can't be read.
+        MissingFeatureError: If a record lacks a feature without a default.
+        ValueError: If a file or every record is damaged, all files are empty, or a feature does not
+            fit.
+    """
+    features = {*wanted.fields.values()}
+    sizes, table = tfrecord_columns(paths, wanted.storage, features, intact=wanted.intact)
+    return select_records(table, paths, sizes, wanted)
+
+
+def has_columns(table: FileColumns, wanted: Wanted) -> bool:
+    """Returns whether `select_records` can select the index of the wanted features from columns.
+
+    The columns may have been made for other features, or with checksums that are now ignored.
+    """
+    names = {_text(feature) for feature in wanted.fields.values()}
+    return table.knows(names) and (wanted.verify or not table.damaged.any())
+
+
+def select_records(
+    table: FileColumns, paths: Sequence[str], sizes: Sequence[int], wanted: Wanted
+) -> Index:
+    """Returns the index of the wanted features, given the columns of files.
+
+    Records with a wrong checksum are not parsed. The index contains 0 for their values.
+
+    Args:
+        table: The columns of the files, which have the wanted features; see `has_columns`. Records
+            are parsed again if a feature has no column.
         paths: The files.
         sizes: The sizes of the files in bytes.
         wanted: The wanted features.
 
-    Returns:
-        The index; None if the columns lack a wanted feature or its numbers, or the ranges in
-        damaged records that are not to be verified.
-
     Raises:
+        OSError: If a file can't be read.
         MissingFeatureError: If a record lacks a feature without a default.
-        ValueError: If a feature has another kind, or all records are damaged.
+        ValueError: If all files are empty, all records are damaged, or a feature does not fit.
     """
-    if table.damaged.any() and not wanted.verify:
-        return None
-    columns, intact = wanted.columns(), ~table.damaged
+    if not len(table):
+        raise ValueError(f"{', '.join(map(printable, paths[:3]))} has no records")
     check_some_intact(paths, table.damaged)
-    for result in columns:
-        feature = result.feature
-        column = table.columns.get(_text(feature))
-        field, default = wanted.kinds.get(result.name), wanted.defaults.get(result.name)
-        wants_list = field is not None and field.ndim > 0
-        if column is None:
-            if not table.knows({_text(feature)}) or not len(table):
-                return None
-            if not wants_list and default is None:
-                _raise_missing(table, int(np.argmax(intact)), paths, wanted)
-            raise no_feature(
-                feature,
-                features_of_record(table, int(np.argmax(intact)), paths, wanted.storage),
-            )
-        is_bytes = column.kind == example.BYTES
-        # Whether numbers are a list depends on the first record, and on the user.
-        is_unclear = field is not None or not column.has_list
-        if not is_bytes and not wants_list and column.values is None and is_unclear:
-            return None
-        row = int(np.argmax(column.states != ABSENT))
-        label = _label(table, row, paths)
-        try:
-            result.set_kind(column.kind, column.values is not None)
-        except ValueError as error:
-            raise ValueError(f"{_text(feature)!r} of {label} {error}") from error
-        absent = (column.states == ABSENT) & intact
-        is_list = result.kind in ("floats", "integers")
-        if absent.any() and not is_list and default is None:
-            _raise_missing(table, int(np.argmax(absent)), paths, wanted)
-            return None
-        if result.kind == "value" and column.values is not None:
-            values = column.values.astype(np.float64 if column.kind == example.FLOATS else np.int64)
-            if absent.any():
-                values[absent] = default
-            result.values = values
-        else:
-            offsets = np.where(column.states == PRESENT, column.offsets, EMPTY_OFFSET)
-            result.offsets = np.where(absent | table.damaged, MISSING, offsets)
-            result.sizes = column.sizes
+    columns = wanted.columns()
     arrays = {"start": np.asarray(table.starts, np.int64), "damaged": table.damaged}
     for result in columns:
-        arrays |= result.arrays(lambda row: _label(table, row, paths))
+        arrays |= _filled(result, table, paths, wanted)
     return Index(about_records(paths, sizes, table.first_rows.tolist(), arrays, columns), arrays)
+
+
+def _filled(
+    result: FieldColumn, table: FileColumns, paths: Sequence[str], wanted: Wanted
+) -> dict[str, NDArray[Any]]:
+    """Fills the column of a field; returns its arrays of the index.
+
+    Raises the errors of `select_records`.
+
+    Args:
+        result: The column of the field, without records.
+        table: The columns of the files, which have an intact record.
+        paths: The files.
+        wanted: The wanted features.
+    """
+    intact, storage = ~table.damaged, wanted.storage
+    first, name = int(np.argmax(intact)), _text(result.feature)
+    column = table.columns.get(name)
+    if column is None:
+        if not table.knows({name}):
+            return _parsed(result, table, paths, storage)
+        record = _record(table, first, paths, storage)
+        if result.is_required:
+            raise missing_feature(*record, result, is_first=True)
+        raise no_feature(result.feature, set(features_of(*record, None)))
+    row, is_single = int(np.argmax(column.states != ABSENT)), column.values is not None
+    try:
+        if not is_single and not column.has_list and result.name not in wanted.kinds:
+            # Whether numbers are a list depends on the first record.
+            take = _record(table, row, paths, storage)[1]
+            place = int(column.offsets[row]), int(column.sizes[row])
+            numbers = example.numbers(take, example.Feature(column.kind, [place], []))
+            is_single = len(numbers) == 1
+        result.set_kind(column.kind, is_single)
+    except ValueError as error:
+        raise ValueError(f"{name!r} of {_label(table, row, paths)} {error}") from error
+    if result.kind == "value" and column.values is None:  # an error: a record has several numbers
+        return _parsed(result, table, paths, storage)
+    absent = (column.states == ABSENT) & intact
+    if absent.any() and result.is_required:
+        row = int(np.argmax(absent))
+        record = _record(table, row, paths, storage)
+        raise missing_feature(*record, result, is_first=row == first)
+    if result.kind == "value" and column.values is not None:
+        values = column.values.astype(np.float64 if column.kind == example.FLOATS else np.int64)
+        if absent.any():
+            values[absent] = wanted.defaults[result.name]
+        result.values = values
+    else:
+        offsets = np.where(column.states == PRESENT, column.offsets, EMPTY_OFFSET)
+        result.offsets = np.where(absent | table.damaged, MISSING, offsets)
+        result.sizes = column.sizes
+    return result.arrays(lambda row: _label(table, row, paths))
+
+
+def _parsed(
+    result: FieldColumn, table: FileColumns, paths: Sequence[str], storage: Storage
+) -> dict[str, NDArray[Any]]:
+    """Adds all intact records to the column of a field; returns its arrays of the index.
+
+    This parses the records again. It accepts single numbers that are not packed, which have no
+    place in a table of columns, and raises the errors of `add_record` about other irregular values.
+    """
+    rows = np.flatnonzero(~table.damaged).tolist()
+    for row, record in zip(rows, _records(table, rows, paths, storage), strict=True):
+        add_record(*record, [result], is_first=row == rows[0])
+    arrays = result.arrays(lambda number: _label(table, rows[number], paths))
+    return with_gaps(arrays, table.damaged)
 
 
 def _file_and_number(table: FileColumns, row: int) -> tuple[int, int]:
@@ -250,24 +324,17 @@ def _record(
     table: FileColumns, row: int, paths: Sequence[str], storage: Storage
 ) -> tuple[str, BufferedReader, int, int]:
     """Returns the label of a record, a reader of its file, and offset and size of its content."""
-    number, record = _file_and_number(table, row)
-    (file,) = open_files([paths[number]], storage)
-    take, start = BufferedReader(file, SMALL_BUFFER), int(table.starts[row])
-    size = int.from_bytes(take(start - 12, 8), "little")
-    return f"{file.shown}: record {record}", take, start, size
+    return next(_records(table, [row], paths, storage))
 
 
-def features_of_record(
-    table: FileColumns, row: int, paths: Sequence[str], storage: Storage
-) -> set[bytes]:
-    """Returns the names of the features of a record."""
-    return set(features_of(*_record(table, row, paths, storage), None))
-
-
-def _raise_missing(table: FileColumns, row: int, paths: Sequence[str], wanted: Wanted) -> None:
-    """Raises MissingFeatureError about a record that lacks a wanted feature.
-
-    Adds the record to new columns, so that the error is that of `index_records`.
-    """
-    record = _record(table, row, paths, wanted.storage)
-    add_record(*record, wanted.columns(), is_first=row == int(np.argmin(table.damaged)))
+def _records(
+    table: FileColumns, rows: Iterable[int], paths: Sequence[str], storage: Storage
+) -> Iterator[tuple[str, BufferedReader, int, int]]:
+    """Yields the results of `_record` for records in the order of their files."""
+    for number, group in itertools.groupby(rows, lambda row: _file_and_number(table, row)[0]):
+        (file,) = open_files([paths[number]], storage)
+        take = BufferedReader(file)
+        for row in group:
+            start = int(table.starts[row])
+            size = int.from_bytes(take(start - HEADER, 8), "little")
+            yield _label(table, row, paths), take, start, size

@@ -1,9 +1,8 @@
-"""Builds indexes of TFRecord files: single numbers, and byte ranges of byte strings and lists."""
+"""The parts of indexes of TFRecord files: numbers, and byte ranges of byte strings and lists."""
 
 from __future__ import annotations
 
 import array
-import bisect
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -16,12 +15,10 @@ from ..messages.printable import printable, printable_repr
 from ..remote.storage import Storage
 from . import example, index_checks
 from .buffered_reader import BufferedReader
-from .byte_files import open_files
 from .field import Field
 from .index import Index
 from .paths import object_names
-from .progress import counted, progress
-from .tfrecord_headers import Intact, is_intact_or_large, records
+from .tfrecord_headers import Intact, is_intact_or_large
 
 MISSING = 0  # offset of a value that a record lacks: a file begins with a header, not with a value
 EMPTY = 1  # offset of an empty list of numbers, never used by a payload
@@ -187,13 +184,18 @@ class FieldColumn:
                 f"requires {expected} as its default in defaults=, not {printable_repr(default)}"
             )
 
-    def _add_missing(self) -> None:
-        """Adds a row for a record without the feature; raises KeyError if it is required."""
+    @property
+    def is_required(self) -> bool:
+        """Returns whether a record without the feature is an error, given the kind so far."""
         is_list = self.kind in ("floats", "integers")
         if not self.kind:
             field = self._field
             is_list = field is not None and field.dtype is not None and field.ndim == 1
-        if self._default is None and not is_list:
+        return self._default is None and not is_list
+
+    def _add_missing(self) -> None:
+        """Adds a row for a record without the feature; raises KeyError if it is required."""
+        if self.is_required:
             raise KeyError(self.name)
         if not self.kind:
             self._early += 1
@@ -232,7 +234,7 @@ class FieldColumn:
 
 
 def _first_unfit(values: NDArray[Any], dtype: np.dtype[Any]) -> int:
-    """Returns the index of the first number that a dtype can't represent; there must be one."""
+    """Returns the index of the first number that a dtype can't represent, which must exist."""
     first, end = 0, len(values)
     while end - first > 1:
         middle = (first + end) // 2
@@ -302,65 +304,6 @@ class Wanted:
         ]
 
 
-def index_records(paths: Sequence[str], wanted: Wanted) -> Index:
-    """Reads TFRecord files, and returns their index; see `dalijax.core.formats.index_checks`.
-
-    Records with a wrong checksum are not parsed. The index contains 0 for their values.
-
-    Args:
-        paths: The files.
-        wanted: The wanted features.
-
-    Raises:
-        OSError: If a file can't be read.
-        MissingFeatureError: If a record lacks a feature without a default.
-        ValueError: If a file or every record is damaged, all files are empty, or a feature does not
-            fit.
-    """
-    storage, columns = wanted.storage, wanted.columns()
-    sizes = [open_files([path], storage)[0].size for path in paths]
-    starts, damaged, first = array.array("q"), array.array("b"), [0]
-    has: set[bytes] | None = None  # features of the first intact record
-    with progress(f"Indexing {len(paths)} TFRecord files", sum(sizes)) as advance:
-        for path in paths:
-            (file,) = open_files([path], storage)
-            take = BufferedReader(file)
-            walk = counted(records(take, file.size, file.shown), file.size, advance)
-            for number, (at, size) in enumerate(walk):
-                label = f"{file.shown}: record {number}"
-                damaged.append(wanted.intact is not None and not wanted.intact(take, at, size))
-                starts.append(at)
-                if not damaged[-1]:
-                    is_first = has is None
-                    if has is None:
-                        has = set(features_of(label, take, at, size, None))
-                    add_record(label, take, at, size, columns, is_first)
-            first.append(len(starts))
-    if not len(starts):
-        raise ValueError(f"{', '.join(map(printable, paths[:3]))} has no records")
-    are_damaged = np.array(damaged, np.bool_)
-    check_some_intact(paths, are_damaged)
-    for column in columns:
-        if not column.kind:
-            raise no_feature(column.feature, has or ())
-    arrays: dict[str, NDArray[Any]] = {
-        "start": np.array(starts, np.int64),
-        "damaged": are_damaged,
-    }
-
-    intact_rows = np.flatnonzero(~are_damaged)
-
-    def label_of(number: int) -> str:  # of a record among the intact records
-        row = int(intact_rows[number])
-        file = bisect.bisect_right(first, row) - 1
-        return f"{printable(paths[file])}: record {row - first[file]}"
-
-    for column in columns:
-        arrays |= with_gaps(column.arrays(label_of), are_damaged)
-    about = about_records(paths, sizes, first, arrays, columns)
-    return Index(about, arrays)
-
-
 def check_some_intact(paths: Sequence[str], damaged: NDArray[np.bool_]) -> None:
     """Raises ValueError if all records of some files are damaged.
 
@@ -428,6 +371,33 @@ def no_feature(feature: bytes, has: Collection[bytes]) -> MissingFeatureError:
     )
 
 
+def missing_feature(
+    label: str, take: BufferedReader, at: int, size: int, column: FieldColumn, is_first: bool
+) -> MissingFeatureError:
+    """Returns the error about a record that lacks the feature of a column.
+
+    Args:
+        label: The name of the record in errors.
+        take: Reads the file.
+        at: Offset of the record's content.
+        size: Size of the content in bytes.
+        column: The column of the feature.
+        is_first: Whether the record is the first of all files.
+    """
+    has, feature = features_of(label, take, at, size, None), column.feature
+    problem = (
+        f"no value of {_text(feature)!r}"
+        if feature in has
+        else f"no {_text(feature)!r}. It has {sorted(map(_text, has))}"
+    )
+    return MissingFeatureError(
+        f"{label} has {problem}. If records may lack it, pass defaults={{{column.name!r}: ...}}, "
+        f"or declare it as a list of numbers, which is then empty: kinds={{{column.name!r}: "
+        "Field(dtype, ndim=1)}",
+        set(has) if is_first else (),
+    )
+
+
 def features_of(
     label: str, take: BufferedReader, at: int, size: int, names: Collection[bytes] | None
 ) -> dict[bytes, example.Feature]:
@@ -477,19 +447,7 @@ def add_record(
         try:
             column.add(values.get(feature), take)
         except KeyError:
-            has = features_of(label, take, at, size, None)
-            problem = (
-                f"no value of {_text(feature)!r}"
-                if feature in values
-                else f"no {_text(feature)!r}. It has {sorted(map(_text, has))}"
-            )
-            raise MissingFeatureError(
-                f"{label} has {problem}. If records may lack it, pass "
-                f"defaults={{{column.name!r}: ...}}, or declare it as a list of numbers, which is "
-                f"then empty: kinds={{{column.name!r}: "
-                "Field(dtype, ndim=1)}",
-                set(has) if is_first else (),
-            ) from None
+            raise missing_feature(label, take, at, size, column, is_first) from None
         except ValueError as error:
             is_of_steps = feature.startswith(b"steps/")
             cure = ". dalijax.sources.RLDS reads steps of episodes" * is_of_steps

@@ -14,16 +14,21 @@ from numpy.typing import NDArray
 from ..arguments import knows_its_names
 from ..arrays.dtypes import as_scalars
 from ..formats import example
-from ..formats.byte_files import Stamp, is_remote
+from ..formats.byte_files import Stamp
 from ..formats.cached_index import cached_index
 from ..formats.field import Field
 from ..formats.index import Index
 from ..formats.paths import Path, Paths, path_list
 from ..formats.shared_index import shared_columns
 from ..formats.spread import spread
-from ..formats.tfrecord_columns import select_records, tfrecord_columns
+from ..formats.tfrecord_columns import (
+    has_columns,
+    index_records,
+    select_records,
+    tfrecord_columns,
+)
 from ..formats.tfrecord_headers import HEADER, has_checksum
-from ..formats.tfrecord_index import MissingFeatureError, Wanted, index_records, is_valid
+from ..formats.tfrecord_index import MissingFeatureError, Wanted, is_valid
 from ..messages.printable import printable_repr
 from ..order.shuffle import Indices
 from ..remote.storage import open_storage
@@ -103,7 +108,7 @@ class TFRecord(ByteRecords):
                 "tfrecord 5",
                 files,
                 [features, sorted(kinds.items()), sorted(defaults.items()), verify],
-                lambda: _indexed(files, wanted),
+                lambda: index_records(files, wanted),
                 lambda index: is_valid(index, fields),
                 storage,
                 functools.partial(_from_shared, files, wanted),
@@ -215,18 +220,6 @@ def _check_features(fields: Any) -> None:
             )
 
 
-def _indexed(files: Sequence[str], wanted: Wanted) -> Index:
-    """Returns the index of files, built by a scan; remote files are read in parallel."""
-    if any(map(is_remote, files)):
-        sizes, table = tfrecord_columns(
-            files, wanted.storage, {*wanted.fields.values()}, intact=wanted.intact
-        )
-        index = select_records(table, files, sizes, wanted)
-        if index is not None:
-            return index
-    return index_records(files, wanted)
-
-
 def _from_shared(files: Sequence[str], wanted: Wanted, stamps: Sequence[Stamp]) -> Index | None:
     """Returns the index of files from the shared indexes of their folders, or None without them.
 
@@ -244,7 +237,7 @@ def _from_shared(files: Sequence[str], wanted: Wanted, stamps: Sequence[Stamp]) 
         storage,
         lambda few: tfrecord_columns(few, storage, intact=wanted.intact)[1],
     )
-    if table is None:
+    if table is None or not has_columns(table, wanted):
         return None
     sizes = [stamp[0] for stamp in stamps]
     return select_records(table, files, sizes, wanted)

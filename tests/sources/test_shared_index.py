@@ -616,12 +616,15 @@ def test_records_are_those_of_tensorflow(folder, request):
     paths = [write_records(folder / f"{k}", k * 100, 20 + k) for k in range(3)]
     write_indexes(paths, {})
     request.getfixturevalue("no_scan")
-    source = TFRecord(paths, {"data": "image", "label": "label"})
-    values = source.read(np.arange(len(source)), ["data", "label"])
+    # The first record has no number in "box", and other records have one or several.
+    fields = {"data": "image", "label": "label", "box": "box"}
+    source = TFRecord(paths, fields)
+    values = source.read(np.arange(len(source)), list(fields))
     for row, raw in enumerate(tf.data.TFRecordDataset(paths).as_numpy_iterator()):
         found = tf.train.Example.FromString(raw).features.feature
         assert values["data"][row].tobytes() == found["image"].bytes_list.value[0]
         assert values["label"][row] == found["label"].int64_list.value[0]
+        assert values["box"][row].tolist() == found["box"].float_list.value
     assert row == len(source) - 1
 
 

@@ -173,6 +173,75 @@ def test_numbers_that_are_not_packed(tmp_path):
         TFRecord(path, {"x": "f"})
 
 
+KINDS = {"list": Field(np.int64, 1), "text": Field(None)}
+
+
+def random_record(random):
+    """Returns a record's values, and its serialized Example; "label" is packed or not."""
+    values = {
+        "data": random.bytes(random.choice([0, 5, 5000])),
+        "list": random.integers(-500, 500, random.integers(0, 4)).tolist(),
+        "mixed": random.random(random.integers(0, 4)).astype(np.float32).tolist(),
+        "text": "é" * random.integers(0, 3),
+        "label": int(random.integers(-100, 100)),
+        "other": int(random.integers(100)),
+    }
+    shown = {key: value for key, value in values.items() if key != "label"}
+    shown["text"] = values["text"].encode()
+    if not shown["mixed"]:  # would be a list of integers
+        del shown["mixed"]
+    if values["other"] < 20:
+        del shown["other"]
+        values["other"] = -1
+    number = tf.train.Int64List(value=[values["label"]]).SerializeToString()
+    packed = number if random.random() < 0.5 else b"\x08" + number[2:]
+    return values, example(shown) + tag(1, tag(1, tag(1, b"label") + tag(2, tag(3, packed))))
+
+
+def as_python(value):
+    if isinstance(value, str):
+        return value
+    return value.tobytes() if value.dtype == np.uint8 else value.tolist()
+
+
+@pytest.mark.parametrize("verify", (True, False))
+@pytest.mark.parametrize("is_indexed", (False, True))
+@pytest.mark.parametrize("seed", range(5))
+def test_random_records_are_read_as_they_were_written(seed, is_indexed, verify, tmp_path):
+    random, records, paths = np.random.default_rng(seed), [], []
+    two = {"data": b"", "mixed": [0.5, 0.5], "text": b"", "label": 0, "list": [1]}
+    for name in "abc":
+        rows = [random_record(random) for _ in range(random.integers(9))]
+        if not paths:  # the first record determines that "mixed" is a list
+            rows.insert(0, ({**two, "text": "", "other": -1}, example(two)))
+        path = pathlib.Path(write(tmp_path / name, [row for _, row in rows]))
+        data, end = bytearray(path.read_bytes()), 0
+        for number, (values, row) in enumerate(rows):
+            end += 16 + len(row)
+            is_damaged = (bool(paths) or number > 0) and random.random() < 0.2
+            data[end - 1] ^= is_damaged  # the checksum, so that the values stay
+            records.append((values, is_damaged))
+        path.write_bytes(data)
+        paths.append(str(path))
+    if is_indexed:
+        write_indexes(paths, {})
+    source = TFRecord(
+        paths,
+        {key: key for key in records[0][0]},
+        kinds=KINDS,
+        defaults={"other": -1},
+        verify=verify,
+    )
+    assert len(source) == len(records)
+    for number, (values, is_damaged) in enumerate(records):
+        if verify and is_damaged:
+            with pytest.raises(ValueError, match="is damaged: its checksum is wrong"):
+                source.read(np.array([number]), list(values))
+            continue
+        read = source.read(np.array([number]), list(values))
+        assert {key: as_python(column[0]) for key, column in read.items()} == values
+
+
 def test_packed_varints():
     numbers = [0, 1, 127, 128, 300, -1, -(1 << 63), (1 << 63) - 1]
     packed = tf.train.Int64List(value=numbers).SerializeToString()[2:]

@@ -73,9 +73,11 @@ def test_lists_are_empty_like_varlen_features(kind, tmp_path):
         read = source.read(np.arange(len(rows)), ["x"])["x"]
         for value, wanted in zip(read, parsed(path, tf.io.VarLenFeature(dtype)), strict=True):
             np.testing.assert_array_equal(value, wanted.values.numpy(), strict=True)
-    rows = [values * 2, "missing", values]  # several numbers in the first record are a list
-    read = TFRecord(write(tmp_path / "x", rows), {"x": "x"}).read(np.array([1, 0]), ["x"])["x"]
-    assert [value.tolist() for value in read] == [[], values * 2]
+    # Several numbers in the first record that has the feature are a list.
+    for rows in ([values * 2, "missing", values], ["missing", values * 2, values]):
+        read = TFRecord(write(tmp_path / "x", rows), {"x": "x"}).read(np.arange(3), ["x"])["x"]
+        wanted = [[] if row == "missing" else row for row in rows]
+        assert [value.tolist() for value in read] == wanted
 
 
 @pytest.mark.parametrize("kind", VALUES)
