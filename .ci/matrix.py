@@ -27,7 +27,7 @@ ROWS = {
     "3.13-newest": ("3.13", []),
 }
 TESTS = ["tests/rules", "tests/pipeline", "tests/iterator", "tests/records", "tests/sources"]
-TESTS += ["tests/functions", "tests/adapters", "tests/system/test_canaries.py"]
+TESTS += ["tests/robots", "tests/functions", "tests/adapters", "tests/system/test_canaries.py"]
 PACKAGES = {
     "DALI": "nvidia-dali-cuda120",
     "JAX": "jax",
