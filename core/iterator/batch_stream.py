@@ -148,7 +148,7 @@ class BatchStream(BatchIterator):
         Raises:
             ValueError: If the step is negative or exceeds the stream; over a source with
                 ``on_error="skip"``, for any step but 0, because the number of skipped batches is
-                unknown. The stream does not move.
+                unknown. The stream does not move, unless its pipelines have no states.
             EpochError: If the stream is endless, and ``on_error="skip"`` skipped every batch of
                 many successive epochs.
         """
