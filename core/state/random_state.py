@@ -167,11 +167,10 @@ def expand(text: str, first: Sequence[bytes]) -> list[bytes]:
     """
     try:
         data = inflate(base64.b85decode(text), b"".join(first))
-    except ValueError as error:
+    except ValueError:
         raise StateError(
-            "the state was saved with another graph, seed or number of shards, so its random "
-            f"numbers can't be continued ({error}). Create the transform with its original "
-            "arguments"
+            "the state was saved with another graph, seed or number of devices, so its random "
+            "numbers can't be continued. Create the transform with its original arguments"
         ) from None
     checkpoints, at = [], 0
     while at < len(data):

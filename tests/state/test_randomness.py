@@ -235,9 +235,9 @@ def test_a_difference_of_real_checkpoints_is_short():
     assert len(text) < 150
     others = [checkpoints(many, 0, seed=1)[0], checkpoints(plain, 0)[0], real[1]]
     for other in others:
-        with pytest.raises(StateError, match="another graph, seed or number of shards"):
+        with pytest.raises(StateError, match="another graph, seed or number of devices"):
             expand(text, [other])
-    with pytest.raises(StateError, match="another graph, seed or number of shards"):
+    with pytest.raises(StateError, match="another graph, seed or number of devices"):
         expand(text, [real[0], real[0]])
     with pytest.raises(StateError, match="the state has 1 pipelines, not 0"):
         expand(compress([real[3]], []), [])
