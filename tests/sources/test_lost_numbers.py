@@ -168,6 +168,7 @@ def test_a_warning_raised_as_an_error_loses_no_batch():
     make = data_iterator(lambda data: fn.decoders.image(data), ["x"], as_numpy=True)
     source = sources.Records([{"data": IMAGES["PNG uint16"]}] * 3)
     with make(source=source, batch_size=1) as batches:
-        with pytest.raises(RuntimeWarning, match="16-bit PNG"):  # as pytest is configured
+        with pytest.raises(RuntimeWarning, match="16-bit PNG"), warnings.catch_warnings():
+            warnings.simplefilter("error")
             next(batches)
         assert len(list(batches)) == 3
