@@ -34,6 +34,7 @@ from .tfrecord_index import (
     KINDS,
     MISSING,
     FieldColumn,
+    LocatedRecord,
     Wanted,
     about_records,
     add_record,
@@ -162,7 +163,8 @@ def _columns(
     for number, (at, size) in enumerate(walk):
         label = f"{file.shown}: record {number}"
         damaged.append(intact is not None and not intact(take, at, size))
-        found = {} if damaged[-1] else features_of(label, take, at, size, names)
+        record = LocatedRecord(label, take, at, size)
+        found = {} if damaged[-1] else features_of(record, names)
         for name, feature in found.items():
             ranges = by_name.get(name)
             if ranges is None:
@@ -262,13 +264,13 @@ def _filled(
             return _parsed(result, table, paths, storage)
         record = _record(table, first, paths, storage)
         if result.is_required:
-            raise missing_feature(*record, result, is_first=True)
-        raise no_feature(result.feature, set(features_of(*record, None)))
+            raise missing_feature(record, result, is_first=True)
+        raise no_feature(result.feature, set(features_of(record, None)))
     row, is_single = int(np.argmax(column.states != ABSENT)), column.values is not None
     try:
         if not is_single and not column.has_list and result.name not in wanted.kinds:
             # Whether numbers are a list depends on the first record.
-            take = _record(table, row, paths, storage)[1]
+            take = _record(table, row, paths, storage).take
             place = int(column.offsets[row]), int(column.sizes[row])
             numbers = example.numbers(take, example.Feature(column.kind, [place], []))
             is_single = len(numbers) == 1
@@ -281,7 +283,7 @@ def _filled(
     if absent.any() and result.is_required:
         row = int(np.argmax(absent))
         record = _record(table, row, paths, storage)
-        raise missing_feature(*record, result, is_first=row == first)
+        raise missing_feature(record, result, is_first=row == first)
     if result.kind == "value" and column.values is not None:
         values = column.values.astype(np.float64 if column.kind == example.FLOATS else np.int64)
         if absent.any():
@@ -299,12 +301,12 @@ def _parsed(
 ) -> dict[str, NDArray[Any]]:
     """Adds all intact records to the column of a field; returns its arrays of the index.
 
-    This parses the records again. It accepts single numbers that are not packed, which have no
-    place in a table of columns, and raises the errors of `add_record` about other irregular values.
+    This parses the records again. It accepts single numbers that are not packed, which a table of
+    columns can't contain, and raises the errors of `add_record` about other irregular values.
     """
     rows = np.flatnonzero(~table.damaged).tolist()
     for row, record in zip(rows, _records(table, rows, paths, storage), strict=True):
-        add_record(*record, [result], is_first=row == rows[0])
+        add_record(record, [result], is_first=row == rows[0])
     arrays = result.arrays(lambda number: _label(table, rows[number], paths))
     return with_gaps(arrays, table.damaged)
 
@@ -320,21 +322,19 @@ def _label(table: FileColumns, row: int, paths: Sequence[str]) -> str:
     return f"{printable(paths[number])}: record {record}"
 
 
-def _record(
-    table: FileColumns, row: int, paths: Sequence[str], storage: Storage
-) -> tuple[str, BufferedReader, int, int]:
-    """Returns the label of a record, a reader of its file, and offset and size of its content."""
+def _record(table: FileColumns, row: int, paths: Sequence[str], storage: Storage) -> LocatedRecord:
+    """Returns the record of a row."""
     return next(_records(table, [row], paths, storage))
 
 
 def _records(
     table: FileColumns, rows: Iterable[int], paths: Sequence[str], storage: Storage
-) -> Iterator[tuple[str, BufferedReader, int, int]]:
-    """Yields the results of `_record` for records in the order of their files."""
+) -> Iterator[LocatedRecord]:
+    """Yields the records of rows in the order of their files."""
     for number, group in itertools.groupby(rows, lambda row: _file_and_number(table, row)[0]):
         (file,) = open_files([paths[number]], storage)
         take = BufferedReader(file)
         for row in group:
             start = int(table.starts[row])
             size = int.from_bytes(take(start - HEADER, 8), "little")
-            yield _label(table, row, paths), take, start, size
+            yield LocatedRecord(_label(table, row, paths), take, start, size)

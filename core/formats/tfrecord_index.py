@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -371,69 +371,69 @@ def no_feature(feature: bytes, has: Collection[bytes]) -> MissingFeatureError:
     )
 
 
-def missing_feature(
-    label: str, take: BufferedReader, at: int, size: int, column: FieldColumn, is_first: bool
-) -> MissingFeatureError:
-    """Returns the error about a record that lacks the feature of a column.
+class LocatedRecord(NamedTuple):  # created faster than a dataclass, once for each record
+    """A record of a TFRecord file.
 
-    Args:
+    Attributes:
         label: The name of the record in errors.
         take: Reads the file.
         at: Offset of the record's content.
         size: Size of the content in bytes.
+    """
+
+    label: str
+    take: BufferedReader
+    at: int
+    size: int
+
+
+def missing_feature(
+    record: LocatedRecord, column: FieldColumn, is_first: bool
+) -> MissingFeatureError:
+    """Returns the error about a record that lacks the feature of a column.
+
+    Args:
+        record: The record.
         column: The column of the feature.
         is_first: Whether the record is the first of all files.
     """
-    has, feature = features_of(label, take, at, size, None), column.feature
+    has, feature = features_of(record, None), column.feature
     problem = (
         f"no value of {_text(feature)!r}"
         if feature in has
         else f"no {_text(feature)!r}. It has {sorted(map(_text, has))}"
     )
     return MissingFeatureError(
-        f"{label} has {problem}. If records may lack it, pass defaults={{{column.name!r}: ...}}, "
-        f"or declare it as a list of numbers, which is then empty: kinds={{{column.name!r}: "
+        f"{record.label} has {problem}. If records may lack it, pass defaults={{{column.name!r}: "
+        f"...}}, or declare it as a list of numbers, which is then empty: kinds={{{column.name!r}: "
         "Field(dtype, ndim=1)}",
         set(has) if is_first else (),
     )
 
 
 def features_of(
-    label: str, take: BufferedReader, at: int, size: int, names: Collection[bytes] | None
+    record: LocatedRecord, names: Collection[bytes] | None
 ) -> dict[bytes, example.Feature]:
     """Returns the located features of a record, by name.
 
     Args:
-        label: The name of the record in errors.
-        take: Reads the file.
-        at: Offset of the record's content.
-        size: Size of the content in bytes.
+        record: The record.
         names: The wanted features; None: all.
 
     Raises:
         ValueError: If the record is not a tf.train.Example.
     """
     try:
-        return example.features(take, at, at + size, names)
+        return example.features(record.take, record.at, record.at + record.size, names)
     except ValueError as error:
-        raise ValueError(f"{label} is not a tf.train.Example: {error}") from error
+        raise ValueError(f"{record.label} is not a tf.train.Example: {error}") from error
 
 
-def add_record(
-    label: str,
-    take: BufferedReader,
-    at: int,
-    size: int,
-    columns: Sequence[FieldColumn],
-    is_first: bool,
-) -> None:
+def add_record(record: LocatedRecord, columns: Sequence[FieldColumn], is_first: bool) -> None:
     """Adds the features of a record to the columns.
 
     Args:
-        label: The name of the record in errors.
-        take: Reads the file.
-        at: Offset of the record's content.
-        size: Size of the content in bytes.
+        record: The record.
         columns: The column of each field.
         is_first: Whether the record is the first of all files.
 
@@ -441,17 +441,17 @@ def add_record(
         MissingFeatureError: If the record lacks a feature without a default.
         ValueError: If the record is not a tf.train.Example, or a feature does not fit.
     """
-    values = features_of(label, take, at, size, {column.feature for column in columns})
+    values = features_of(record, {column.feature for column in columns})
     for column in columns:
         feature = column.feature
         try:
-            column.add(values.get(feature), take)
+            column.add(values.get(feature), record.take)
         except KeyError:
-            raise missing_feature(label, take, at, size, column, is_first) from None
+            raise missing_feature(record, column, is_first) from None
         except ValueError as error:
             is_of_steps = feature.startswith(b"steps/")
             cure = ". dalijax.sources.RLDS reads steps of episodes" * is_of_steps
-            raise ValueError(f"{_text(feature)!r} of {label} {error}{cure}") from error
+            raise ValueError(f"{_text(feature)!r} of {record.label} {error}{cure}") from error
 
 
 def _text(name: bytes) -> str:

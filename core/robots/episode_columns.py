@@ -19,7 +19,7 @@ from ..formats.buffered_reader import BufferedReader
 from ..formats.byte_files import LocalFile
 from ..formats.progress import counted
 from ..formats.tfrecord_headers import is_intact, records
-from ..formats.tfrecord_index import KINDS, features_of, with_gaps
+from ..formats.tfrecord_index import KINDS, LocatedRecord, features_of, with_gaps
 from ..remote.storage import Storage
 from .rlds_features import ENCODED, IMAGE, NUMBER, RAGGED, STEPS, TEXT, Spec
 
@@ -438,7 +438,8 @@ def columns_of(
                 raise ValueError(f"{_text(name)!r} of {label} {error}") from error
         missing = [name for name in columns if name not in loaded]
         if missing:
-            raise _missing(label, missing[0], set(features_of(label, take, at, size, None)))
+            has = set(features_of(LocatedRecord(label, take, at, size), None))
+            raise _missing(label, missing[0], has)
         try:
             num_steps = _num_steps(counts, columns)
         except ValueError as error:

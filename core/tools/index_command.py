@@ -17,7 +17,7 @@ from ..formats.shared_index import write_shared
 from ..formats.tar_columns import tar_columns
 from ..formats.tfrecord_columns import tfrecord_columns
 from ..formats.tfrecord_headers import is_intact, records
-from ..formats.tfrecord_index import check_some_intact, features_of
+from ..formats.tfrecord_index import LocatedRecord, check_some_intact, features_of
 from ..messages.printable import printable
 from ..remote.storage import Storage
 from ..robots.episode_columns import STEP_PREFIX
@@ -118,7 +118,8 @@ def _kind_of(paths: Sequence[str], storage: Storage) -> str:
         take = BufferedReader(file, SMALL_BUFFER)
         for number, (at, size) in enumerate(records(take, file.size, file.shown)):
             if is_intact(take, at, size):
-                names = features_of(f"{file.shown}: record {number}", take, at, size, None)
+                label = f"{file.shown}: record {number}"
+                names = features_of(LocatedRecord(label, take, at, size), None)
                 is_rlds = any(name.startswith(STEP_PREFIX.encode()) for name in names)
                 return "rlds" if is_rlds else "tfrecord"
             damaged.append(True)
