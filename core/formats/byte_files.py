@@ -322,13 +322,13 @@ class ByteFiles:
         self._cache = self._new_cache() if stamps and self._are_remote.any() else None
         # No lock: in a race, a file is opened twice. A forked child shares the local files, because
         # each read has an offset.
-        self._open = collections.OrderedDict[int, ByteFile]()
+        self._open: dict[int, ByteFile] = {}
         # A file system of fsspec does not work in a forked child, and its destructor would close
         # connections of the parent.
         self._open_urls = PerProcess[dict[int, RemoteFile]](dict, keeps=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": collections.OrderedDict()}
+        return {**self.__dict__, "_open": {}}
 
     def _new_cache(self) -> PerProcess[DiskCache] | None:
         """Returns the local cache of remote files; None if the user did not pass ``cache=``."""
@@ -398,9 +398,11 @@ class ByteFiles:
         if isinstance(file, RemoteFile):
             self._open_urls.get()[number] = file
             return
-        with contextlib.suppress(KeyError):  # another thread has dropped the last file
+        # Other threads may drop or add files. An OrderedDict would crash CPython 3.13, since
+        # closing a dropped file lets other threads change it.
+        with contextlib.suppress(KeyError, RuntimeError, StopIteration):
             while len(self._open) >= max(1, most_open()):
-                self._open.popitem(last=False)  # the file that was opened first
+                del self._open[next(iter(self._open))]  # the file that was opened first
         self._open[number] = file
 
     def _opened_urls(self, numbers: Sequence[int]) -> list[FsspecFile]:
