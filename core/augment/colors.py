@@ -79,7 +79,7 @@ def color_jitter(
         factors, forms, columns=4, settings=ranges, name=name, kind="augment.color_jitter"
     )
     arguments: dict[str, Any] = dict(zip(ranges, drawn))
-    return draw.sized(fn.color_twist(as_rgb(images, draw), **arguments), images)
+    return draw._recolored(fn.color_twist(as_rgb(images, draw), **arguments), images)
 
 
 def _range(

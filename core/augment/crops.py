@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 from nvidia.dali import fn, types
-from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..arguments import knows_its_names, whole_number
+from ..arguments import knows_its_names
 from ..random.draw import Draw, check_draw, check_images, check_share, draw_of_pipeline
-from . import windows
-from .layouts import sizes_in_graph, with_layout
+from . import window, windows
+from .layouts import with_layout
 from .windows import Pair, Range
 
 _PIXELS = ((2,), np.float32)
@@ -61,20 +60,11 @@ def random_resized_crop(
         ValueError: If a size, range or probability is out of bounds.
         TypeError: If ``draw`` cannot look up the sizes of the images.
     """
-    check_draw(draw, images)
-    size = windows.pair(size, "size")
-    windows.check_ranges(scale, ratio)
-    check_share("flip", flip)
-    start, end = draw._compute_outputs(
-        lambda u, sizes: windows.flipped(*windows.resized_crops(u, sizes, scale, ratio), u, flip),
-        [_PIXELS, _PIXELS],
-        columns=windows.COLUMNS + 1,
-        images=images,
-        settings={"scale": scale, "ratio": ratio, **({"flip": flip} if flip else {})},
-        name=name,
-        kind="augment.random_resized_crop",
+    settings = {"flip": flip} if flip else {}
+    crop = window.random_area(
+        images, size, draw, scale, ratio, flip, name, "augment.random_resized_crop", settings
     )
-    return draw.sized(_resized(images, size, start, end, interp_type, antialias), size)
+    return crop.image(images, interp_type=interp_type, antialias=antialias)
 
 
 @do_not_convert
@@ -108,31 +98,8 @@ def random_crop(
         ValueError: If the size or the padding is invalid.
         TypeError: If ``draw`` cannot look up the sizes of the images.
     """
-    check_draw(draw, images)
-    size = windows.pair(size, "size")
-    sides = tuple(padding) if isinstance(padding, Sequence) else (padding,)
-    if len(sides) not in (1, 2, 4) or any(not isinstance(p, int) or p < 0 for p in sides):
-        raise ValueError(f"padding must be 1, 2 or 4 numbers of pixels, not {padding!r}")
-    sides *= 4 // len(sides)
-    (start,) = draw._compute_outputs(
-        lambda u, sizes: (windows.crops(u, sizes, size, sides),),
-        [((2,), np.int32)],
-        columns=2,
-        images=images,
-        unfit=lambda sizes: windows.too_small(sizes, size, padding=sides),
-        settings={"size": size, "padding": sides},
-        name=name,
-        kind="augment.random_crop",
-    )
-    cropped = fn.slice(
-        images,
-        start=start,
-        shape=list(size),
-        axis_names="HW",
-        out_of_bounds_policy="pad",
-        fill_values=fill_value,
-    )
-    return draw.sized(cropped, size)
+    crop = window.random_place(images, size, draw, padding, 0.0, name, "augment.random_crop", {})
+    return crop.image(images, fill=fill_value)
 
 
 @do_not_convert
@@ -171,31 +138,19 @@ def center_crop(
         ValueError: If a size is invalid; without ``draw`` also if ``size`` exceeds ``resize``.
         TypeError: If ``draw`` cannot look up the sizes of the images.
     """
-    size = windows.pair(size, "size")
-    if resize is not None:
-        resize = whole_number("resize", resize, "a number of pixels, 1 or more, or None", 1)
+    pair, shorter = windows.pair(size, "size"), window.shorter_side(resize)
     if draw is None:
         check_images(images)
-        return _central(images, size, resize, interp_type, antialias)
+        return _central(images, pair, shorter, interp_type, antialias)
     check_draw(draw, images)
-    start, end = draw._compute_outputs(
-        lambda _, sizes: windows.central_crops(sizes, size, resize),
-        [_PIXELS, _PIXELS],
-        columns=0,
-        images=images,
-        settings={"size": size, "resize": resize},
-        unfit=lambda sizes: windows.too_small(sizes, size, shorter=resize),
-        kind="augment.center_crop",
-    )
-    return draw.sized(_resized(images, size, start, end, interp_type, antialias), size)
+    crop = window.center_part(images, pair, draw, shorter)
+    return crop.image(images, interp_type=interp_type, antialias=antialias)
 
 
 def _central(
     images: DataNode, size: Pair, shorter: int | None, interp_type: Any, antialias: bool
 ) -> DataNode:
     """Crops the center with operators of the graph, and returns images [*size, channels].
-
-    The windows equal the results of `windows.central_crops`.
 
     Raises:
         ValueError: If ``size`` exceeds ``shorter``.
@@ -205,42 +160,20 @@ def _central(
             f"center_crop: size={size} exceeds resize={shorter}, so that small images would not "
             "fill the crop. Pass a larger resize, or draw=draw, which makes them bad records"
         )
-    extent = types.Constant(np.array(size, np.int64))
-    sizes = sizes_in_graph(images)
-    resized = sizes
-    if shorter is not None:
-        resized = sizes * shorter // dali_math.min(sizes[0], sizes[1])
-    room = resized - extent
-    half = room // 2
-    start = half + room % 2 * (half % 2)  # half of the room, rounded to even
+    sizes, resized, room = window.center_in_graph(images, size, shorter)
+    start = window.half(room)
     cropped: Any
     if shorter is None:
         start = fn.cast(start, dtype=types.INT32)
         cropped = fn.slice(images, start=start, shape=list(size), axis_names="HW")
     else:
+        extent = types.Constant(np.array(size, np.int64))
         back = fn.cast(sizes, dtype=types.FLOAT64) / fn.cast(resized, dtype=types.FLOAT64)
-        first, last = (fn.cast(edge * back, dtype=types.FLOAT) for edge in (start, start + extent))
-        cropped = _resized(images, size, first, last, interp_type, antialias)
+        corners = [fn.cast(edge * back, dtype=types.FLOAT) for edge in (start, start + extent)]
+        style = window.Style(interp_type, antialias, 0)
+        cropped = window.resized(images, corners, size, style)
     draw = draw_of_pipeline()
     return cropped if draw is None else draw.sized(cropped, size)
-
-
-def _resized(
-    images: DataNode, size: Pair, start: DataNode, end: DataNode, interp_type: Any, antialias: bool
-) -> DataNode:
-    """Returns windows of images, resized to ``size``.
-
-    ``start`` and ``end`` are the corners (y, x) of the windows, in pixels of the images.
-    """
-    resized: Any = fn.resize(
-        images,
-        size=list(size),
-        roi_start=start,
-        roi_end=end,
-        interp_type=interp_type,
-        antialias=antialias,
-    )
-    return resized
 
 
 @do_not_convert
@@ -336,4 +269,4 @@ def random_erasing(
     erased = fn.erase(
         with_layout(images, draw), anchor=start, shape=extent, axis_names="HW", fill_value=value
     )
-    return draw.sized(erased, images)
+    return draw._recolored(erased, images)

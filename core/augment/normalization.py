@@ -88,7 +88,7 @@ def normalize(
         std=[value / scale for value in deviations],
     )
     if draw is not None:
-        draw.sized(result, images)
+        draw._recolored(result, images)
     return mark_bfloat16(result) if dtype == BFLOAT16 else result
 
 

@@ -202,13 +202,13 @@ def central_crops(
         Start and end of the windows in the original images, (y, x) in pixels: two float32 arrays
         [rows, 2].
     """
-    resized = _resized(sizes, shorter)
-    start = np.rint((resized - size) / 2)
-    back = sizes / resized
+    scaled = resized(sizes, shorter)
+    start = np.rint((scaled - size) / 2)
+    back = sizes / scaled
     return (start * back).astype(np.float32), ((start + size) * back).astype(np.float32)
 
 
-def _resized(sizes: Sizes, shorter: int | None) -> Floats:
+def resized(sizes: Sizes, shorter: int | None) -> Floats:
     """Returns the sizes of images after resizing their shorter side, rounded down, [rows, 2]."""
     image_sizes = sizes.astype(np.float64)
     if shorter is None:
@@ -228,7 +228,7 @@ def too_small(
         shorter: Length of the shorter side after resizing, in pixels; None: not resized.
     """
     left, top, right, bottom = padding
-    room = _resized(sizes, shorter) + np.array([top + bottom, left + right]) - size
+    room = resized(sizes, shorter) + np.array([top + bottom, left + right]) - size
     return {
         row: f"the image has {sizes[row, 0]} x {sizes[row, 1]} pixels, too few for a crop of "
         f"{size[0]} x {size[1]}: pad or resize it"

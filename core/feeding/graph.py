@@ -36,6 +36,7 @@ class FedGraph:
         passed: The names of values that bypass the graph, such as text.
         call: Calls the function with the nodes of the inputs, and with ``draw`` if there is one.
         draws: Whether to create a `Draw`, for the parameter ``draw`` and for keys of functions.
+        example: Returns the value of an input in the first record.
         stacked: Batches a list of values that bypass the graph, given the values and their name.
         no_copy: Whether DALI reads the fed arrays without a copy; then the arrays must not change.
 
@@ -44,8 +45,9 @@ class FedGraph:
         file_inputs: By name, the inputs that the graph decodes or reads as files, or whose image
             sizes it requests. `read_operators` and definitions of the graph add them.
         lost_numbers: By name of an input, the first record whose numbers a decoder loses, and how.
-        used: The names of the inputs that operators of the graph take. Empty until
-            `read_operators` is called.
+        read: The names of the inputs whose values draws take. Definitions of the graph add them.
+        used: The names of the inputs that operators of the graph take.
+        unfed: The names of the other inputs. Both are empty until `read_operators` is called.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class FedGraph:
         passed: Sequence[str],
         call: Callable[[dict[str, Any], Draw | None], Any],
         draws: bool,
+        example: Callable[[str], Any],
         stacked: Callable[[Sequence[Any], str], Any],
         no_copy: bool,
     ):
@@ -65,13 +68,11 @@ class FedGraph:
         self.stacked = stacked
         self.file_inputs: dict[str, FileInput] = {}
         self.lost_numbers: dict[str, str] = {}
+        self.read: set[str] = set()
         self.used: set[str] = set()
+        self.unfed: set[str] = set()
         self._warned: set[str] = set()
-        self._layouts = {
-            name: (field.dali_layout, field.image_layout)
-            for name, field in inputs.items()
-            if field.image_layout
-        }
+        self._example = example
         self._call = call
         self._no_copy = no_copy
         self.__name__ = getattr(function, "__name__", type(function).__name__)
@@ -82,7 +83,7 @@ class FedGraph:
         return [*self.inputs, *self.passed]
 
     def read_operators(self, operators: Iterable[Operator]) -> None:
-        """Sets `used` and `file_inputs` from the operators of a built pipeline.
+        """Sets `used`, `unfed` and `file_inputs` from the operators of a built pipeline.
 
         Raises:
             TypeError: If an input that the graph decodes, or reads as a file, is not bytes.
@@ -96,6 +97,8 @@ class FedGraph:
                 self.file_inputs[name] = nodes[node]
             if node in built:
                 self.used.add(name)
+        if operators:
+            self.unfed.update({*self.inputs} - self.used)
 
     def warn_of_lost_numbers(self) -> None:
         """Warns of the numbers that decoders lose, once for each input of the graph."""
@@ -138,7 +141,7 @@ class FedGraph:
         sized: dict[str, bool] = {}
         draw = None
         if self.draws:
-            draw = Draw(draw_rows, names, sized, self._layouts)
+            draw = Draw(draw_rows, names, sized, self.inputs, self._example, self.read)
         outputs = self._call(nodes, draw)
         for name, are_paths in sized.items():
             self.file_inputs.setdefault(name, ImageInput(is_path=are_paths))
@@ -169,7 +172,7 @@ def field_graph(
         function: The function.
         fields: The fields of the record source.
         settings: The values of the function's other parameters, by name.
-        value_of: Returns the value of a field in the first record, for errors.
+        value_of: Returns the value of a field in the first record.
 
     Raises:
         TypeError: If a parameter is neither a field nor a setting, or is a field without a DALI
@@ -219,7 +222,9 @@ def field_graph(
         drawn = {DRAW: draw} if takes_draw else {}
         return function(**nodes, **drawn, **settings)
 
-    return FedGraph(function, inputs, passed, call, True, schema.batched_field, no_copy=True)
+    return FedGraph(
+        function, inputs, passed, call, True, value_of, schema.batched_field, no_copy=True
+    )
 
 
 def record_graph(
@@ -295,8 +300,11 @@ def record_graph(
                 f"dict. Rename it to a key, or index the dict{f' ({close})' if close else ''}"
             ) from error
 
+    def example(name: str) -> Any:
+        return record_schema.column(record_schema.names.index(name), [record], 0)[0]
+
     graph = FedGraph(
-        function, inputs, record_schema.passed, call, draws, schema.stacked, no_copy=False
+        function, inputs, record_schema.passed, call, draws, example, schema.stacked, no_copy=False
     )
     return graph, record_schema
 

@@ -47,12 +47,14 @@ class ReadSettings:
         file_inputs: The fields that the graph decodes or reads as files; empty before it is built.
         reuse: Detects reused buffers; None if the source returns new arrays.
         lost_numbers: By field, the first record whose numbers a decoder loses, and how.
-        checked_headers: By field, the records whose headers were checked and are complete.
+        checked_headers: By field, the EXIF orientation of each record whose header was checked and
+            is complete.
         bad_samples: The samples and records that DALI could not process before.
         seed, num_samples: The seed, and the number of samples of an epoch.
         sized: The fields of images whose sizes draws have requested.
         draws: The functions of the graph's draws, by name.
         passed: The fields that bypass the graph.
+        unfed: The fields that operators of the graph do not take; empty before the graph is built.
     """
 
     source: Source
@@ -68,11 +70,17 @@ class ReadSettings:
     sized: set[str] = dataclasses.field(default_factory=set)
     draws: dict[str, DrawFunction] = dataclasses.field(default_factory=dict)
     passed: Collection[str] = ()
+    unfed: Collection[str] = ()
 
     @property
     def graph_fields(self) -> list[str]:
         """Returns the fields that are inputs of the graph."""
         return [name for name in self.names if name not in self.passed]
+
+    @property
+    def fed_fields(self) -> list[str]:
+        """Returns the inputs of the graph that its operators take."""
+        return [name for name in self.graph_fields if name not in self.unfed]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,12 +109,14 @@ class Chunk:
         errors: The exception of each record that can't be used, by its index in the columns.
         inputs: For each field whose column is a list, a DALI tensor of each value.
         sizes: For each field whose image sizes draws need, heights and widths, int32 [records, 2].
+        orientations: For each field of encoded images, EXIF orientations, int32 [records].
     """
 
     columns: dict[str, Values]
     errors: dict[int, Exception] = dataclasses.field(default_factory=dict)
     inputs: dict[str, list[TensorCPU]] = dataclasses.field(default_factory=dict)
     sizes: dict[str, NDArray[np.int32]] = dataclasses.field(default_factory=dict)
+    orientations: dict[str, NDArray[np.int32]] = dataclasses.field(default_factory=dict)
 
 
 def _checked(source: Source, count: int, names: Sequence[str], columns: Any) -> dict[str, Values]:
@@ -190,13 +200,16 @@ def _misfits(settings: ReadSettings, chunk: Chunk) -> dict[int, Exception]:
 
 
 def _not_decodable(settings: ReadSettings, records: Indices, chunk: Chunk) -> dict[int, Exception]:
-    """Returns an error for each record that DALI can't decode, by index in the chunk."""
+    """Returns an error for each record that DALI can't decode, by index in the chunk.
+
+    Adds the EXIF orientations of the records to the chunk.
+    """
     errors: dict[int, Exception] = {}
     for name, file_input in list(settings.file_inputs.items()):
         table = settings.checked_headers.get(name)
         if table is None:
-            table = settings.checked_headers.setdefault(name, RecordTable(len(settings.source), 0))
-        has_header, _ = table.get(records)
+            table = settings.checked_headers.setdefault(name, RecordTable(len(settings.source), 1))
+        has_header, orientations = table.get(records)
         good: list[int] = []
         values = chunk.columns[name]
         for index in np.flatnonzero(~has_header).tolist():
@@ -211,8 +224,10 @@ def _not_decodable(settings: ReadSettings, records: Indices, chunk: Chunk) -> di
                 errors.setdefault(index, ValueError(f"{name}: {look.fault}"))
             else:
                 good.append(index)
+                orientations[index] = look.orientation
         if good:
-            table.put(records[good], np.empty((len(good), 0)))
+            table.put(records[good], orientations[good])
+        chunk.orientations[name] = orientations[:, 0]
     return errors
 
 
@@ -310,7 +325,7 @@ def read_chunk(settings: ReadSettings, records: Indices) -> Chunk:
     if settings.reuse is not None and not chunk.errors:
         settings.reuse.check(records, chunk.columns)
     if not chunk.errors:
-        for name in settings.graph_fields:
+        for name in settings.fed_fields:
             if not isinstance(chunk.columns[name], np.ndarray):
                 with contextlib.suppress(TypeError):  # `ReadRows` raises it, with the record's name
                     chunk.inputs[name] = _tensors(chunk.columns[name])
@@ -376,7 +391,8 @@ class ReadRows:
                     self.errors.setdefault(row, error_before)
         if self.errors:
             self._replace(run.batch().tolist(), run.global_rows.tolist())
-        self.inputs = {name: self._as_inputs(name) for name in settings.graph_fields}
+        self._shared: dict[str, Any] = {}
+        self.inputs = {name: self._as_inputs(name) for name in settings.fed_fields}
         for name in settings.passed:
             self.column(name)
         self._drawn = {
@@ -432,7 +448,15 @@ class ReadRows:
 
     def _draw(self, function: DrawFunction) -> list[list[TensorListCPU]]:
         """Returns the outputs of a draw for each pipeline, a TensorList for each output."""
-        arrays = function(DrawRows(self._hashes(), self._sizes, self._refuse))
+        rows = DrawRows(
+            self._hashes(),
+            self._sizes,
+            self._refuse,
+            values=self.column,
+            orientations=self._orientations,
+            shared=self._shared,
+        )
+        arrays = function(rows)
         return [[TensorListCPU(array[rows]) for array in arrays] for rows in self._parts]
 
     def _refuse(self, row: int, error: Exception) -> None:
@@ -445,6 +469,17 @@ class ReadRows:
         if not self.errors and all(name in chunk.sizes for chunk in self._chunks):
             return np.asarray(self._in_row_order([chunk.sizes[name] for chunk in self._chunks]))
         return _sizes_of(self._settings, self._records, name, self.column(name))
+
+    def _orientations(self, name: str) -> NDArray[np.int32]:
+        """Returns the EXIF orientations of a field's images, int32 [rows]; see `DrawRows`."""
+        if not self.errors and all(name in chunk.orientations for chunk in self._chunks):
+            parts = [chunk.orientations[name] for chunk in self._chunks]
+            return np.asarray(self._in_row_order(parts))
+        file_input = self._settings.file_inputs.get(name, ImageInput())
+        looks = [
+            look_at_input(np.asarray(value, order="C"), file_input) for value in self.column(name)
+        ]
+        return np.array([look.orientation for look in looks], np.int32)
 
     def _as_inputs(self, name: str) -> list[TensorListCPU]:
         """Returns the values of a field as a TensorList for each pipeline.

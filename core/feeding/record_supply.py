@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from nvidia.dali.tensors import TensorCPU
 
 from ..formats.field import Field
-from ..formats.image_size import Size, look_at_input
+from ..formats.image_size import Look, look_at_input
 from ..order.shuffle import Indices
 from ..pipeline.calls import calls
 from ..random.draw import DrawRows
@@ -142,7 +142,7 @@ class _Prepared:
         samples: The number of the sample in each row.
         numbers: The index in the stream of each sample, int64 [rows]; None if it is unknown.
         columns: The values of inputs of the graph, by input.
-        sizes: The (height, width) of each image, by input; None if the header does not tell.
+        looks: The `Look` at each image, by input.
         errors: The error of each row whose own record can't be used.
     """
 
@@ -151,7 +151,7 @@ class _Prepared:
     samples: Indices
     numbers: NDArray[np.int64] | None
     columns: dict[str, Any]
-    sizes: dict[str, list[Size | None]]
+    looks: dict[str, list[Look]]
     errors: dict[int, Exception]
 
 
@@ -176,12 +176,12 @@ class RecordInputs:
 
     def columns(
         self, records: Sequence[Any]
-    ) -> tuple[dict[str, Any], dict[str, list[Size | None]], dict[int, Exception]]:
-        """Returns the inputs that the graph uses, the sizes of images, and the errors by row.
+    ) -> tuple[dict[str, Any], dict[str, list[Look]], dict[int, Exception]]:
+        """Returns the inputs that the graph uses, looks at images, and the errors by row.
 
-        If a record has an error, there are no inputs and no sizes.
+        If a record has an error, there are no inputs and no looks.
         """
-        names = sorted(self._graph.used)
+        names = sorted(self._graph.used | self._graph.read)
         try:
             columns = {name: self.column(name, records) for name in names}
         except (ValueError, TypeError) as error:
@@ -191,7 +191,7 @@ class RecordInputs:
             return {}, {}, errors
         return (
             {name: column for name, (column, _) in columns.items()},
-            {name: sizes for name, (_, sizes) in columns.items() if sizes},
+            {name: looks for name, (_, looks) in columns.items() if looks},
             {},
         )
 
@@ -206,10 +206,8 @@ class RecordInputs:
             except (ValueError, TypeError) as error:
                 yield row, error
 
-    def column(
-        self, name: str, records: Sequence[Any], first: int = 0
-    ) -> tuple[Any, list[Size | None]]:
-        """Returns the values of an input of the graph, and the sizes of images.
+    def column(self, name: str, records: Sequence[Any], first: int = 0) -> tuple[Any, list[Look]]:
+        """Returns the values of an input of the graph, and looks at images.
 
         Args:
             name: The input.
@@ -217,8 +215,8 @@ class RecordInputs:
             first: The index of the first record in the batch, for errors.
 
         Returns:
-            The value of each record; and the (height, width) of each image, or None if its header
-            does not tell. The second list is empty if the graph does not use the input as images.
+            The value of each record; and the `Look` at each image. The second list is empty if the
+            graph does not use the input as images.
 
         Raises:
             ValueError, TypeError: If a record lacks the value, or the value isn't an image.
@@ -230,7 +228,7 @@ class RecordInputs:
             raise RuntimeError(f"a record raised StopIteration: {error}") from error
         if name not in graph.file_inputs:
             return values, []
-        sizes = []
+        looks = []
         for row, value in enumerate(values, first):
             look = look_at_input(np.ascontiguousarray(value), graph.file_inputs[name])
             if look.fault:
@@ -238,8 +236,8 @@ class RecordInputs:
                 raise ValueError(f"{label} in record {row} of the batch: {look.fault}")
             if look.lost:
                 graph.lost_numbers.setdefault(name, f"record {row} of the batch {look.lost}")
-            sizes.append(look.size)
-        return values, sizes
+            looks.append(look)
+        return values, looks
 
     def digest(self, columns: Mapping[str, Any], row: int) -> tuple[Hashable, Callable[[], bytes]]:
         """Returns a quick key of a record's values, and a function that computes their digest."""
@@ -269,6 +267,7 @@ class RecordRows:
         valid = prepared.batch.valid
         self.valid = np.ones(stop - start, bool) if valid is None else valid[start:stop]
         self.samples = prepared.samples[start:stop]
+        self._shared: dict[str, Any] = {}
 
     @property
     def errors(self) -> Mapping[int, Exception]:
@@ -304,7 +303,14 @@ class RecordRows:
         """Returns the inputs of draws for the rows."""
         numbers = self._prepared.numbers
         row_numbers = None if numbers is None else self._rows_of(numbers)
-        return DrawRows(fold(self._seed, 0, row_numbers), self._sizes, self._refuse)
+        return DrawRows(
+            fold(self._seed, 0, row_numbers),
+            self._sizes,
+            self._refuse,
+            values=self._arrays,
+            orientations=self._orientations,
+            shared=self._shared,
+        )
 
     def name(self, row: int) -> str:
         """Returns the name of a row's own record, and a short text of the record's values."""
@@ -325,10 +331,19 @@ class RecordRows:
         field = self._inputs.fields[name]
         if field.image_layout:
             return field.image_sizes(self._arrays(name))
-        sizes = self._prepared.sizes
-        if name not in sizes:
-            sizes[name] = self._inputs.column(name, self._prepared.records)[1]
-        return np.array([size or (-1, -1) for size in self._rows_of(sizes[name])], np.int32)
+        return np.array([look.size or (-1, -1) for look in self._looks(name)], np.int32)
+
+    def _orientations(self, name: str) -> NDArray[np.int32]:
+        """Returns the EXIF orientations of an input's images, int32 [rows]; see `DrawRows`."""
+        return np.array([look.orientation for look in self._looks(name)], np.int32)
+
+    def _looks(self, name: str) -> Sequence[Look]:
+        """Returns the `Look` at each image of an input, one per row."""
+        looks = self._prepared.looks
+        if name not in looks:
+            looks[name] = self._inputs.column(name, self._prepared.records)[1]
+        rows: Sequence[Look] = self._rows_of(looks[name])
+        return rows
 
 
 def _name_of(batch: RecordBatch, row: int) -> str:
@@ -492,7 +507,7 @@ class RecordSupply:
         rows = np.arange(len(records), dtype=np.int64)
         last = len(self._queue.read(step).records) - 1  # the row that `padded` repeats
         samples = step * self._rows_all + np.minimum(rows, last)
-        columns, sizes, errors = self.inputs.columns(records)
+        columns, looks, errors = self.inputs.columns(records)
         if self._bad.samples or self._bad.records:
             all_valid = not errors
             for row, sample in enumerate(samples.tolist()):
@@ -515,9 +530,9 @@ class RecordSupply:
                 raise NoStandIn([(_name_of(batch, row), errors[row]) for row in sorted(errors)])
             for row, (sample, (record,)) in chosen.items():
                 records[row], samples[row] = record, sample
-            columns, sizes, _ = self.inputs.columns(records)
+            columns, looks, _ = self.inputs.columns(records)
         prepared = _Prepared(
-            batch, records, samples, self._numbers_of(samples), columns, sizes, errors
+            batch, records, samples, self._numbers_of(samples), columns, looks, errors
         )
 
         def rows_of(first: int, end: int) -> RecordRows:

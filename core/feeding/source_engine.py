@@ -444,6 +444,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             graph.file_inputs,
             graph.lost_numbers,
             passed=frozenset(graph.passed),
+            unfed=graph.unfed,
         )
         return SourceSupply(settings, self._samples, self._parts, _READ_AHEAD)
 

@@ -16,7 +16,7 @@ Edge = tuple[float, float]
 _WHOLE = (0.0, 1.0)  # the edge at the end of an image
 
 
-class Window(NamedTuple):
+class DecoderWindow(NamedTuple):
     """The constant part of each image that an ``image_crop`` or ``image_slice`` decodes.
 
     Attributes:
@@ -52,7 +52,7 @@ class Window(NamedTuple):
         )
 
 
-def window_of(kind: str, arguments: Mapping[str, Any]) -> Window | None:
+def window_of(kind: str, arguments: Mapping[str, Any]) -> DecoderWindow | None:
     """Returns the window that an operator decodes; None if it decodes no constant window.
 
     Args:
@@ -64,7 +64,7 @@ def window_of(kind: str, arguments: Mapping[str, Any]) -> Window | None:
         return None
     edges = _cropped(arguments) if match[1] == "crop" else _sliced(arguments)
     turns = str(arguments.get("adjust_orientation")) != "False"  # printed arguments are texts
-    return None if edges is None else Window(kind, edges, turns)
+    return None if edges is None else DecoderWindow(kind, edges, turns)
 
 
 def _cropped(arguments: Mapping[str, Any]) -> tuple[tuple[Edge, Edge], ...] | None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .decoder_windows import Window
+from .decoder_windows import DecoderWindow
 from .file_kinds import file_fault, may_be_pointer, pointer_fault
 from .header_values import OutsideImage, Unsupported
 from .image_headers import (
@@ -55,7 +55,6 @@ _NAMES = {
 _ANY = "output_type=types.ANY_DATA"
 
 Size = tuple[int, int]
-_jpegs = SharedHeaders[Size]()  # sizes of JPEGs that DALI can decode
 
 
 class ImageInput(NamedTuple):
@@ -73,7 +72,7 @@ class ImageInput(NamedTuple):
     is_path: bool = False
     any_on_cpu: bool = False
     any_turned: bool = False
-    windows: tuple[Window, ...] = ()
+    windows: tuple[DecoderWindow, ...] = ()
     any_gray: bool = False
     any_8_bits: bool = False
 
@@ -96,15 +95,18 @@ class Look(NamedTuple):
         size: Height and width of an image as DALI decodes it; None if they are unknown.
         fault: The reason not to feed the file to a graph, or "".
         lost: A description of the numbers of an image that its decoder loses, with the fix, or "".
+        orientation: The EXIF orientation of an image, from 1 to 8; 0 if it has none.
     """
 
     size: Size | None
     fault: str = ""
     lost: str = ""
+    orientation: int = 0
 
 
 FileInput = ImageInput | MediaInput
 _RGB = ImageInput()  # decoded to RGB
+_jpegs = SharedHeaders[Look]()  # of JPEGs that DALI can decode
 
 
 def image_size(data: Any) -> Size | None:
@@ -173,8 +175,8 @@ def look_at(data: Any, image_input: ImageInput = _RGB) -> Look:
     view = memoryview(data).cast("B")
     if not view:
         return Look(None, "it is empty")
-    if (size := _jpegs.get(view, image_input)) is not None:
-        return Look(size)
+    if (look := _jpegs.get(view, image_input)) is not None:
+        return look
     codec = codec_of(view)
     if not codec:
         if fault := pointer_fault(view):
@@ -219,7 +221,7 @@ def look_at_file(path: Any, image_input: ImageInput = _RGB) -> Look:
 
 
 def _decodable(view: memoryview, codec: str, image_input: ImageInput) -> Look:
-    """Looks at an image that DALI decodes. Caches the sizes of JPEGs by their headers.
+    """Looks at an image that DALI decodes. Caches the results for JPEGs by their headers.
 
     Raises:
         OutsideImage: If a window of the decoders isn't inside the image.
@@ -263,9 +265,10 @@ def _decodable(view: memoryview, codec: str, image_input: ImageInput) -> Look:
         if fault := window.fault((height, width), swaps):
             raise OutsideImage(fault)
     size = (width, height) if swaps else (height, width)
+    look = Look(size, "", _lost(view, codec, samples, image_input), orientation)
     if 0 < end <= len(view):
-        _jpegs.put(view[:end], image_input, size)
-    return Look(size, lost=_lost(view, codec, samples, image_input))
+        _jpegs.put(view[:end], image_input, look)
+    return look
 
 
 def _lost(view: memoryview, codec: str, samples: str, image_input: ImageInput) -> str:

@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -190,6 +190,24 @@ def _raise(row: int, error: Exception) -> None:
     raise error
 
 
+def _unknown(name: str) -> Any:
+    raise TypeError(f"the values of {name!r} are unknown")
+
+
+class ImageField(NamedTuple):
+    """A field of images, and how a graph gets their pixels.
+
+    Attributes:
+        name: The name of the field.
+        is_encoded: Whether the graph decodes the images; otherwise they are arrays.
+        turns: Whether the decoder applies the EXIF orientation.
+    """
+
+    name: str
+    is_encoded: bool = True
+    turns: bool = True
+
+
 @dataclasses.dataclass(frozen=True)
 class DrawRows:
     """Inputs for drawing the random numbers of one run of a pipeline.
@@ -201,12 +219,18 @@ class DrawRows:
         refuse: Called with the row of a record that can't be augmented, and the error.
         ahead: Returns the results of a draw by name, possibly computed before the pipeline asks
             for them.
+        values: Returns the values of a field, one for each row.
+        orientations: Returns the EXIF orientations of the images of a field, int32 [rows].
+        shared: Results that several draws or operators of the rows use.
     """
 
     records: Bits
     sizes: Callable[[str], NDArray[np.int32]]
     refuse: Callable[[int, Exception], None] = _raise
     ahead: Callable[[str, DrawFunction], Sequence[Any]] | None = None
+    values: Callable[[str], Sequence[Any] | NDArray[Any]] = _unknown
+    orientations: Callable[[str], NDArray[np.int32]] = _unknown
+    shared: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     def image_sizes(self, name: str) -> NDArray[np.int32]:
         """Returns heights and widths of the images of a field, int32 [rows, 2].
@@ -222,9 +246,41 @@ class DrawRows:
             self.refuse(row, ValueError(text))
         return np.where(unknown[:, np.newaxis], np.int32(1), sizes)
 
+    def sizes_of(self, images: ImageField | NDArray[np.int32]) -> NDArray[np.int32]:
+        """Returns heights and widths of images, int32 [rows, 2].
+
+        Args:
+            images: A field of images, or the common size of the images, int32 [2].
+        """
+        if not isinstance(images, ImageField):
+            return np.broadcast_to(images, (len(self.records), 2))
+        sizes = self.image_sizes(images.name)
+        if images.turns or not images.is_encoded:
+            return sizes
+        orientations = self.orientations(images.name)
+        swapped = (orientations >= 5) & (orientations < 9)
+        return np.where(swapped[:, np.newaxis], sizes[:, ::-1], sizes)
+
+    def turned(self, images: ImageField) -> NDArray[np.bool_]:
+        """Returns whether the decoder turns or mirrors each image by its EXIF orientation."""
+        if not (images.is_encoded and images.turns):
+            return np.zeros(len(self.records), np.bool_)
+        orientations = self.orientations(images.name)
+        return (orientations > 1) & (orientations < 9)
+
+    def uniform(self, keys: Bits) -> NDArray[np.float32]:
+        """Returns uniform numbers in [0, 1), float32 [rows, keys]; see `column_keys`."""
+        return uniform(self.records, keys)
+
     def drawn(self, name: str, function: DrawFunction) -> Sequence[Any]:
         """Returns the results of a draw for the rows: an array or a DALI batch for each output."""
-        return function(self) if self.ahead is None else self.ahead(name, function)
+        if self.ahead is not None:
+            return self.ahead(name, function)
+        key = "drawn", name
+        if key not in self.shared:
+            self.shared[key] = function(self)
+        results: Sequence[Any] = self.shared[key]
+        return results
 
 
 @dataclasses.dataclass(eq=False)
@@ -233,39 +289,25 @@ class DrawFunction:
 
     Attributes:
         name: The draw's name.
-        function: Computes the outputs; see `Draw._compute_outputs`.
+        function: Returns an array [rows, *shape] for each output.
         forms: Shape per sample and dtype of each output.
-        columns: Number of uniform numbers for each sample.
-        images: The field that contains the images, or their size, int32 [2]; None without images.
-        unfit: See `Draw._compute_outputs`.
         packs: The outputs that each array contains; see `_packs`.
     """
 
     name: str
-    function: Callable[[NDArray[np.float32], Any], Sequence[Any]]
+    function: Callable[[DrawRows], Sequence[Any]]
     forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
-    columns: dataclasses.InitVar[int]
-    images: str | NDArray[np.int32] | None = None
-    unfit: Callable[[NDArray[np.int32]], Mapping[int, str]] | None = None
 
-    def __post_init__(self, columns: int) -> None:
+    def __post_init__(self) -> None:
         self.packs = _packs(self.forms)
-        self._keys = column_keys(self.name, columns)
         self._is_pure = False  # set by the first call, after a check
 
     @do_not_convert
     def __call__(self, rows: DrawRows) -> list[NDArray[Any]]:
         """Returns an array [rows, ...] for each pack of outputs."""
-        sizes: Any = self.images
-        if isinstance(self.images, str):
-            sizes = rows.image_sizes(self.images)
-        elif self.images is not None:
-            sizes = np.broadcast_to(self.images, (len(rows.records), 2))
-        for row, text in (self.unfit(sizes) if self.unfit else {}).items():
-            rows.refuse(row, ValueError(text))
-        outputs = self._outputs(rows.records, sizes)
+        outputs = self._outputs(rows)
         if not self._is_pure:
-            _check_pure(self.name, outputs, self._outputs(rows.records, sizes))
+            _check_pure(self.name, outputs, self._outputs(rows))
             self._is_pure = True
         arrays = [
             _reshaped(self.name, values, (len(rows.records), *shape), dtype)
@@ -273,11 +315,10 @@ class DrawFunction:
         ]
         return [hstacked([arrays[k] for k in pack]) for pack in self.packs]
 
-    def _outputs(self, records: Bits, sizes: Any) -> list[Any]:
+    def _outputs(self, rows: DrawRows) -> list[Any]:
         """Calls the function, checks the number of its outputs, and returns them."""
-        sizes_copy = None if sizes is None else sizes.copy()
         try:
-            arrays = [*self.function(uniform(records, self._keys), sizes_copy)]
+            arrays = [*self.function(rows)]
         except StopIteration as error:  # would end the epoch
             raise RuntimeError(
                 f"the function of the draw {self.name!r} raised StopIteration"
@@ -345,8 +386,9 @@ class Draw:
         fields: The field of each input of the graph, by the name of the input's node.
         sized: A dict to which the draw adds each field of encoded images whose sizes are needed.
             The value is True if the field contains paths of image files.
-        layouts: For each field of arrays with a height and a width, by name: its layout, which may
-            be "", and the layout that its arrays have as images.
+        kinds: The `Field` of each field, by name.
+        example: Returns the value of a field in the first record.
+        read: A set to which the draw adds each field whose values it needs.
     """
 
     def __init__(
@@ -354,17 +396,24 @@ class Draw:
         rows: Callable[[int], DrawRows],
         fields: Mapping[str, str],
         sized: dict[str, bool] | None = None,
-        layouts: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+        kinds: Mapping[str, Any] = MappingProxyType({}),
+        example: Callable[[str], Any] = _unknown,
+        read: set[str] | None = None,
     ):
         self._rows = rows
         self._fields = fields
         self._sized = {} if sized is None else sized
-        self._layouts = layouts
+        self._kinds, self._example = kinds, example
+        self._read = set() if read is None else read
         # By the draw's name: its kind ("draw.uniform"), its name in states, and its settings.
         self._draws: dict[str, tuple[str, str, Mapping[str, Any]]] = {}
+        # The same for results of another draw, such as the boxes of a window.
+        self._derived: dict[str, tuple[str, str, Mapping[str, Any]]] = {}
         self._inputs: dict[str, str] = {}  # labels of the operators that feed random numbers
-        # By the name of a node of images: the field that contains them, or their common size.
-        self._sizes: dict[str, str | NDArray[np.int32]] = {}
+        # By the name of a node of images: images of the same sizes, or the common size.
+        self._sizes: dict[str, ImageField | NDArray[np.int32]] = {}
+        # By the name of a node of images: the images of a field, pixel for pixel at the same place.
+        self._unmoved: dict[str, ImageField] = {}
         pipeline = Pipeline.current()
         if pipeline is not None:  # an attribute, since a table here would keep the pipeline alive
             vars(pipeline)[_DRAW] = self
@@ -587,37 +636,91 @@ class Draw:
             ValueError: If the name is taken, or the draw's own graph is not being defined.
             TypeError: If the sizes of the images are unknown.
         """
+        name = self._named(name)
+        image_sizes = None if images is None else self._sizes_of(images)
+        keys = column_keys(name, columns)
+
+        @do_not_convert
+        def from_numbers(rows: DrawRows) -> Sequence[NDArray[Any]]:
+            sizes = None if image_sizes is None else rows.sizes_of(image_sizes)
+            for row, text in (unfit(sizes) if unfit and sizes is not None else {}).items():
+                rows.refuse(row, ValueError(text))
+            return function(rows.uniform(keys), None if sizes is None else sizes.copy())
+
+        return self._compute_from_rows(
+            from_numbers, outputs, name=name, kind=kind, settings=settings or {}
+        )
+
+    def _named(self, name: str | None) -> str:
+        """Returns the name of a new draw: a given name, or "#" and its place.
+
+        Raises:
+            ValueError: If the name is taken, or the draw's own graph is not being defined.
+        """
         if draw_of_pipeline() is not self:
             raise ValueError(
                 "a draw may only be used while its own graph function runs. Use the draw argument "
                 "of the function, inside that function"
             )
-        image_sizes = None if images is None else self._sizes_of(images)
-        automatic = f"__draw_{len(self._draws)}" if name is None else ""
         if name is None:
             name = f"#{len(self._draws)}"
         if not isinstance(name, str):
             raise TypeError(f"a draw's name must be a string, not {name!r}")
         if name in self._draws:
             raise ValueError(f"two draws have the name {name!r}. Give each draw its own name")
+        return name
+
+    def _compute_from_rows(
+        self,
+        function: Callable[[DrawRows], Sequence[NDArray[Any]]],
+        outputs: Sequence[tuple[Sequence[int], Any]],
+        *,
+        name: str,
+        kind: str,
+        settings: Mapping[str, Any],
+        of: str | None = None,
+    ) -> tuple[DataNode, ...]:
+        """Computes several outputs from the `DrawRows` of a run.
+
+        Args:
+            function: Returns an array [rows, *shape] for each output.
+            outputs: The shape per sample and the dtype of each output.
+            name: The name of the draw, from `_named`; with ``of``, of the part of the other draw.
+            kind, settings: As in `compute`.
+            of: The name of the draw whose results the function uses; None for a draw of its own.
+                Its outputs then do not change the numbers of draws without a name.
+        """
         for shape, _ in outputs:
             _size(shape)
         rows_of = self._rows
         forms = [(tuple(shape), as_dtype(dtype)) for shape, dtype in outputs]
         form = [[*shape, dtype.name] for shape, dtype in forms]
-        described = {"outputs": form, **({} if settings is None else settings)}
-        if automatic:  # the numbers of a draw without a name depend on its place
-            described = {"place": name, **described}
-        self._draws[name] = (kind, automatic or f"draw.{name}", described)
-        drawn = DrawFunction(name, function, forms, columns, image_sizes, unfit)
+        described: dict[str, Any] = {"outputs": form, **settings}
+        if of is not None:
+            described = {"of": of, **described}
+            number = len(self._derived)
+            label = f"__part_{number}" if of.startswith("#") else f"draw.{of}.{name}.{number}"
+            name = f"{of}.{name}.{number}"
+            self._derived[name] = kind, label, described
+        elif name.startswith("#"):  # the numbers of a draw without a name depend on its place
+            label = f"__draw_{len(self._draws)}"
+            self._draws[name] = kind, label, {"place": name, **described}
+        else:
+            self._draws[name] = kind, f"draw.{name}", described
+        drawn = DrawFunction(name, function, forms)
         packs = drawn.packs
-        nodes = fn.external_source(
-            source=lambda run: rows_of(run).drawn(name, drawn),
-            num_outputs=len(packs),
-            batch=True,
-            dtype=[dali_type(forms[pack[0]][1]) for pack in packs],
-            ndim=[len(forms[pack[0]][0]) if len(pack) == 1 else 1 for pack in packs],
-        )
+        # DALI warns of a source with several outputs if some of them are not used, such as the
+        # numbers of boxes. All results of a draw of its own are used.
+        groups = [packs] if of is None else [[pack] for pack in packs]
+        nodes: list[DataNode] = []
+        for group in groups:
+            nodes += fn.external_source(
+                source=_outputs_of(rows_of, drawn, len(nodes), len(group)),
+                num_outputs=len(group),
+                batch=True,
+                dtype=[dali_type(forms[pack[0]][1]) for pack in group],
+                ndim=[len(forms[pack[0]][0]) if len(pack) == 1 else 1 for pack in group],
+            )
         parts: dict[int, DataNode] = {}
         for node, pack in zip(nodes, packs):
             suffix = f".{pack[0]}" if len(packs) > 1 else ""
@@ -631,7 +734,7 @@ class Draw:
         """Returns the kind, name and settings of each draw; see `described_draws`."""
         return [
             (kind, name, {key: _text(value) for key, value in settings.items()})
-            for kind, name, settings in self._draws.values()
+            for kind, name, settings in [*self._draws.values(), *self._derived.values()]
         ]
 
     @do_not_convert
@@ -664,42 +767,106 @@ class Draw:
                 self._sizes.pop(images.name, None)
         return images
 
-    def _layouts_of(self, node: DataNode) -> tuple[str, str] | None:
-        """Returns the two layouts of a field of arrays; None for other nodes; see `Draw`."""
-        return self._layouts.get(self._fields.get(getattr(node, "name", ""), ""))
+    def _recolored(self, images: DataNode, like: DataNode) -> DataNode:
+        """Declares that only the colors of images differ from those of other images.
 
-    def _sizes_of(self, images: DataNode) -> str | NDArray[np.int32]:
-        """Returns the field that contains images, encoded or as arrays, or their size, int32 [2].
+        Args:
+            images: Images.
+            like: The images before the change.
+
+        Returns:
+            The images.
+        """
+        if (field := self._image_field(like)) is not None:
+            self._unmoved[images.name] = field
+        return self.sized(images, like)
+
+    def _array_field(self, node: Any) -> Any:
+        """Returns the field that a node is, if its arrays have a height and a width, else None."""
+        field = self._kinds.get(self._fields.get(getattr(node, "name", ""), ""))
+        return field if field is not None and field.image_layout else None
+
+    def _layouts_of(self, node: DataNode) -> tuple[str, str] | None:
+        """Returns the layout of a field of arrays, and their layout as images; else None."""
+        field = self._array_field(node)
+        return None if field is None else (field.dali_layout, field.image_layout)
+
+    def _field_of(self, node: Any, argument: str) -> str:
+        """Returns the field that a node is, whose values a draw needs.
+
+        Raises:
+            TypeError: If the node is not a field, but the result of an operator.
+        """
+        node = _before_branches(node)
+        field = self._fields.get(getattr(node, "name", ""))
+        if field is None:
+            operator = getattr(node, "source", None)
+            raise TypeError(
+                f"{argument} must be a field of the records, a parameter of the graph function, "
+                f"not the result of {operator_kind(operator)}, because they are computed before "
+                "the graph runs. Change the values in the records, by source.map"
+            )
+        self._read.add(field)
+        return field
+
+    def _image_field(self, images: DataNode) -> ImageField | None:
+        """Returns the field whose images a node has, pixel for pixel at the same place."""
+        images = _before_branches(images)
+        name = getattr(images, "name", "")
+        operator: Any = getattr(images, "source", None)
+        if name in self._unmoved:
+            return self._unmoved[name]
+        if self._array_field(images) is not None:
+            return ImageField(self._fields[name], is_encoded=False)
+        if not operator_kind(operator).endswith("decoders__Image"):
+            return None
+        encoded = operator.inputs[0]
+        are_paths = encoded.name not in self._fields and _is_read(encoded)
+        if are_paths:
+            encoded = encoded.source.inputs[0]
+        field = self._fields.get(encoded.name)
+        if field is None:
+            return None
+        # Private in DALI: the operator's arguments.
+        arguments = getattr(operator._op, "_init_args", {})
+        self._sized[field] = are_paths
+        return ImageField(field, turns=bool(arguments.get("adjust_orientation", True)))
+
+    def _sizes_of(self, images: DataNode) -> ImageField | NDArray[np.int32]:
+        """Returns the images of a field with the same sizes, or the common size, int32 [2].
 
         Raises:
             TypeError: If neither is known.
         """
-        operator: Any = getattr(images, "source", None)
-        # Private in DALI: the name of a node's operator, and the operator's arguments.
-        while (kind := operator_kind(operator)).endswith("_conditional__Split"):  # in a branch
-            images = operator.inputs[0]
-            operator = images.source
+        images = _before_branches(images)
         declared = self._sizes.get(getattr(images, "name", ""))
         if declared is not None:
             return declared
-        if self._layouts_of(images) is not None:
-            return self._fields[images.name]
-        if kind.endswith("decoders__Image"):
-            encoded = operator.inputs[0]
-            are_paths = encoded.name not in self._fields and _is_read(encoded)
-            if are_paths:
-                encoded = encoded.source.inputs[0]
-            field = self._fields.get(encoded.name)
-            oriented = getattr(operator._op, "_init_args", {}).get("adjust_orientation", True)
-            if field is not None and oriented:
-                self._sized[field] = are_paths
-                return field
-        raise TypeError(
-            "image sizes are known for fields of arrays, and for the output of fn.decoders.image "
-            f"over a field with adjust_orientation=True, and not after {kind}. Call the function "
-            "directly after the decoder, or declare the sizes by draw.sized(images, (height, "
-            "width))"
-        )
+        field = self._image_field(images)
+        if field is None:
+            raise TypeError(
+                "image sizes are known for fields of arrays, and for the output of "
+                "fn.decoders.image over a field, and not after "
+                f"{operator_kind(getattr(images, 'source', None))}. Call the function directly "
+                "after the decoder, or declare the sizes by draw.sized(images, (height, width))"
+            )
+        return field
+
+
+def _outputs_of(
+    rows_of: Callable[[int], DrawRows], drawn: DrawFunction, first: int, count: int
+) -> Callable[[int], Sequence[Any]]:
+    """Returns a callback of DALI that returns some outputs of a draw, given the run."""
+    return lambda run: rows_of(run).drawn(drawn.name, drawn)[first : first + count]
+
+
+def _before_branches(node: Any) -> Any:
+    """Returns the node from which a branch of an ``if`` in a graph received a node."""
+    operator: Any = getattr(node, "source", None)
+    while operator_kind(operator).endswith("_conditional__Split"):  # private in DALI
+        node = operator.inputs[0]
+        operator = node.source
+    return node
 
 
 def _is_read(node: DataNode) -> bool:

@@ -25,18 +25,34 @@ from .core.augment.crops import random_crop as random_crop
 from .core.augment.crops import random_erasing as random_erasing
 from .core.augment.crops import random_resized_crop as random_resized_crop
 from .core.augment.normalization import normalize as normalize
+from .core.augment.window import Window as Window
+from .core.augment.window import affine_window as affine_window
+from .core.augment.window import center_window as center_window
+from .core.augment.window import crop_window as crop_window
+from .core.augment.window import fit_window as fit_window
+from .core.augment.window import iou_window as iou_window
+from .core.augment.window import random_window as random_window
+from .core.augment.window import scale_window as scale_window
 from .core.messages import replacements as _replacements
 
 __all__ = [
+    "Window",
+    "affine_window",
     "auto_augment",
     "center_crop",
+    "center_window",
     "color_jitter",
+    "crop_window",
+    "fit_window",
     "flip",
+    "iou_window",
     "normalize",
     "rand_augment",
     "random_crop",
     "random_erasing",
     "random_resized_crop",
+    "random_window",
+    "scale_window",
     "trivial_augment",
 ]
 

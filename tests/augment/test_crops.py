@@ -1,6 +1,7 @@
 """Crops, flips and erased regions: windows against loops of torchvision's definition."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -332,11 +333,17 @@ def test_an_image_that_is_too_small_is_a_bad_record(call):
         np.testing.assert_array_equal(image, other)
 
 
-@pytest.mark.parametrize("name", sorted({*augment.__all__} - {"normalize", "center_crop"}))
+SIZED = re.compile(".*_(crop|window)").fullmatch
+NEED_NO_DRAW = {"Window", "normalize", "center_crop", "center_window", "fit_window"}
+
+
+@pytest.mark.parametrize("name", sorted({*augment.__all__} - NEED_NO_DRAW))
 def test_a_missing_draw_is_explained(name):
     with pytest.raises(TypeError) as raised:
         getattr(augment, name)(None)
-    missing = "size and draw\n  size: Height and width" if name.endswith("crop") else "draw"
+    missing = "size and draw\n  size: Height and width" if SIZED(name) else "draw"
+    if name == "iou_window":
+        missing = "boxes and size and draw\n  boxes: A field of boxes"
     text = str(raised.value)
     assert text.startswith(f"{name}() needs {missing}")
     assert "\n  draw: Add a parameter named draw to the graph function" in text
@@ -344,8 +351,10 @@ def test_a_missing_draw_is_explained(name):
 
 def test_arrays_are_not_images_of_a_graph():
     draw = Draw(lambda run: None, {})
-    for name in augment.__all__:
-        arguments = {"normalize": (0, 1)}.get(name, (8,) if name.endswith("crop") else ())
+    for name in sorted({*augment.__all__} - {"Window"}):
+        arguments = {"normalize": (0, 1), "iou_window": (None, 8)}.get(
+            name, (8,) * bool(SIZED(name))
+        )
         keywords = {} if name == "normalize" else {"draw": draw}
         with pytest.raises(TypeError, match="images must be an output .* not ndarray.*batch_map"):
             getattr(augment, name)(np.zeros((9, 9, 3), np.uint8), *arguments, **keywords)
@@ -353,8 +362,7 @@ def test_arrays_are_not_images_of_a_graph():
 
 @pytest.mark.parametrize("draw", (None, 3), ids=str)
 def test_invalid_draws_are_named(draw):
-    needing_none = {"normalize", *(("center_crop",) if draw is None else ())}
-    for name in {*augment.__all__} - needing_none:
-        size = (8,) if name.endswith("crop") else ()
+    for name in {*augment.__all__} - (NEED_NO_DRAW if draw is None else {"Window", "normalize"}):
+        size = (None, 8) if name == "iou_window" else (8,) * bool(SIZED(name))
         with pytest.raises(TypeError, match=rf"draw must be .* not {draw}. Add"):
             getattr(augment, name)(None, *size, draw=draw)

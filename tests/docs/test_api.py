@@ -84,8 +84,9 @@ PUBLIC_NAMES = {
         "Arrays Field Files Mixture Named RLDS Records Selection Source TFRecord Tar"
     ),
     "dalijax.augment": (
-        "auto_augment center_crop color_jitter flip normalize rand_augment random_crop "
-        "random_erasing random_resized_crop trivial_augment"
+        "Window affine_window auto_augment center_crop center_window color_jitter "
+        "crop_window fit_window flip iou_window normalize rand_augment random_crop "
+        "random_erasing random_resized_crop random_window scale_window trivial_augment"
     ),
     "dalijax.show": "Page show",
     "dalijax.tune": "Tuned tune",
@@ -121,6 +122,7 @@ def test_public_names_are_there():
 
 STATE = "get_state set_state "
 PUBLIC_ATTRIBUTES = {
+    "dalijax.augment.Window": "boxes image mask matrix points",
     "dalijax.DALIGenericIterator": STATE
     + (
         "batch_size checkpoints close closed element_spec epoch epochs errors next num_errors peek "

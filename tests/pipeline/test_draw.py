@@ -13,11 +13,11 @@ from dalijax.core.random.hashing import column_keys, fold, uniform
 ROWS = 6
 
 
-def run(graph, records, seed=3, epoch=1, sizes=None):
+def run(graph, records, seed=3, epoch=1, sizes=None, **more):
     """Runs a graph of draws for some records."""
 
     def rows(*_):
-        return DrawRows(fold(seed, epoch, np.asarray(records)), lambda field: sizes[field])
+        return DrawRows(fold(seed, epoch, np.asarray(records)), lambda field: sizes[field], **more)
 
     @pipeline_def(batch_size=len(records), num_threads=1, device_id=None)
     def pipeline():
@@ -188,27 +188,45 @@ def test_a_function_may_return_read_only_arrays():
 
 
 def test_a_draw_is_computed_without_a_pipeline():
+    calls = []
+    keys = column_keys("a", 4)
+
+    def function(rows):
+        u = rows.uniform(keys)
+        calls.append(len(u))
+        return u[:, 0], u[:, 1:3], u[:, 3] * 10
+
+    forms = [((), np.dtype("float32")), ((2,), np.dtype("float32")), ((), np.dtype("int32"))]
+    drawn = DrawFunction("a", function, forms)
+    assert drawn.packs == [[0, 1], [2]]
+    for count in (3, 3, 2):
+        floats, integers = drawn(DrawRows(fold(3, 1, np.arange(count)), dict.get))
+        u = numbers(np.arange(count), "a", 4).astype(np.float32)
+        np.testing.assert_array_equal(floats, u[:, :3])
+        np.testing.assert_array_equal(integers, (u[:, 3] * 10).astype(np.int32))
+    # The first call is repeated, to check that the function is pure.
+    assert calls == [3, 3, 3, 2]
+
+
+def test_a_function_gets_its_own_sizes_and_may_refuse_rows():
     calls, refused = [], {}
 
     def function(u, sizes):
         calls.append(sizes.tolist())
         sizes[:] = 0  # the function owns its arguments
-        return u[:, 0], u[:, 1:3], u[:, 3] * 10
+        return (u[:, 0],)
 
-    forms = [((), np.dtype("float32")), ((2,), np.dtype("float32")), ((), np.dtype("int32"))]
-    drawn = DrawFunction(
-        "a", function, forms, 4, np.array([7, 9], np.int32), lambda sizes: {len(sizes) - 1: "small"}
-    )
-    assert drawn.packs == [[0, 1], [2]]
-    for count in (3, 3, 2):
-        rows = DrawRows(fold(3, 1, np.arange(count)), dict.get, refused.setdefault)
-        floats, integers = drawn(rows)
-        u = numbers(np.arange(count), "a", 4).astype(np.float32)
-        np.testing.assert_array_equal(floats, u[:, :3])
-        np.testing.assert_array_equal(integers, (u[:, 3] * 10).astype(np.int32))
-    # The first call is repeated, to check that the function is pure.
-    assert calls == [[[7, 9]] * count for count in (3, 3, 3, 2)]
-    assert {row: str(error) for row, error in refused.items()} == {2: "small", 1: "small"}
+    def graph(draw):
+        return draw._compute_outputs(
+            function,
+            [((), np.float32)],
+            columns=1,
+            images=draw.sized(draw.uniform(), (7, 9)),
+            unfit=lambda sizes: {len(sizes) - 1: "small"},
+        )
+
+    run(graph, np.arange(3), refuse=lambda row, error: refused.setdefault(row, str(error)))
+    assert set(map(str, calls)) == {str([[7, 9]] * 3)} and refused == {2: "small"}
 
 
 def test_distributions():
@@ -230,19 +248,24 @@ def test_a_function_gets_the_sizes_of_the_images_of_a_field():
     @pipeline_def(batch_size=2, num_threads=1, device_id=None)
     def pipeline(behind):
         data = fn.external_source(source=lambda: [bytes_] * 2, batch=True)
-        draw = Draw(
-            lambda *_: DrawRows(fold(0, np.arange(2)), lambda field: sizes), {data.name: "data"}
+        rows = DrawRows(
+            fold(0, np.arange(2)), lambda field: sizes, orientations=lambda field: np.array([1, 6])
         )
+        draw = Draw(lambda *_: rows, {data.name: "data"})
         images = behind(fn.decoders.image, data)
         return draw.compute(lambda u, hw: hw * 10, (2,), np.int32, images=images, columns=0)
 
     built = pipeline(lambda decode, data: decode(data))
     built.build()
     np.testing.assert_array_equal(np.asarray(built.run()[0].as_tensor()), sizes * 10)
+    # Sizes have the EXIF orientation applied; the orientation 6 swaps height and width.
+    built = pipeline(lambda decode, data: decode(data, adjust_orientation=False))
+    built.build()
+    stored = [sizes[0], sizes[1, ::-1]]
+    np.testing.assert_array_equal(np.asarray(built.run()[0].as_tensor()) // 10, stored)
     for behind, kind in (
         (lambda decode, data: fn.resize(decode(data), size=4), "Resize"),
         (lambda decode, data: data, "another value"),
-        (lambda decode, data: decode(data, adjust_orientation=False), "decoders__Image"),
     ):
         with pytest.raises(TypeError, match=f"not after .*{kind}.*directly after the decoder"):
             pipeline(behind)

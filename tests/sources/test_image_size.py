@@ -244,7 +244,7 @@ def test_an_image_that_dali_does_not_parse_is_invalid(name, tmp_path):
 @pytest.mark.parametrize("name", KINDS)
 def test_images_are_valid_even_truncated_if_dali_parses_them(name, tmp_path):
     data = IMAGES[name]
-    assert look_at(data) == Look(image_size(data)) and parsed_by_dali(data)
+    assert look_at(data)[:3] == Look(image_size(data))[:3] and parsed_by_dali(data)
     known = name.split()[0] in ("JPEG", "PNG", "WEBP", "BMP")
     cuts = {*range(5, min(len(data), 700), 60), len(data) // 2, len(data) - 20, len(data) - 1}
     for end in cuts if known else ():
@@ -308,7 +308,7 @@ def test_jpegs_with_the_same_header_have_the_same_size(name, parsed):
     pixels = np.random.default_rng(0).integers(0, 256, 5000, np.uint8).tobytes()
     exif = EXIF + directory("<", 6)
     segment = b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif
-    assert look_at(data) == parsed(data) == Look(image_size(data))
+    assert look_at(data) == parsed(data) and look_at(data)[:3] == Look(image_size(data))[:3]
     others = [data[:end], data[:end] + pixels, data[:end] + segment + data[end:], data[:-1]]
     others += [data[:at] for at in range(end, min(len(data), end + 40))]
     for other in others:
@@ -408,6 +408,6 @@ def test_jpegs_of_more_than_2_gib_are_rejected(width, height, fits):
     data = bytearray(encoded("JPEG"))
     start = data.index(b"\xff\xc0") + 5
     data[start : start + 4] = struct.pack(">HH", height, width)
-    size, fault, _ = look_at(np.frombuffer(data, np.uint8))
+    size, fault, *_ = look_at(np.frombuffer(data, np.uint8))
     assert (size == (height, width)) == fits
     assert fits or fault == "not supported by DALI's decoders: image of 26755 x 26755 pixels"

@@ -1,0 +1,570 @@
+"""The geometry of windows: where pixels, boxes and points of images lie in outputs of a fixed size.
+
+Pure functions of NumPy arrays, for all rows of a run at once, in double precision. Coordinates are
+pixels from the top left corner, and refer to the edges of pixels: the first pixel is from 0 to 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import windows
+from .windows import Floats, Pair, Range, Sizes
+
+FORMATS = ("xyxy", "xywh", "cxcywh", "yxyx")
+_TINY = 1e-9  # pixels; differences below are rounding errors
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """Windows of some images.
+
+    Attributes:
+        sizes: Heights and widths of the images, int32 [rows, 2].
+        matrix: Maps (x, y, 1) of the image to (x, y) of the output, float64 [rows, 2, 3].
+        operands: Values for the operators that compute the pixels, arrays [rows, ...].
+    """
+
+    sizes: Sizes
+    matrix: Floats
+    operands: tuple[NDArray[Any], ...]
+
+
+def inside(sizes: Sizes, start: Any, end: Any, size: Pair) -> Geometry:
+    """Returns windows that lie in their images.
+
+    Args:
+        sizes: Image sizes, [rows, 2].
+        start, end: Corners (y, x) of the windows in the images, [rows, 2]. If an axis of the output
+            is flipped, the start is greater than the end.
+        size: Height and width of the output.
+
+    Returns:
+        The windows. Their operands are the corners, float32 [rows, 2].
+    """
+    corners = tuple(np.asarray(corner, np.float32) for corner in (start, end))
+    return Geometry(sizes, _matrix(start, end, size), corners)
+
+
+def placed(
+    sizes: Sizes, resized: Floats, offset: Floats, size: Pair, flips: NDArray[np.bool_] | None
+) -> Geometry:
+    """Returns windows of images that are resized and placed on a canvas.
+
+    Args:
+        sizes: Image sizes, [rows, 2].
+        resized: Sizes of the resized images, whole numbers, [rows, 2].
+        offset: Places (y, x) of the images' top left corners on the canvas, whole numbers,
+            [rows, 2].
+        size: Height and width of the canvas, the output.
+        flips: Whether to flip each canvas horizontally, [rows]; None for no flips.
+
+    Returns:
+        The windows. Their operands are the corners (y, x) of the visible part of the image, its
+        size on the canvas, float32 [rows, 2], and minus its place on the canvas, int32 [rows, 2].
+    """
+    back = sizes / resized
+    start, end = -offset * back, (np.array(size) - offset) * back
+    low, high = np.maximum(offset, 0), np.minimum(offset + resized, size)
+    first, last = (low - offset) * back, (high - offset) * back
+    place = low
+    if flips is not None:
+        swapped = flips[:, np.newaxis] & np.array([False, True])
+        start, end = np.where(swapped, end, start), np.where(swapped, start, end)
+        first, last = np.where(swapped, last, first), np.where(swapped, first, last)
+        place = np.where(swapped, np.array(size) - high, low)
+    operands = *(a.astype(np.float32) for a in (first, last, high - low)), -place.astype(np.int32)
+    return Geometry(sizes, _matrix(start, end, size), operands)
+
+
+def _matrix(start: Any, end: Any, size: Pair) -> Floats:
+    """Returns the matrices that map windows with corners (y, x) to outputs; see `Geometry`."""
+    start, end = (np.asarray(corner, np.float64)[:, ::-1] for corner in (start, end))
+    step = np.array(size[::-1]) / (end - start)
+    matrix = np.zeros((len(start), 2, 3))
+    matrix[:, [0, 1], [0, 1]] = step
+    matrix[:, :, 2] = -start * step
+    return matrix
+
+
+def scaled(u: Floats, sizes: Sizes, size: Pair, scale: Range, flip: float) -> Geometry:
+    """Chooses large-scale jitter: a random scale, then a random crop, or padding at the end.
+
+    Args:
+        u: Uniform numbers, [rows, 4].
+        sizes: Image sizes, [rows, 2].
+        size: Height and width of the output.
+        scale: Range of the image's size, as a share of the largest size that fits into the output.
+        flip: Probability of a horizontal flip.
+    """
+    factor = scale[0] + u[:, :1] * (scale[1] - scale[0])
+    resized = np.maximum(np.floor(sizes * _fit(sizes, size) * factor + _TINY), 1.0)
+    room = np.maximum(resized - size, 0.0)
+    return placed(sizes, resized, -np.floor(u[:, 1:3] * (room + 1)), size, u[:, 3] < flip)
+
+
+def fitted(sizes: Sizes, size: Pair) -> Geometry:
+    """Returns windows of whole images, resized with their aspect ratio, and padded at the end."""
+    resized = np.clip(np.floor(sizes * _fit(sizes, size) + 0.5), 1.0, size)
+    return placed(sizes, resized, np.zeros_like(resized), size, None)
+
+
+def centered(sizes: Sizes, size: Pair, shorter: int | None) -> Geometry:
+    """Returns central windows, padded on all sides if the image is smaller.
+
+    Args:
+        sizes: Image sizes, [rows, 2].
+        size: Height and width of the output.
+        shorter: Length of the image's shorter side after resizing, in pixels; None: not resized.
+    """
+    resized = windows.resized(sizes, shorter)
+    return placed(sizes, resized, -np.rint((resized - size) / 2), size, None)
+
+
+def cropped(sizes: Sizes, start: NDArray[np.int32], size: Pair, flips: Any) -> Geometry:
+    """Returns windows of the output's size, whose corners (y, x) may lie outside of the image.
+
+    Returns:
+        The windows. Their operands are the corners, and whether to flip each output, int32 [rows].
+    """
+    end, swapped = start + size, flips[:, np.newaxis] & np.array([False, True])
+    matrix = _matrix(np.where(swapped, end, start), np.where(swapped, start, end), size)
+    return Geometry(sizes, matrix, (start, flips.astype(np.int32)))
+
+
+def affine(
+    u: Floats,
+    sizes: Sizes,
+    size: Pair,
+    *,
+    degrees: Range,
+    translate: Pair | Range,
+    scale: Range,
+    shear: Range,
+    flip: float,
+) -> Geometry:
+    """Chooses rotations, translations, scales and shears around the center, as torchvision does.
+
+    The image is first resized with its aspect ratio to fit into the output, and centered.
+
+    Args:
+        u: Uniform numbers, [rows, 6].
+        sizes: Image sizes, [rows, 2].
+        size: Height and width of the output.
+        degrees: Range of the clockwise rotation.
+        translate: Greatest shift along the width and the height, as shares of the output's.
+        scale: Range of the scale.
+        shear: Range of the shear along the width, in degrees.
+        flip: Probability of a horizontal flip, before the other changes.
+
+    Returns:
+        The windows. Their operands are the sizes of the resized images, float32 [rows, 2], the
+        matrices from the resized images to the outputs, and those from the images to the outputs,
+        float32 [rows, 2, 3].
+    """
+    low, high = np.transpose([degrees, shear, scale])
+    angle, slant, factor = (low + u[:, :3] * (high - low)).T
+    shift = np.rint((2 * u[:, 3:5] - 1) * translate * size[::-1])
+    angle, slant = np.deg2rad(angle), np.deg2rad(slant)
+    # torchvision.transforms.v2.functional: rotation, shear along x, scale.
+    linear = np.empty((len(u), 2, 2))
+    linear[:, 0, 0], linear[:, 1, 0] = np.cos(angle), np.sin(angle)
+    linear[:, 0, 1] = -np.cos(angle) * np.tan(slant) - np.sin(angle)
+    linear[:, 1, 1] = -np.sin(angle) * np.tan(slant) + np.cos(angle)
+    linear *= factor[:, np.newaxis, np.newaxis]
+    linear[:, :, 0] *= np.where(u[:, 5] < flip, -1, 1)[:, np.newaxis]
+    resized = np.clip(np.floor(sizes * _fit(sizes, size) + 0.5), 1.0, size)[:, ::-1]
+    offset = np.array(size[::-1]) / 2 + shift
+    resized_offset = offset - (linear @ (resized / 2)[:, :, np.newaxis])[:, :, 0]
+    from_resized = np.concatenate([linear, resized_offset[:, :, np.newaxis]], axis=2)
+    matrix = from_resized.copy()
+    matrix[:, :, :2] *= (resized / sizes[:, ::-1])[:, np.newaxis]
+    operands = (resized[:, ::-1], from_resized, matrix)
+    return Geometry(sizes, matrix, tuple(a.astype(np.float32) for a in operands))
+
+
+def _fit(sizes: Sizes, size: Pair) -> Floats:
+    """Returns the largest factors by which images fit into an output, [rows, 1]."""
+    factors: Floats = (np.array(size) / sizes).min(axis=1, keepdims=True)
+    return factors
+
+
+# Rows of records
+
+
+class Refusals:
+    """The errors of records, by their number.
+
+    Args:
+        refuse: Called with the number of a record and its error.
+    """
+
+    def __init__(self, refuse: Callable[[int, Exception], None]):
+        self._refuse = refuse
+        self.records: set[int] = set()
+
+    def add(self, records: Any, text: Callable[[int], str]) -> None:
+        """Refuses some records, with a text for each."""
+        for record in np.unique(records).tolist():
+            self.records.add(record)
+            self._refuse(record, ValueError(text(record)))
+
+
+class Column(NamedTuple):
+    """A field of some records, with a row for each box or point.
+
+    Attributes:
+        name: The name of the field.
+        values: An array [n, *shape] of each record, n may differ.
+        shape: The shape of a row.
+        dtype: The dtype of the result.
+    """
+
+    name: str
+    values: Sequence[Any] | NDArray[Any]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def joined(columns: Sequence[Column], refusals: Refusals) -> tuple[list[NDArray[Any]], Any]:
+    """Concatenates the rows of several fields of records.
+
+    Records whose fields have other shapes, or different numbers of rows, are refused, and have no
+    rows.
+
+    Returns:
+        The rows of each column, [total, *shape], and the number of rows of each record, [records].
+    """
+    arrays = [[_rows(value, column.shape) for value in column.values] for column in columns]
+    for column, column_arrays in zip(columns, arrays):
+        _refuse_misfits(column, column_arrays, refusals)
+    counts = np.array(
+        [[len(array) if array.ndim else 0 for array in values] for values in arrays], np.int64
+    )
+    for column, lengths in zip(columns[1:], counts[1:]):
+        _refuse_counts(column, lengths, columns[0], counts[0], refusals)
+    for record in refusals.records:
+        counts[:, record] = 0
+        for column, column_arrays in zip(columns, arrays):
+            column_arrays[record] = np.zeros((0, *column.shape), column.dtype)
+    return [np.concatenate(values) for values in arrays], counts[0]
+
+
+def _refuse_misfits(column: Column, arrays: Sequence[NDArray[Any]], refusals: Refusals) -> None:
+    """Refuses records whose array of a column is not numbers of its shape."""
+    wrong = [
+        record
+        for record, array in enumerate(arrays)
+        if array.dtype.kind not in "biuf" or not array.ndim or array.shape[1:] != column.shape
+    ]
+    form = ", ".join(["n", *map(str, column.shape)])
+    refusals.add(
+        np.array(wrong, np.int64),
+        lambda k: (
+            f"{column.name} must be numbers [{form}], not {arrays[k].dtype} {list(arrays[k].shape)}"
+        ),
+    )
+
+
+def _refuse_counts(
+    column: Column, lengths: Any, first: Column, counts: Any, refusals: Refusals
+) -> None:
+    """Refuses records whose column has another number of rows than the first column."""
+    refusals.add(
+        np.flatnonzero(lengths != counts),
+        lambda k: f"{column.name} has {lengths[k]} rows, but {first.name} has {counts[k]}",
+    )
+
+
+def _rows(value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Returns a value as an array; an empty list becomes an array [0, *shape]."""
+    array = np.asarray(value)
+    return array.reshape(0, *shape) if not array.size and len(array.shape) <= 1 else array
+
+
+def checked(rows: NDArray[Any], column: Column, records: Any, refusals: Refusals) -> NDArray[Any]:
+    """Returns rows in the dtype of the result; records whose integers do not fit are refused.
+
+    Args:
+        rows: The rows of all records.
+        column: The column.
+        records: The record of each row.
+        refusals: Receives the records.
+    """
+    if column.dtype.kind in "iu" and rows.dtype.itemsize > column.dtype.itemsize:
+        limits = np.iinfo(column.dtype)
+        too_large = (rows < limits.min) | (rows > limits.max)
+        refusals.add(
+            records[too_large.any(axis=tuple(range(1, too_large.ndim)))],
+            lambda _: f"{column.name} has an integer that does not fit into {column.dtype}",
+        )
+    with np.errstate(invalid="ignore"):
+        return rows.astype(column.dtype)
+
+
+def padded(rows: NDArray[Any], records: Any, places: Any, count: int, length: int) -> NDArray[Any]:
+    """Returns rows by record, padded: an array [count, length, ...].
+
+    The padding of signed integers is -1, and otherwise 0 or False.
+
+    Args:
+        rows: The rows, [n, ...].
+        records, places: The record of each row, and its index in the record.
+        count: The number of records.
+        length: The number of rows of each record in the result.
+    """
+    fill = -1 if rows.dtype.kind == "i" else 0
+    result = np.full((count, length, *rows.shape[1:]), fill, rows.dtype)
+    result[records, places] = rows
+    return result
+
+
+def places_of(records: Any, count: int) -> tuple[Any, Any]:
+    """Returns the number of rows of each record, and the index of each row in its record.
+
+    Args:
+        records: The record of each row, in order.
+        count: The number of records.
+    """
+    counts = np.bincount(records, minlength=count)
+    return counts, np.arange(len(records)) - (np.cumsum(counts) - counts)[records]
+
+
+# Boxes
+
+
+class BoxForm(NamedTuple):
+    """The form of boxes.
+
+    Attributes:
+        format: The meaning of the four numbers, one of `FORMATS`.
+        normalized: Whether the numbers are shares of the image's width and height.
+    """
+
+    format: str = "xyxy"
+    normalized: bool = False
+
+    def corners(self, boxes: Floats, sizes: Any) -> Floats:
+        """Returns boxes [n, 4] as corners (x0, y0, x1, y1) in pixels.
+
+        Args:
+            boxes: The boxes.
+            sizes: The height and width of each box's image, [n, 2].
+        """
+        if self.format == "yxyx":
+            boxes = boxes[:, [1, 0, 3, 2]]
+        first, second = boxes[:, :2], boxes[:, 2:]
+        if self.format == "xywh":
+            second = first + second
+        elif self.format == "cxcywh":
+            first, second = first - second / 2, first + second / 2
+        corners = np.concatenate([first, second], axis=1)
+        return corners * np.tile(sizes[:, ::-1], 2) if self.normalized else corners
+
+    def from_corners(self, corners: Floats, size: Pair) -> Floats:
+        """Returns corners (x0, y0, x1, y1) in pixels of an image as boxes of this form.
+
+        Args:
+            corners: The corners, [n, 4].
+            size: Height and width of the image.
+        """
+        if self.normalized:
+            corners = corners / np.tile(size[::-1], 2)
+        first, second = corners[:, :2], corners[:, 2:]
+        if self.format == "yxyx":
+            return corners[:, [1, 0, 3, 2]]
+        if self.format == "xywh":
+            second = second - first
+        elif self.format == "cxcywh":
+            first, second = (first + second) / 2, second - first
+        return np.concatenate([first, second], axis=1)
+
+
+def image_boxes(
+    boxes: NDArray[Any], form: BoxForm, sizes: Sizes, records: Any, name: str, refusals: Refusals
+) -> Floats:
+    """Returns the corners (x0, y0, x1, y1) of boxes, in pixels of the image, float64 [n, 4].
+
+    Records are refused if a box isn't finite, ends before it starts, or lies outside of its image,
+    as boxes of another form do.
+
+    Args:
+        boxes: The boxes, [n, 4].
+        form: Their form.
+        sizes: Image sizes, [records, 2].
+        records: The record of each box.
+        name: The name of the field.
+        refusals: Receives the records.
+    """
+    size = sizes[records]
+    corners = form.corners(boxes.astype(np.float64), size)
+    first, last, width = corners[:, :2], corners[:, 2:], size[:, ::-1]
+    if not len(corners):
+        return corners
+    with np.errstate(invalid="ignore"):
+        strange = ~np.isfinite(corners).all(axis=1) | (first > last + _TINY).any(axis=1)
+        strange |= ((last <= 0) | (first >= width)).any(axis=1) & (last > first).all(axis=1)
+        if not form.normalized:  # boxes within the first pixel are shares
+            strange |= ((last <= 1) & (last > first) & (width > 1)).all(axis=1)
+    if strange.any():
+        example = {int(records[k]): k for k in np.flatnonzero(strange)[::-1]}
+        refusals.add(
+            records[strange],
+            lambda record: (
+                f"the box {boxes[example[record]].tolist()} of {name} does not lie in "
+                f"the image of {sizes[record, 0]} x {sizes[record, 1]} pixels, if it has "
+                f"format={form.format!r} and normalized={form.normalized}. Pass the format of the "
+                "boxes, or correct them"
+            ),
+        )
+        corners[strange] = 0.0
+    return corners
+
+
+def window_boxes(
+    geometry: Geometry,
+    size: Pair,
+    columns: Sequence[Column],
+    form: BoxForm,
+    *,
+    min_size: float,
+    max_boxes: int,
+    truncate: bool,
+    by_center: bool,
+    refuse: Callable[[int, Exception], None],
+) -> list[NDArray[Any]]:
+    """Returns the boxes of windows and their columns, padded, and the numbers of boxes.
+
+    Args:
+        geometry: The windows.
+        size: Height and width of the output.
+        columns: The boxes, and the columns that belong to them.
+        form: The form of the boxes, before and after.
+        min_size: The least height and width of a box in the output, in pixels.
+        max_boxes: The number of boxes of each record in the result.
+        truncate: Whether to omit boxes after ``max_boxes``; otherwise their record is refused.
+        by_center: Whether boxes are omitted if their center isn't in the window.
+        refuse: Called with the row of a record and its error.
+    """
+    count, refusals = len(geometry.sizes), Refusals(refuse)
+    (boxes, *tables), counts = joined(columns, refusals)
+    records = np.repeat(np.arange(count), counts)
+    corners = image_boxes(boxes, form, geometry.sizes, records, columns[0].name, refusals)
+    edges = geometry.sizes[records][:, np.newaxis, ::-1]
+    matrix = geometry.matrix[records]
+    visible = np.clip(corners.reshape(-1, 2, 2), 0, edges)
+    center, half = visible.mean(axis=1), (visible[:, 1] - visible[:, 0]) / 2
+    center = _apply(matrix, center)
+    # The box that contains the four corners.
+    half = (np.abs(matrix[:, :, :2]) * half[:, np.newaxis]).sum(axis=2)
+    first, last = np.clip(center - half, 0, size[::-1]), np.clip(center + half, 0, size[::-1])
+    stays = ((last - first >= min_size - _TINY) & (last > first)).all(axis=1)
+    stays &= (half > 0).all(axis=1)
+    if by_center:
+        centers = _apply(matrix, corners.reshape(-1, 2, 2).mean(axis=1))
+        stays &= ((centers > 0) & (centers < size[::-1])).all(axis=1)
+    chosen = np.flatnonzero(stays)
+    tables = [
+        checked(rows[chosen], column, records[chosen], refusals)
+        for rows, column in zip(tables, columns[1:])
+    ]
+    result = form.from_corners(np.concatenate([first[chosen], last[chosen]], axis=1), size)
+    tables = [result.astype(np.float32), *tables]
+    return _limited(
+        tables, records[chosen], count, max_boxes, truncate, columns[0].name, "boxes", refusals
+    )
+
+
+def _apply(matrix: Floats, points: Floats) -> Floats:
+    """Returns points (x, y), [n, 2], mapped by matrices [n, 2, 3]."""
+    mapped: Floats = (matrix[:, :, :2] * points[:, np.newaxis]).sum(axis=2) + matrix[:, :, 2]
+    return mapped
+
+
+def _limited(
+    tables: Sequence[NDArray[Any]],
+    records: Any,
+    count: int,
+    most: int,
+    truncate: bool,
+    name: str,
+    kind: str,
+    refusals: Refusals,
+) -> list[NDArray[Any]]:
+    """Returns tables of rows, padded by record to ``most`` rows, and the numbers of rows."""
+    counts, places = places_of(records, count)
+    if not truncate:
+        refusals.add(
+            np.flatnonzero(counts > most),
+            lambda k: (
+                f"{name} has {counts[k]} {kind} in the window, more than max_{kind}={most}. "
+                f"Pass a larger max_{kind}, or truncate=True"
+            ),
+        )
+    fits = places < most
+    if not fits.all():
+        records, places, tables = records[fits], places[fits], [table[fits] for table in tables]
+    arrays = [padded(table, records, places, count, most) for table in tables]
+    return [*arrays, np.minimum(counts, most).astype(np.int32)]
+
+
+# Points
+
+
+def window_points(
+    geometry: Geometry,
+    size: Pair,
+    columns: Sequence[Column],
+    *,
+    normalized: bool,
+    max_points: int,
+    truncate: bool,
+    refuse: Callable[[int, Exception], None],
+) -> list[NDArray[Any]]:
+    """Returns the points of windows, whether each is visible, and the numbers of rows.
+
+    Args:
+        geometry: The windows.
+        size: Height and width of the output.
+        columns: The points (x, y), rows of shape [..., 2], and possibly their visibility.
+        normalized: Whether points are shares of the image's and the output's width and height.
+        max_points: The number of rows of each record in the result.
+        truncate: Whether to omit rows after ``max_points``; otherwise their record is refused.
+        refuse: Called with the row of a record and its error.
+    """
+    count, refusals = len(geometry.sizes), Refusals(refuse)
+    (rows, *flags), counts = joined(columns, refusals)
+    records = np.repeat(np.arange(count), counts)
+    inner = rows.shape[1:-1]
+    point_records = np.repeat(records, int(np.prod(inner)))
+    points = rows.reshape(-1, 2).astype(np.float64)
+    if normalized:
+        points *= geometry.sizes[point_records][:, ::-1]
+    is_finite = np.isfinite(points).all(axis=1)
+    refusals.add(
+        point_records[~is_finite],
+        lambda _: f"{columns[0].name} has a coordinate that is not a finite number",
+    )
+    points[~is_finite] = 0.0
+    moved = _apply(geometry.matrix[point_records], points)
+    with np.errstate(invalid="ignore"):
+        is_visible = ((moved >= 0) & (moved < size[::-1])).all(axis=1)
+        is_visible &= ((points >= 0) & (points < geometry.sizes[point_records][:, ::-1])).all(
+            axis=1
+        )
+    if normalized:
+        moved /= size[::-1]
+    visible = is_visible.reshape(-1, *inner).astype(np.int32)
+    if flags:
+        visible *= checked(flags[0], columns[1], records, refusals)
+    tables = [moved.reshape(rows.shape).astype(np.float32), visible]
+    result = _limited(
+        tables, records, count, max_points, truncate, columns[0].name, "points", refusals
+    )
+    result[1] = np.maximum(result[1], 0)  # padding is not visible
+    return result

@@ -1,0 +1,1208 @@
+"""Windows of images, which their masks, boxes and points follow, for DALI graphs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from nvidia.dali import fn, types
+from nvidia.dali import math as dali_math
+from nvidia.dali.data_node import DataNode
+from nvidia.dali.pipeline import do_not_convert
+
+from ..arguments import knows_its_names, whole_number
+from ..arrays.dtypes import dali_type
+from ..random.draw import (
+    Draw,
+    DrawRows,
+    check_draw,
+    check_images,
+    check_numbers,
+    check_share,
+    draw_of_pipeline,
+)
+from ..random.hashing import column_keys, uniform
+from . import geometry, iou_crops, windows
+from .geometry import BoxForm, Column, Geometry
+from .layouts import sizes_in_graph, with_layout
+from .windows import Pair, Range, Sizes
+
+# Computes the windows of rows, from the rows, uniform numbers [rows, columns], and image sizes.
+Make = Callable[[DrawRows, NDArray[np.float32], Sizes], Geometry]
+_FLOATS, _INTS, _MATRIX = ((2,), np.float32), ((2,), np.int32), ((2, 3), np.float32)
+_RESIZED = tuple(map(np.dtype, ("uint8", "int16", "uint16", "float32")))  # dtypes of fn.resize
+_SHORTER = {"int64": "int32", "uint64": "uint32", "float64": "float32"}
+
+
+class Style(NamedTuple):
+    """How the pixels of a window are computed.
+
+    Attributes:
+        interp_type: Interpolation, a ``nvidia.dali.types.DALIInterpType``.
+        antialias: Whether to apply a low-pass filter before scaling down.
+        fill: Value outside of the image.
+        dtype: The dtype of the images, if it is known and ``fn.resize`` does not take it.
+    """
+
+    interp_type: Any
+    antialias: bool
+    fill: Any
+    dtype: np.dtype[Any] | None = None
+
+
+# Computes the pixels of a window: from images, operands, the size of the output, and a style.
+Pixels = Callable[[DataNode, Sequence[Any], Pair, Style], DataNode]
+
+
+class Window:
+    """A window of an image, and of what belongs to the image: masks, boxes and points.
+
+    `random_window` and the other functions whose names end in ``_window`` create windows. All
+    results of a window's methods show the same part of the image in an output of the same size::
+
+        window = augment.random_window(images, 224, draw=draw, flip=0.5)
+        images = window.image(images)
+        masks = window.mask(masks)
+        boxes, labels, count = window.boxes(boxes, labels)
+
+    Boxes and points are fields of the records, parameters of the graph function. They are computed
+    on the CPU before the graph runs.
+
+    Coordinates are pixels from the top left corner of the image, and refer to the edges of pixels:
+    an image that is W pixels wide is from x = 0 to x = W, and a horizontal flip maps x to W - x.
+    (torchvision maps keypoints, but not boxes, to W - 1 - x.)
+
+    Attributes:
+        size: Height and width of the window's output, in pixels.
+    """
+
+    size: Pair
+
+    def __init__(
+        self,
+        images: DataNode,
+        size: Pair,
+        pixels: Pixels,
+        operands: Sequence[Any] = (),
+        *,
+        draw: Draw | None = None,
+        name: str = "",
+        make: Callable[[DrawRows, Sizes], Geometry] | None = None,
+        by_center: bool = False,
+    ):
+        self.size = size
+        self._images, self._pixels, self._operands = images, pixels, operands
+        # Without a draw, the graph computes the operands.
+        self._draw, self._name, self._make, self._by_center = draw, name, make, by_center
+        self._field = None if draw is None else draw._image_field(images)
+        self._image_sizes = None if draw is None else draw._sizes_of(images)
+        self._checks: list[Callable[[DrawRows, Sizes], None]] = []
+
+    @do_not_convert
+    @knows_its_names
+    def image(
+        self,
+        images: DataNode,
+        *,
+        interp_type: Any = types.INTERP_LINEAR,
+        antialias: bool = True,
+        fill: float | Sequence[float] = 0,
+        orientation: str = "equal",
+    ) -> DataNode:
+        """Returns the window of images.
+
+        Args:
+            images: The images of the window, or other images of the same sizes, [height, width,
+                channels] or [height, width]; or videos [frames, height, width, channels].
+            interp_type: Interpolation, a ``nvidia.dali.types.DALIInterpType``.
+            antialias: Whether to apply a low-pass filter before scaling down.
+            fill: Value outside of the image, a scalar or one value for each channel.
+            orientation: If "equal", a record counts as bad if the decoder turns only one of two
+                images by its EXIF orientation. If "any", this is not compared.
+
+        Returns:
+            Images [*size, channels], of the same dtype. A record of two images with different sizes
+            counts as a bad record.
+
+        Raises:
+            TypeError: If the images may have been moved, flipped or resized before.
+            ValueError: If an argument is invalid.
+        """
+        check_images(images)
+        return self._window(images, interp_type, antialias, fill, orientation)
+
+    @do_not_convert
+    @knows_its_names
+    def mask(self, masks: DataNode, *, fill: float = 255, orientation: str = "equal") -> DataNode:
+        """Returns the window of masks, such as class numbers, by nearest neighbor.
+
+        Nearest neighbors are at the centers of output pixels, as in Pillow and in torchvision's
+        ``NEAREST_EXACT``.
+
+        Args:
+            masks: Masks of the images' sizes, [height, width] or [height, width, channels]: a field
+                of arrays, or the output of ``fn.decoders.image(..., output_type=types.GRAY)``.
+            fill: Value outside of the image; 255 is often the class to ignore.
+            orientation: As for `image`. For masks that were drawn on the images as they are
+                displayed, pass "any". For masks that were drawn on the stored pixels, decode the
+                images with ``adjust_orientation=False``.
+
+        Returns:
+            Masks [*size] or [*size, channels], of the same dtype. A record whose mask and image
+            have different sizes counts as a bad record.
+
+        Raises:
+            TypeError: If the masks may have been moved, flipped or resized before.
+            ValueError: If an argument is invalid.
+        """
+        check_images(masks)
+        check_numbers("mask(masks, fill=255)", fill=fill)
+        return self._window(masks, types.INTERP_NN, False, fill, orientation)
+
+    @do_not_convert
+    @knows_its_names
+    def boxes(
+        self,
+        boxes: DataNode,
+        *columns: DataNode,
+        format: str = "xyxy",
+        normalized: bool = False,
+        min_size: float = 1.0,
+        max_boxes: int = 100,
+        truncate: bool = False,
+        orientation: str = "equal",
+    ) -> tuple[DataNode, ...]:
+        """Returns the boxes in the window, with the columns that belong to them.
+
+        Boxes are clipped to the image and to the window. A box that is too small afterwards is
+        omitted, with its row in each column. Windows of `affine_window` have the boxes around the
+        mapped corners. Windows of `iou_window` have only boxes whose centers they contain.
+
+        Args:
+            boxes: A field of boxes, [n, 4] for each record; n may be 0.
+            *columns: Fields with a row for each box, [n] or [n, ...], such as labels. They are not
+                mapped: for points of each box, use `matrix` in the training step.
+            format: The four numbers of a box: "xyxy" (left, top, right, bottom), "xywh" (left, top,
+                width, height, as in COCO), "cxcywh" (center, width, height), or "yxyx" (top, left,
+                bottom, right, as in TensorFlow). The right and bottom edges are exclusive.
+            normalized: Whether the numbers are shares of the image's width and height, and after
+                the call of the window's.
+            min_size: The least width and height of a box, after clipping, in pixels of the output.
+            max_boxes: The number of rows of the results.
+            truncate: If True, boxes after the first ``max_boxes`` are omitted; otherwise their
+                record counts as a bad record.
+            orientation: If "equal", a record counts as bad if its decoder turns the image by its
+                EXIF orientation, because its boxes may refer to the stored pixels. If they do,
+                decode with ``adjust_orientation=False``. If they refer to the image as it is
+                displayed, pass "any".
+
+        Returns:
+            The boxes, float32 [max_boxes, 4], in the same format; each column, [max_boxes, ...];
+            and the number of boxes, an int32 scalar. The rows after this number are 0 for boxes,
+            floats and unsigned integers, -1 for signed integers, and False for booleans. Integers
+            and floats of 64 bits become 32 bits; a record with an integer that does not fit counts
+            as a bad record, as does one whose box isn't finite, ends before it starts, or lies
+            outside of the image.
+
+        Raises:
+            TypeError: If an argument is not a field of the records; if the window's images may have
+                been moved, flipped or resized before; or if the window was made without ``draw``.
+            ValueError: If an argument is invalid.
+        """
+        draw = self._with_draw("boxes", orientation)
+        form = _box_form(format, normalized)
+        check_numbers("boxes(boxes, min_size=1.0)", min_size=min_size)
+        most = whole_number("max_boxes", max_boxes, "a number of boxes, 1 or more", 1)
+        fields = _box_fields(draw, boxes, columns)
+
+        def boxes_of(rows: DrawRows) -> list[NDArray[Any]]:
+            return geometry.window_boxes(
+                self._geometry(rows),
+                self.size,
+                [field.column(rows) for field in fields],
+                form,
+                min_size=min_size,
+                max_boxes=most,
+                truncate=truncate,
+                by_center=self._by_center,
+                refuse=rows.refuse,
+            )
+
+        settings = {
+            "fields": [field.name for field in fields],
+            "format": format,
+            "normalized": normalized,
+            "min_size": min_size,
+            "truncate": truncate,
+        }
+        outputs = [((most, *field.shape), field.dtype) for field in fields]
+        return self._part("boxes", boxes_of, [*outputs, ((), np.int32)], settings)
+
+    @do_not_convert
+    @knows_its_names
+    def points(
+        self,
+        points: DataNode,
+        visible: DataNode | None = None,
+        *,
+        normalized: bool = False,
+        max_points: int = 100,
+        truncate: bool = False,
+        orientation: str = "equal",
+    ) -> tuple[DataNode, DataNode, DataNode]:
+        """Returns points, such as keypoints, in the window.
+
+        Points outside of the window stay, but are not visible. A flip does not exchange the names
+        of points, such as of the left and the right eye: exchange them if ``matrix()[0, 0]`` is
+        negative.
+
+        Args:
+            points: A field of points (x, y), [n, 2] or [n, ..., 2] for each record; n may be 0.
+            visible: A field of integers, [n] or [n, ...], 0 for points that are not visible; None:
+                all points in the image are visible.
+            normalized: Whether points are shares of the image's width and height, and after the
+                call of the window's.
+            max_points: The number of rows of the results.
+            truncate: If True, rows after the first ``max_points`` are omitted; otherwise their
+                record counts as a bad record.
+            orientation: As for `boxes`.
+
+        Returns:
+            The points, float32 [max_points, 2] or [max_points, ..., 2]; the visibility, int32
+            [max_points] or [max_points, ...], 0 for points outside of the window; and the number of
+            rows, an int32 scalar. The rows after this number are 0.
+
+        Raises:
+            TypeError, ValueError: As for `boxes`.
+        """
+        draw = self._with_draw("points", orientation)
+        most = whole_number("max_points", max_points, "a number of points, 1 or more", 1)
+        fields = [_ColumnField.from_node(draw, points, "points")]
+        if fields[0].shape[-1:] != (2,):
+            raise TypeError(
+                f"points must be a field [n, 2] or [n, ..., 2], but {fields[0].name} has rows of "
+                f"shape {fields[0].shape}"
+            )
+        inner = fields[0].shape[:-1]
+        if visible is not None:
+            fields.append(_ColumnField.from_node(draw, visible, "visible", np.dtype(np.int32)))
+
+        def points_of(rows: DrawRows) -> list[NDArray[Any]]:
+            return geometry.window_points(
+                self._geometry(rows),
+                self.size,
+                [field.column(rows) for field in fields],
+                normalized=normalized,
+                max_points=most,
+                truncate=truncate,
+                refuse=rows.refuse,
+            )
+
+        settings = {
+            "fields": [field.name for field in fields],
+            "normalized": normalized,
+            "truncate": truncate,
+        }
+        outputs = [((most, *inner, 2), np.float32), ((most, *inner), np.int32), ((), np.int32)]
+        mapped, is_visible, count = self._part("points", points_of, outputs, settings)
+        return mapped, is_visible, count
+
+    @do_not_convert
+    def matrix(self) -> DataNode:
+        """Returns the matrix that maps (x, y, 1) of the image to (x, y, 1) of the window's output.
+
+        Returns:
+            A matrix [3, 3], float32, in pixels.
+
+        Raises:
+            TypeError: If the window was made without ``draw``.
+        """
+        self._with_draw("matrix", "any")
+
+        def matrix_of(rows: DrawRows) -> list[NDArray[Any]]:
+            matrix = self._geometry(rows).matrix
+            last = np.broadcast_to([[0.0, 0.0, 1.0]], (len(matrix), 1, 3))
+            return [np.concatenate([matrix, last], axis=1)]
+
+        return self._part("matrix", matrix_of, [((3, 3), np.float32)], {})[0]
+
+    @do_not_convert
+    def _geometry(self, rows: DrawRows) -> Geometry:
+        """Returns the geometry of some rows, which the first call computes."""
+        found: Geometry | None = rows.shared.get(self._name)
+        if found is None:
+            assert self._make is not None and self._image_sizes is not None
+            sizes = rows.sizes_of(self._image_sizes)
+            found = self._make(rows, sizes)
+            for check in self._checks:
+                check(rows, sizes)
+            for operand in found.operands:
+                operand.flags.writeable = False  # several draws receive it
+            rows.shared[self._name] = found
+        return found
+
+    def _part(
+        self,
+        name: str,
+        function: Callable[[DrawRows], list[NDArray[Any]]],
+        outputs: Sequence[tuple[Sequence[int], Any]],
+        settings: dict[str, Any],
+    ) -> tuple[DataNode, ...]:
+        """Returns results of NumPy that depend on the window; see `Draw._compute_from_rows`."""
+        assert self._draw is not None
+        return self._draw._compute_from_rows(
+            function, outputs, name=name, kind=f"Window.{name}", settings=settings, of=self._name
+        )
+
+    def _with_draw(self, method: str, orientation: str) -> Draw:
+        """Returns the draw, for a method that needs it.
+
+        If ``orientation`` is "equal", records are refused whose images their decoder turns.
+
+        Raises:
+            TypeError: If there is none, or the window's images are not those of the records.
+            ValueError: If ``orientation`` is neither "equal" nor "any".
+        """
+        if self._draw is None:
+            raise TypeError(
+                f"Window.{method} needs draw=draw when the window is made, which only graphs over "
+                "a source or Grain have. Over DALI's readers, windows have images and masks"
+            )
+        if method == "matrix":
+            return self._draw
+        if self._field is None:
+            raise _moved(f"{method} refer to the images of the records")
+        image_field = self._field
+        text = (
+            f"the EXIF orientation turns {image_field.name}, and its {method} may refer to the "
+            "stored pixels. If they do, decode with adjust_orientation=False; otherwise pass "
+            "orientation='any'"
+        )
+
+        def check(rows: DrawRows, _: Sizes) -> None:
+            for row in np.flatnonzero(rows.turned(image_field)).tolist():
+                rows.refuse(row, ValueError(text))
+
+        if _is_equal(orientation):
+            self._checks.append(check)
+        return self._draw
+
+    def _window(
+        self, images: DataNode, interp_type: Any, antialias: bool, fill: Any, orientation: str
+    ) -> DataNode:
+        """Returns the window of images or masks; see `image`."""
+        is_equal = _is_equal(orientation)
+        operands = self._operands
+        if self._draw is None:
+            operands = [_checked_in_graph(self._images, images, operands[0]), *operands[1:]]
+        elif images.name != self._images.name:
+            self._check_other(self._draw, images, is_equal)
+        draw = self._draw or draw_of_pipeline()
+        field = None if draw is None else draw._array_field(images)
+        style = Style(interp_type, antialias, fill)
+        if field is not None and field.ndim == 2:
+            new = "C" if field.dali_layout else None
+            images = fn.expand_dims(images, axes=[2], new_axis_names=new)
+        if field is not None and field.dtype == np.bool_:  # which operators do not take
+            images = fn.reinterpret(images, dtype=types.UINT8)
+        elif field is not None and field.dtype not in _RESIZED:
+            style = style._replace(dtype=field.dtype)
+        window: Any = self._pixels(images, operands, self.size, style)
+        if field is not None and field.dtype == np.bool_:
+            window = fn.reinterpret(window, dtype=types.BOOL)
+        if field is not None and field.ndim == 2:
+            window = fn.squeeze(window, axes=[2])
+        return window if draw is None else draw.sized(window, self.size)
+
+    def _check_other(self, draw: Draw, images: DataNode, is_equal: bool) -> None:
+        """Adds a check that other images show the same places as the window's images.
+
+        Raises:
+            TypeError: If the images may have been moved, flipped or resized before.
+        """
+        first, other = self._field, draw._image_field(images)
+        if first is None or other is None:
+            raise _moved("two images of a window must show the same places")
+
+        def check(rows: DrawRows, sizes: Sizes) -> None:
+            one_turns = rows.turned(first) != rows.turned(other)
+            for row in np.flatnonzero(is_equal & one_turns).tolist():
+                text = (
+                    f"the EXIF orientation turns only one of {first.name} and {other.name}. If "
+                    "both fit the image as displayed, pass orientation='any'. If both fit the "
+                    "stored pixels, decode with adjust_orientation=False"
+                )
+                rows.refuse(row, ValueError(text))
+            other_sizes = rows.sizes_of(other)
+            for row in np.flatnonzero((other_sizes != sizes).any(axis=1)).tolist():
+                (height, width), (other_height, other_width) = sizes[row], other_sizes[row]
+                text = (
+                    f"{first.name} has {height} x {width} pixels, but {other.name} has "
+                    f"{other_height} x {other_width}. Both must have the same size"
+                )
+                rows.refuse(row, ValueError(text))
+
+        if first != other:
+            self._checks.append(check)
+
+
+def _is_equal(orientation: str) -> bool:
+    """Returns whether orientations must be equal; raises ValueError for an unknown value."""
+    if orientation not in ("equal", "any"):
+        raise ValueError(f"orientation must be 'equal' or 'any', not {orientation!r}")
+    return orientation == "equal"
+
+
+def _moved(fact: str) -> TypeError:
+    return TypeError(
+        f"{fact}, but these may have been moved, flipped or resized in the graph. Make the window "
+        "of the output of fn.decoders.image or of a field, apply it, and change the results"
+    )
+
+
+class _ColumnField(NamedTuple):
+    """A field with a row for each box or point of a record.
+
+    Attributes:
+        name: The name of the field.
+        shape: The shape of a row.
+        dtype: The dtype of the result.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @staticmethod
+    def from_node(draw: Draw, node: Any, argument: str, dtype: Any = None) -> _ColumnField:
+        """Returns the field of a node of the graph.
+
+        Args:
+            draw: The draw.
+            node: The node.
+            argument: The name of the argument, for errors.
+            dtype: The dtype of the result; None: the dtype of the field, with 32 bits at most.
+
+        Raises:
+            TypeError: If the node is not a field, or its first record shows no rows.
+        """
+        name = draw._field_of(node, argument)
+        kind = draw._kinds[name]
+        if kind.ndim == 0:
+            raise TypeError(
+                f"{argument}: {name} must have a row for each box or point, not a number"
+            )
+        shape: tuple[int, ...] = ()
+        if argument in ("boxes", "points") and kind.ndim == 2:
+            shape = (4,) if argument == "boxes" else (2,)
+        elif kind.ndim > 1:
+            shape = np.shape(draw._example(name))[1:]
+            if len(shape) != kind.ndim - 1:
+                raise TypeError(
+                    f"{argument}: the first record has an empty {name}, which does not show the "
+                    f"shape of its rows. Return arrays [0, ...] of {kind.ndim} dimensions for it"
+                )
+        assert kind.dtype is not None  # fields without a dtype are not in the graph
+        return _ColumnField(
+            name, shape, np.dtype(dtype or _SHORTER.get(kind.dtype.name, kind.dtype))
+        )
+
+    def column(self, rows: DrawRows) -> Column:
+        """Returns the field of some rows."""
+        return Column(self.name, rows.values(self.name), self.shape, self.dtype)
+
+
+def _box_fields(draw: Draw, boxes: Any, columns: Sequence[Any] = ()) -> list[_ColumnField]:
+    """Returns the fields of boxes and their columns.
+
+    Raises:
+        TypeError: If one of them is not such a field.
+    """
+    first = _ColumnField.from_node(draw, boxes, "boxes", np.dtype(np.float32))
+    if first.shape != (4,):
+        raise TypeError(f"boxes must be a field [n, 4], but {first.name} has rows {first.shape}")
+    return [first, *(_ColumnField.from_node(draw, node, "columns") for node in columns)]
+
+
+# Pixels
+
+
+def resized(images: DataNode, operands: Sequence[Any], size: Any, style: Style) -> DataNode:
+    """Resizes windows that lie in their images; the operands are their corners."""
+    as_bytes = style.dtype is not None and style.interp_type == types.INTERP_NN
+    if as_bytes:  # as channels
+        images = fn.reinterpret(images, dtype=types.UINT8)
+    result: Any = fn.resize(
+        images,
+        size=size if isinstance(size, DataNode) else list(size),
+        roi_start=operands[0],
+        roi_end=operands[1],
+        interp_type=style.interp_type,
+        antialias=style.antialias,
+    )
+    if as_bytes and style.dtype is not None:
+        result = fn.reinterpret(result, dtype=dali_type(style.dtype))
+    return result
+
+
+def _placed(images: DataNode, operands: Sequence[Any], size: Pair, style: Style) -> DataNode:
+    """Resizes the visible parts of images, and pads them; see `geometry.placed`."""
+    first, last, extent, place = operands
+    visible = resized(images, (first, last), extent, style)
+    return _sliced(visible, place, size, style.fill)
+
+
+def _sliced(images: DataNode, start: Any, size: Pair, fill: Any) -> DataNode:
+    """Returns parts of images with a layout, padded outside of the images."""
+    sliced: DataNode = fn.slice(
+        images,
+        start=start,
+        shape=list(size),
+        axis_names="HW",
+        out_of_bounds_policy="pad",
+        fill_values=fill,
+    )
+    return sliced
+
+
+def _warped(images: DataNode, operands: Sequence[Any], size: Pair, style: Style) -> DataNode:
+    """Maps images by matrices; see `geometry.affine`.
+
+    Antialiasing needs a resize before, since ``fn.warp_affine`` has none.
+    """
+    if not isinstance(style.fill, (int, float, np.number)):
+        raise ValueError(f"fill must be a number for windows of affine_window, not {style.fill!r}")
+    extent, from_resized, from_image = operands
+    matrix = from_image
+    if style.antialias:
+        smaller: Any = fn.resize(images, size=extent, interp_type=style.interp_type, antialias=True)
+        images, matrix = smaller, from_resized
+    warped: DataNode = fn.warp_affine(
+        images,
+        matrix=matrix,
+        size=list(size),
+        fill_value=float(style.fill),
+        interp_type=style.interp_type,
+        inverse_map=False,
+    )
+    return warped
+
+
+# Windows
+
+
+def _drawn(
+    images: DataNode,
+    size: Pair,
+    draw: Draw,
+    make: Make,
+    operands: Sequence[tuple[Sequence[int], Any]],
+    pixels: Pixels,
+    *,
+    kind: str,
+    settings: dict[str, Any],
+    name: str | None,
+    columns: int = 0,
+    by_center: bool = False,
+) -> Window:
+    """Returns a window that a draw computes.
+
+    Args:
+        images, size, draw, name: As for the public functions.
+        make: Computes the geometry.
+        operands: The shape per sample and the dtype of each of the geometry's operands.
+        pixels: Computes the pixels.
+        kind: The name of the calling function.
+        settings: JSON values that the geometry depends on.
+        columns: The number of uniform numbers that the geometry needs.
+        by_center: Whether the window has only the boxes whose center it contains.
+    """
+    name = draw._named(name)
+    keys = column_keys(name, columns)
+    window = Window(
+        images,
+        size,
+        pixels,
+        draw=draw,
+        name=name,
+        make=lambda rows, sizes: make(rows, rows.uniform(keys), sizes),
+        by_center=by_center,
+    )
+    window._operands = draw._compute_from_rows(
+        lambda rows: window._geometry(rows).operands,
+        operands,
+        name=name,
+        kind=kind,
+        settings=settings,
+    )
+    return window
+
+
+@do_not_convert
+@knows_its_names
+def random_window(
+    images: DataNode,
+    size: int | Pair,
+    *,
+    draw: Draw,
+    scale: Range = (0.08, 1.0),
+    ratio: Range = (3 / 4, 4 / 3),
+    flip: float = 0.0,
+    name: str | None = None,
+) -> Window:
+    """Chooses a window of random area and aspect ratio, as `random_resized_crop` does.
+
+    Args:
+        images: The output of ``fn.decoders.image`` for a field, or a field of arrays; possibly with
+            other colors, by functions of ``dalijax.augment``.
+        size: Height and width of the output, in pixels; an int sets both.
+        draw: The argument ``draw`` of the graph function.
+        scale: Range of the window's share of the image's area.
+        ratio: Range of width / height; its logarithm is uniform.
+        flip: Probability of a horizontal flip.
+        name: Name of the draw; see `dalijax.Draw`.
+
+    Returns:
+        The window, which lies in the image.
+
+    Raises:
+        ValueError: If a size, range or probability is out of bounds.
+        TypeError: If ``draw`` cannot look up the sizes of the images.
+    """
+    settings = {"size": windows.pair(size, "size"), "flip": flip}
+    return random_area(
+        images, size, draw, scale, ratio, flip, name, "augment.random_window", settings
+    )
+
+
+def random_area(
+    images: DataNode,
+    size: int | Pair,
+    draw: Draw,
+    scale: Range,
+    ratio: Range,
+    flip: float,
+    name: str | None,
+    kind: str,
+    settings: dict[str, Any],
+) -> Window:
+    """Returns the window of `random_window`, with further settings."""
+    check_draw(draw, images)
+    pair = windows.pair(size, "size")
+    windows.check_ranges(scale, ratio)
+    check_share("flip", flip)
+
+    def make(_: DrawRows, u: NDArray[np.float32], sizes: Sizes) -> Geometry:
+        corners = windows.flipped(*windows.resized_crops(u, sizes, scale, ratio), u, flip)
+        return geometry.inside(sizes, *corners, pair)
+
+    return _drawn(
+        images,
+        pair,
+        draw,
+        make,
+        [_FLOATS, _FLOATS],
+        resized,
+        kind=kind,
+        settings={"scale": scale, "ratio": ratio, **settings},
+        name=name,
+        columns=windows.COLUMNS + 1,
+    )
+
+
+@do_not_convert
+@knows_its_names
+def scale_window(
+    images: DataNode,
+    size: int | Pair,
+    *,
+    draw: Draw,
+    scale: Range = (0.1, 2.0),
+    flip: float = 0.0,
+    name: str | None = None,
+) -> Window:
+    """Resizes the image at random with its aspect ratio, then crops or pads it.
+
+    This is the large-scale jitter of detectors and segmenters, torchvision's ``ScaleJitter``, then
+    a random crop. An image that is smaller than the output is at the top left.
+
+    Args:
+        images: As for `random_window`.
+        size: Height and width of the output, in pixels; an int sets both.
+        draw: The argument ``draw`` of the graph function.
+        scale: Range of the image's size, as a share of the largest size that fits into the output.
+        flip: Probability of a horizontal flip of the output.
+        name: Name of the draw; see `dalijax.Draw`.
+
+    Returns:
+        The window.
+
+    Raises:
+        ValueError: If a size, range or probability is out of bounds.
+        TypeError: If ``draw`` cannot look up the sizes of the images.
+    """
+    check_draw(draw, images)
+    pair = windows.pair(size, "size")
+    _check_range("scale", scale, "(0.1, 2.0)", above=0)
+    check_share("flip", flip)
+    return _drawn(
+        images,
+        pair,
+        draw,
+        lambda _, u, sizes: geometry.scaled(u.astype(np.float64), sizes, pair, scale, flip),
+        [_FLOATS, _FLOATS, _FLOATS, _INTS],
+        _placed,
+        kind="augment.scale_window",
+        settings={"size": pair, "scale": scale, "flip": flip},
+        name=name,
+        columns=4,
+    )
+
+
+@do_not_convert
+@knows_its_names
+def crop_window(
+    images: DataNode,
+    size: int | Pair,
+    *,
+    draw: Draw,
+    padding: int | Sequence[int] = 0,
+    flip: float = 0.0,
+    name: str | None = None,
+) -> Window:
+    """Chooses a window of the output's size at a random position, as `random_crop` does.
+
+    Args:
+        images: As for `random_window`.
+        size: Height and width of the window and of the output, in pixels; an int sets both.
+        draw: The argument ``draw`` of the graph function.
+        padding: Pixels added around the image: on all sides, (left and right, top and bottom), or
+            (left, top, right, bottom), as in torchvision.
+        flip: Probability of a horizontal flip of the output.
+        name: Name of the draw; see `dalijax.Draw`.
+
+    Returns:
+        The window. An image that is smaller than the window, even with its padding, counts as a bad
+        record.
+
+    Raises:
+        ValueError: If the size, the padding or the probability is invalid.
+        TypeError: If ``draw`` cannot look up the sizes of the images.
+    """
+    settings = {"flip": flip}
+    return random_place(images, size, draw, padding, flip, name, "augment.crop_window", settings)
+
+
+def random_place(
+    images: DataNode,
+    size: int | Pair,
+    draw: Draw,
+    padding: int | Sequence[int],
+    flip: float,
+    name: str | None,
+    kind: str,
+    settings: dict[str, Any],
+) -> Window:
+    """Returns the window of `crop_window`, with further settings."""
+    check_draw(draw, images)
+    pair = windows.pair(size, "size")
+    sides = tuple(padding) if isinstance(padding, Sequence) else (padding,)
+    if len(sides) not in (1, 2, 4) or any(not isinstance(p, int) or p < 0 for p in sides):
+        raise ValueError(f"padding must be 1, 2 or 4 numbers of pixels, not {padding!r}")
+    sides *= 4 // len(sides)
+    check_share("flip", flip)
+
+    def make(rows: DrawRows, u: NDArray[np.float32], sizes: Sizes) -> Geometry:
+        _refuse(rows, windows.too_small(sizes, pair, padding=sides))
+        start = windows.crops(u[:, :2], sizes, pair, sides)
+        flips = u[:, 2] < flip if flip else np.zeros(len(u), np.bool_)
+        found = geometry.cropped(sizes, start, pair, flips)
+        return found if flip else dataclasses.replace(found, operands=found.operands[:1])
+
+    def pixels(images: DataNode, operands: Sequence[Any], size: Pair, style: Style) -> DataNode:
+        sliced: Any = _sliced(with_layout(images, draw), operands[0], size, style.fill)
+        return fn.flip(sliced, horizontal=operands[1]) if flip else sliced
+
+    return _drawn(
+        images,
+        pair,
+        draw,
+        make,
+        [_INTS, ((), np.int32)] if flip else [_INTS],
+        pixels,
+        kind=kind,
+        settings={"size": pair, "padding": sides, **settings},
+        name=name,
+        columns=3 if flip else 2,
+    )
+
+
+@do_not_convert
+@knows_its_names
+def center_window(
+    images: DataNode, size: int | Pair, *, draw: Draw | None = None, resize: int | None = None
+) -> Window:
+    """Selects the center of the image, as `center_crop` does, but pads smaller images.
+
+    Nothing is random. Without ``draw``, over any reader or source, the graph computes the window,
+    which then has images and masks only.
+
+    Args:
+        images: As for `random_window`; without ``draw`` any images [height, width, channels].
+        size: Height and width of the output, in pixels; an int sets both.
+        draw: The argument ``draw`` of the graph function, or None.
+        resize: Length to which the image's shorter side is resized before, in pixels; None: the
+            image is not resized.
+
+    Returns:
+        The window. An image that is smaller than the output is padded on all sides.
+
+    Raises:
+        ValueError: If a size is invalid.
+        TypeError: If ``draw`` cannot look up the sizes of the images.
+    """
+    pair, shorter = windows.pair(size, "size"), shorter_side(resize)
+    if draw is None:
+        check_images(images)
+        sizes, scaled, room = center_in_graph(images, pair, shorter)
+        offset = half(dali_math.max(-room, 0)) - half(dali_math.max(room, 0))
+        return Window(images, pair, _placed, _placed_in_graph(sizes, scaled, offset, pair))
+    check_draw(draw, images)
+    return _drawn(
+        images,
+        pair,
+        draw,
+        lambda _, u, sizes: geometry.centered(sizes, pair, shorter),
+        [_FLOATS, _FLOATS, _FLOATS, _INTS],
+        _placed,
+        kind="augment.center_window",
+        settings={"size": pair, "resize": resize},
+        name=None,
+    )
+
+
+def center_part(images: DataNode, pair: Pair, draw: Draw, shorter: int | None) -> Window:
+    """Returns the window of `center_crop`; smaller images count as bad records."""
+
+    def make(rows: DrawRows, _: NDArray[np.float32], sizes: Sizes) -> Geometry:
+        _refuse(rows, windows.too_small(sizes, pair, shorter=shorter))
+        return geometry.inside(sizes, *windows.central_crops(sizes, pair, shorter), pair)
+
+    return _drawn(
+        images,
+        pair,
+        draw,
+        make,
+        [_FLOATS, _FLOATS],
+        resized,
+        kind="augment.center_crop",
+        settings={"size": pair, "resize": shorter},
+        name=None,
+    )
+
+
+@do_not_convert
+@knows_its_names
+def fit_window(images: DataNode, size: int | Pair, *, draw: Draw | None = None) -> Window:
+    """Selects the whole image, resized with its aspect ratio, and padded at the bottom or right.
+
+    Use it to evaluate detectors. Nothing is random. Without ``draw``, over any reader or source,
+    the graph computes the window, which then has images and masks only.
+
+    Args:
+        images: As for `random_window`; without ``draw`` any images [height, width, channels].
+        size: Height and width of the output, in pixels; an int sets both.
+        draw: The argument ``draw`` of the graph function, or None.
+
+    Returns:
+        The window.
+
+    Raises:
+        ValueError: If the size is invalid.
+        TypeError: If ``draw`` cannot look up the sizes of the images.
+    """
+    pair = windows.pair(size, "size")
+    if draw is None:
+        check_images(images)
+        sizes = sizes_in_graph(images)
+        scaled = _fit_in_graph(sizes, pair)
+        return Window(images, pair, _placed, _placed_in_graph(sizes, scaled, 0 * sizes, pair))
+    check_draw(draw, images)
+    return _drawn(
+        images,
+        pair,
+        draw,
+        lambda _, u, sizes: geometry.fitted(sizes, pair),
+        [_FLOATS, _FLOATS, _FLOATS, _INTS],
+        _placed,
+        kind="augment.fit_window",
+        settings={"size": pair},
+        name=None,
+    )
+
+
+@do_not_convert
+@knows_its_names
+def iou_window(
+    images: DataNode,
+    boxes: DataNode,
+    size: int | Pair,
+    *,
+    draw: Draw,
+    format: str = "xyxy",
+    normalized: bool = False,
+    options: Sequence[float] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0),
+    scale: Range = (0.3, 1.0),
+    ratio: Range = (0.5, 2.0),
+    flip: float = 0.0,
+    name: str | None = None,
+) -> Window:
+    """Chooses a window that overlaps with a box: torchvision's ``RandomIoUCrop`` (Liu et al., SSD).
+
+    Each round chooses one of ``options``, a least intersection over union, and tries 40 windows
+    that contain the center of a box. A window is used if its overlap with one of these boxes is at
+    least the option; an option of 1 or more uses the whole image. After 32 rounds, in which
+    torchvision would go on, the whole image is used.
+
+    Args:
+        images: As for `random_window`.
+        boxes: A field of boxes, [n, 4].
+        size: Height and width of the output, in pixels; an int sets both.
+        draw: The argument ``draw`` of the graph function.
+        format, normalized: The form of the boxes; see `Window.boxes`.
+        options: The least overlaps.
+        scale: Range of the window's share of the height and of the width of the image.
+        ratio: Range of width / height of the window.
+        flip: Probability of a horizontal flip.
+        name: Name of the draw; see `dalijax.Draw`.
+
+    Returns:
+        The window, which has the boxes whose centers it contains.
+
+    Raises:
+        ValueError: If a size, range or probability is out of bounds.
+        TypeError: If ``draw`` cannot look up the sizes of the images, or ``boxes`` is not a field
+            of the records.
+    """
+    check_draw(draw, images)
+    pair = windows.pair(size, "size")
+    windows.check_ranges(scale, ratio)
+    check_share("flip", flip)
+    form = _box_form(format, normalized)
+    levels = [float(option) for option in options]
+    if not levels:
+        raise ValueError("options must be a list of at least one overlap, such as (0.5, 1.0)")
+    (field,) = _box_fields(draw, boxes)
+    name = draw._named(name)
+    keys = column_keys(name, 1 + iou_crops.NUMBERS)
+
+    def make(rows: DrawRows, u: NDArray[np.float32], sizes: Sizes) -> Geometry:
+        refusals = geometry.Refusals(rows.refuse)
+        (values,), counts = geometry.joined([field.column(rows)], refusals)
+        records = np.repeat(np.arange(len(sizes)), counts)
+        corners = geometry.image_boxes(values, form, sizes, records, field.name, refusals)
+        start, end = iou_crops.choose(
+            lambda some, part: uniform(rows.records[some], keys[1:][part]),
+            sizes,
+            corners,
+            records,
+            levels=levels,
+            scale=scale,
+            ratio=ratio,
+        )
+        return geometry.inside(sizes, *windows.flipped(start, end, u, flip), pair)
+
+    settings = {
+        "size": pair,
+        "boxes": field.name,
+        "format": format,
+        "normalized": normalized,
+        "options": levels,
+        "scale": scale,
+        "ratio": ratio,
+        "flip": flip,
+    }
+    return _drawn(
+        images,
+        pair,
+        draw,
+        make,
+        [_FLOATS, _FLOATS],
+        resized,
+        kind="augment.iou_window",
+        settings=settings,
+        name=name,
+        columns=1,
+        by_center=True,
+    )
+
+
+@do_not_convert
+@knows_its_names
+def affine_window(
+    images: DataNode,
+    size: int | Pair,
+    *,
+    draw: Draw,
+    degrees: float | Range = 0.0,
+    translate: Range = (0.0, 0.0),
+    scale: Range = (1.0, 1.0),
+    shear: float | Range = 0.0,
+    flip: float = 0.0,
+    name: str | None = None,
+) -> Window:
+    """Rotates, shifts, scales and shears the image at random: torchvision's ``RandomAffine``.
+
+    The image is first resized with its aspect ratio to fit into the output, and centered there.
+
+    Args:
+        images: As for `random_window`.
+        size: Height and width of the output, in pixels; an int sets both.
+        draw: The argument ``draw`` of the graph function.
+        degrees: Range (low, high) of the clockwise rotation around the center, or a number d for
+            (-d, d).
+        translate: Greatest shift along the width and along the height, as shares of the output's.
+            Shifts are whole pixels.
+        scale: Range of the scale.
+        shear: Range (low, high) of the shear parallel to the width, in degrees, or a number s for
+            (-s, s).
+        flip: Probability of a horizontal flip, before the other changes.
+        name: Name of the draw; see `dalijax.Draw`.
+
+    Returns:
+        The window. Its images take one ``fill`` for all channels.
+
+    Raises:
+        ValueError: If a size, range or probability is out of bounds.
+        TypeError: If ``draw`` cannot look up the sizes of the images.
+    """
+    check_draw(draw, images)
+    pair = windows.pair(size, "size")
+    check_share("flip", flip)
+    ranges = {
+        "degrees": _around_zero("degrees", degrees, np.inf),
+        "translate": translate,
+        "scale": scale,
+        "shear": _around_zero("shear", shear, 90),
+    }
+    _check_range("scale", scale, "(0.8, 1.2)", above=0)
+    for share in _pair_of_numbers("translate", translate, "(0.1, 0.1)"):
+        check_share("translate", share)
+    return _drawn(
+        images,
+        pair,
+        draw,
+        lambda _, u, sizes: geometry.affine(u.astype(np.float64), sizes, pair, flip=flip, **ranges),
+        [_FLOATS, _MATRIX, _MATRIX],
+        _warped,
+        kind="augment.affine_window",
+        settings={"size": pair, **ranges, "flip": flip},
+        name=name,
+        columns=6,
+    )
+
+
+def _refuse(rows: DrawRows, texts: Mapping[int, str]) -> None:
+    """Refuses rows, with an error message for each."""
+    for row, text in texts.items():
+        rows.refuse(row, ValueError(text))
+
+
+def _box_form(format: str, normalized: bool) -> BoxForm:
+    """Returns the form of boxes; raises ValueError for an unknown format."""
+    if format not in geometry.FORMATS:
+        raise ValueError(f"format must be one of {geometry.FORMATS}, not {format!r}")
+    return BoxForm(format, bool(normalized))
+
+
+def shorter_side(resize: int | None) -> int | None:
+    """Returns the length of an image's shorter side after resizing, or None; checks it."""
+    if resize is None:
+        return None
+    return whole_number("resize", resize, "a number of pixels, 1 or more, or None", 1)
+
+
+def _pair_of_numbers(name: str, value: Any, example: str) -> tuple[float, float]:
+    """Returns a pair of numbers; raises TypeError for other values."""
+    is_pair = isinstance(value, (tuple, list)) and len(value) == 2
+    if not is_pair or not all(isinstance(x, (int, float, np.number)) for x in value):
+        raise TypeError(f"{name} must be a pair of numbers such as {example}, not {value!r}")
+    return value[0], value[1]
+
+
+def _check_range(name: str, value: Any, example: str, above: float) -> None:
+    """Raises TypeError or ValueError unless a value is (low, high), in order and above a number."""
+    low, high = _pair_of_numbers(name, value, example)
+    if not above < low <= high < np.inf:
+        raise ValueError(f"{name} must be (low, high) with {above} < low <= high, not {value!r}")
+
+
+def _around_zero(name: str, value: Any, most: float) -> Range:
+    """Returns a range, given as (low, high), or as a number x for (-x, x).
+
+    Raises:
+        TypeError: If the value is neither.
+        ValueError: If the range is out of order, or reaches ``most``.
+    """
+    if isinstance(value, (int, float, np.number)):
+        value = (-abs(value), abs(value))
+    low, high = _pair_of_numbers(name, value, "(-10, 10)")
+    if not -most < low <= high < most:
+        raise ValueError(f"{name} must be (low, high) in order and within {most}, not {value!r}")
+    return low, high
+
+
+# Windows that the graph computes
+
+
+def center_in_graph(images: DataNode, size: Pair, shorter: int | None) -> tuple[Any, Any, Any]:
+    """Returns the sizes of images, their sizes after resizing, and how much these exceed a window.
+
+    All are DataNodes, int64 [2]. The sizes equal the results of `windows.resized`.
+    """
+    sizes = sizes_in_graph(images)
+    scaled = sizes
+    if shorter is not None:
+        scaled = sizes * shorter // dali_math.min(sizes[0], sizes[1])
+    return sizes, scaled, scaled - types.Constant(np.array(size, np.int64))
+
+
+def half(room: Any) -> Any:
+    """Returns half of a DataNode of integers, 0 or more, rounded to even as `numpy.rint` does."""
+    floor = room // 2
+    return floor + room % 2 * (floor % 2)
+
+
+def _fit_in_graph(sizes: Any, size: Pair) -> Any:
+    """Returns the sizes of images that are resized to fit into an output; see `geometry.fitted`."""
+    exact = fn.cast(sizes, dtype=types.FLOAT64)
+    factors = types.Constant(np.array(size, np.float64)) / exact
+    scaled = dali_math.floor(exact * dali_math.min(factors[0], factors[1]) + 0.5)
+    limit = types.Constant(np.array(size, np.int64))
+    return dali_math.clamp(fn.cast(scaled, dtype=types.INT64), 1, limit)
+
+
+def _placed_in_graph(sizes: Any, scaled: Any, offset: Any, size: Pair) -> list[Any]:
+    """Returns the operands of `geometry.placed` as DataNodes."""
+    low = dali_math.max(offset, 0)
+    high = dali_math.min(offset + scaled, types.Constant(np.array(size, np.int64)))
+    back = fn.cast(sizes, dtype=types.FLOAT64) / fn.cast(scaled, dtype=types.FLOAT64)
+    corners = [(edge - offset) * back for edge in (low, high)]
+    floats = [fn.cast(value, dtype=types.FLOAT) for value in (*corners, high - low)]
+    return [*floats, fn.cast(-low, dtype=types.INT32)]
+
+
+def _checked_in_graph(images: DataNode, other: DataNode, operand: Any) -> Any:
+    """Returns an operand of a window, after a check that other images have equal sizes.
+
+    DALI has no operator that raises an error: a slice outside of its input does.
+    """
+    if other.name == images.name:
+        return operand
+    difference = dali_math.abs(sizes_in_graph(images) - sizes_in_graph(other))
+    start = fn.cast(difference[0] + difference[1], dtype=types.INT32)
+    zero: Any = fn.slice(types.Constant(np.zeros(1, np.float32)), start=start, shape=[1], axes=[0])
+    return operand + zero

@@ -1,0 +1,505 @@
+"""Windows: masks, boxes and points follow the image, compared with the matrix and with loops."""
+
+import io
+
+import jax
+import numpy as np
+import pytest
+from nvidia.dali import fn, types
+from PIL import Image
+
+from dalijax import augment, data_iterator, sources
+from dalijax.errors import BatchError, StateError
+
+MAKERS = {
+    "random": lambda im, boxes, draw: augment.random_window(
+        im, 96, draw=draw, scale=(0.3, 1), flip=0.5, name="w"
+    ),
+    "scale": lambda im, boxes, draw: augment.scale_window(
+        im, (96, 80), draw=draw, scale=(0.5, 2), flip=0.5, name="w"
+    ),
+    "crop": lambda im, boxes, draw: augment.crop_window(
+        im, 56, draw=draw, padding=9, flip=0.5, name="w"
+    ),
+    "center": lambda im, boxes, draw: augment.center_window(im, 96, draw=draw),
+    "center resized": lambda im, boxes, draw: augment.center_window(
+        im, (90, 96), draw=draw, resize=80
+    ),
+    "fit": lambda im, boxes, draw: augment.fit_window(im, (96, 120), draw=draw),
+    "iou": lambda im, boxes, draw: augment.iou_window(im, boxes, 96, draw=draw, flip=0.5, name="w"),
+    "affine": lambda im, boxes, draw: augment.affine_window(
+        im, (96, 110), draw=draw, degrees=30, scale=(0.7, 1.4), translate=(0.2, 0.1), shear=10,
+        flip=0.5, name="w",
+    ),
+}  # fmt: skip
+
+
+def encoded(image, orientation=0, form="PNG"):
+    file, exif = io.BytesIO(), Image.Exif()
+    if orientation:
+        exif[0x112] = orientation
+    Image.fromarray(image).save(file, form, exif=exif)
+    return file.getvalue()
+
+
+def make_records(count=48, seed=0):
+    """Records with 0 to 3 boxes. ``places`` has the coordinates (x, y) of each pixel."""
+    rng = np.random.default_rng(seed)
+    records = []
+    for number in range(count):
+        height, width = rng.integers(60, 200, 2)
+        corner = rng.uniform(-10, [width - 20, height - 20], (number % 4, 2))
+        boxes = np.concatenate([corner, corner + rng.uniform(11, 60, (number % 4, 2))], axis=1)
+        records.append(
+            {
+                "data": encoded(rng.integers(0, 256, (height, width, 3), np.uint8)),
+                "places": np.stack(np.meshgrid(range(width), range(height)), axis=2).astype(
+                    "int32"
+                ),
+                "boxes": boxes.astype(np.float32),
+                "ids": rng.integers(0, 1000, number % 4),
+                "corners": boxes.reshape(-1, 2, 2).astype(np.float32),
+                "sizes": np.array([width, height], np.int32),
+            }
+        )
+    return records
+
+
+RECORDS = make_records()
+
+
+def graph(make, **options):
+    @data_iterator(shuffle=options.pop("shuffle", False))
+    def windows(data, places, boxes, ids, corners, sizes, *, draw):
+        window = make(fn.decoders.image(data), boxes, draw)
+        kept, kept_ids, kept_corners, count = window.boxes(boxes, ids, corners, max_boxes=5)
+        points, visible, num_points = window.points(corners, max_points=5)
+        return {
+            "image": window.image(fn.decoders.image(data)),
+            "places": window.mask(places, fill=-1),
+            "boxes": kept,
+            "ids": kept_ids,
+            "corners": kept_corners,
+            "count": count,
+            "points": points,
+            "visible": visible,
+            "num_points": num_points,
+            "matrix": window.matrix(),
+            "sizes": sizes,
+        }
+
+    return windows
+
+
+def run(make, records=RECORDS, batch_size=8, **call):
+    batches = list(graph(make)(source=sources.Records(records), batch_size=batch_size, **call))
+    return {key: np.concatenate([np.asarray(b[key]) for b in batches]) for key in batches[0]}
+
+
+def by_loops(record, matrix, size, by_center):
+    """Returns the index and the box of each box in a window, computed box by box."""
+    (width, height), found = record["sizes"], []
+    for number, (x0, y0, x1, y1) in enumerate(record["boxes"].astype(float)):
+        x, y = np.clip([x0, x1], 0, width), np.clip([y0, y1], 0, height)
+        corners = matrix @ [[x[0], x[1], x[0], x[1]], [y[0], y[0], y[1], y[1]], np.ones(4)]
+        low, high = (np.clip(edge(corners[:2], axis=1), 0, size) for edge in (np.min, np.max))
+        center = matrix @ [(x0 + x1) / 2, (y0 + y1) / 2, 1]
+        is_inside = (center[:2] > 0).all() and (center[:2] < size).all()
+        if (high - low >= 1 - 1e-6).all() and (is_inside or not by_center):
+            found.append((number, [*low, *high]))
+    return found
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_everything_follows_the_matrix(name):
+    result = run(MAKERS[name])
+    height, width = result["image"].shape[1:3]
+    centers = np.stack(np.meshgrid(np.arange(width), np.arange(height)), axis=2) + 0.5
+    num_boxes = num_differing = 0
+    for row, record in enumerate(RECORDS):
+        matrix = result["matrix"][row].astype(float)
+        inverse = np.linalg.inv(matrix)
+        places = centers @ inverse[:2, :2].T + inverse[:2, 2]
+        expected = np.floor(places).astype(int)
+        is_outside = ((places < 0) | (places >= record["sizes"])).any(axis=2)
+        expected[is_outside] = -1
+        is_at_edge = (np.abs(places - np.rint(places)) < 2e-3).any(axis=2)
+        differs = (expected != result["places"][row]).any(axis=2)
+        assert not (differs & ~is_at_edge).any()
+        num_differing += differs.sum()
+
+        boxes = by_loops(record, matrix, (width, height), name == "iou")
+        count = result["count"][row]
+        assert count == len(boxes)
+        indices = [number for number, _ in boxes]
+        np.testing.assert_allclose(
+            result["boxes"][row, :count], np.reshape([box for _, box in boxes], (-1, 4)), atol=2e-3
+        )
+        np.testing.assert_array_equal(result["ids"][row, :count], record["ids"][indices])
+        np.testing.assert_array_equal(result["corners"][row, :count], record["corners"][indices])
+        assert (result["ids"][row, count:] == -1).all() and not result["boxes"][row, count:].any()
+
+        total = len(record["boxes"])
+        points = record["corners"].astype(float) @ matrix[:2, :2].T + matrix[:2, 2]
+        assert result["num_points"][row] == total and not result["points"][row, total:].any()
+        np.testing.assert_allclose(result["points"][row, :total], points, atol=2e-3)
+        is_seen = (points >= 0) & (points < (width, height))
+        is_seen &= (record["corners"] >= 0) & (record["corners"] < record["sizes"])
+        np.testing.assert_array_equal(result["visible"][row, :total], is_seen.all(axis=2))
+        num_boxes += count
+    assert num_boxes > 20 and num_differing < result["places"].size / 100
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_windows_depend_only_on_the_record(name):
+    expected = run(MAKERS[name])
+    devices = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
+    sharding = jax.sharding.NamedSharding(devices, jax.sharding.PartitionSpec("data"))
+    for result in (run(MAKERS[name], batch_size=3), run(MAKERS[name], sharding=sharding)):
+        for key, values in expected.items():
+            np.testing.assert_array_equal(result[key][: len(values)], values)
+
+
+@pytest.mark.parametrize("name", ("random", "center", "iou", "affine"))
+def test_windows_resume(name):
+    def iterator(make):
+        source = sources.Records(RECORDS)
+        return graph(make, shuffle=True)(source=source, batch_size=8, seed=3)
+
+    first = iterator(MAKERS[name])
+    for _ in range(2):
+        next(first)
+    state = first.get_state()
+    second = iterator(MAKERS[name])
+    second.set_state(state)
+    for left, right in zip(first, second, strict=True):
+        assert left.keys() == right.keys()
+        for key in left:
+            np.testing.assert_array_equal(left[key], right[key])
+    for other in {"random", "scale", "fit"} - {name}:
+        with pytest.raises(StateError, match="window"):
+            iterator(MAKERS[other]).set_state(state)
+
+
+SCALE = {"scale": (0.2, 0.9), "flip": 0.5, "name": "a"}
+EQUAL = {
+    "random": (
+        lambda x, d: augment.random_resized_crop(x, (50, 40), draw=d, **SCALE),
+        lambda x, d: augment.random_window(x, (50, 40), draw=d, **SCALE).image(x),
+    ),
+    "crop": (
+        lambda x, d: augment.random_crop(x, 60, draw=d, padding=3, fill_value=9),
+        lambda x, d: augment.crop_window(x, 60, draw=d, padding=3).image(x, fill=9),
+    ),
+    "center": (
+        lambda x, d: augment.center_crop(x, 48, draw=d, resize=70),
+        lambda x, d: augment.center_window(x, 48, draw=d, resize=70).image(x),
+    ),
+    "center in the graph": (
+        lambda x, d: augment.center_window(x, (90, 151), draw=d).image(x, fill=7),
+        lambda x, d: augment.center_window(x, (90, 151)).image(x, fill=7),
+    ),
+    "center resized in the graph": (
+        lambda x, d: augment.center_window(x, (90, 150), draw=d, resize=99).image(x, fill=7),
+        lambda x, d: augment.center_window(x, (90, 150), resize=99).image(x, fill=7),
+    ),
+    "fit in the graph": (
+        lambda x, d: augment.fit_window(x, (90, 150), draw=d).image(x),
+        lambda x, d: augment.fit_window(x, (90, 150)).image(x),
+    ),
+    "own pixels": (
+        lambda x, d: augment.random_window(x, 40, draw=d, name="a").image(x),
+        lambda x, d: augment.random_window(
+            augment.color_jitter(x, draw=d, brightness=0.5, name="b"), 40, draw=d, name="a"
+        ).image(x),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_equal_windows_have_equal_pixels(name):
+    def images(call):
+        @data_iterator(output_map=["x"], shuffle=False)
+        def window(data, *, draw):
+            return call(fn.decoders.image(data), draw)
+
+        batches = window(source=sources.Records(RECORDS), batch_size=16)
+        return np.concatenate([batch["x"] for batch in batches])
+
+    np.testing.assert_array_equal(*map(images, EQUAL[name]))
+
+
+def outputs(function, records=RECORDS, **call):
+    """Returns the first batch of a graph function's output."""
+    source = sources.Records(records)
+    iterator = data_iterator(function, output_map=["x"], shuffle=False, **call)
+    return next(iterator(source=source, batch_size=len(records)))
+
+
+@pytest.mark.parametrize(
+    "dtype", ("bool", "uint8", "int8", "uint16", "int16", "int32", "uint32", "float16", "float32")
+)
+@pytest.mark.parametrize("shape", ((40, 60), (40, 60, 2)), ids=str)
+def test_masks_of_each_dtype(dtype, shape):
+    mask = np.random.default_rng(0).integers(0, 2 if dtype == "bool" else 120, shape).astype(dtype)
+
+    def flat(mask, *, draw):
+        return augment.center_window(mask, (50, 30), draw=draw).mask(mask, fill=1)
+
+    result = np.asarray(outputs(flat, [{"mask": mask}])["x"])[0]
+    expected = np.ones((50, 30, *shape[2:]), dtype)
+    expected[5:45] = mask[:, 15:45]
+    assert result.dtype == expected.dtype
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("form", ("xyxy", "xywh", "cxcywh", "yxyx"))
+@pytest.mark.parametrize("normalized", (False, True), ids=("pixels", "shares"))
+def test_forms_of_boxes(form, normalized):
+    def formed(boxes, sizes):
+        left, top, right, bottom = (boxes / np.tile(sizes, 2) if normalized else boxes).T
+        return np.stack(
+            {
+                "xyxy": (left, top, right, bottom),
+                "xywh": (left, top, right - left, bottom - top),
+                "cxcywh": ((left + right) / 2, (top + bottom) / 2, right - left, bottom - top),
+                "yxyx": (top, left, bottom, right),
+            }[form],
+            axis=1,
+        ).astype(np.float32)
+
+    def boxes_of(data, boxes, *, draw, **options):
+        window = augment.random_window(fn.decoders.image(data), 96, draw=draw, name="a")
+        return window.boxes(boxes, max_boxes=3, **options)[0]
+
+    plain = np.asarray(outputs(lambda data, boxes, *, draw: boxes_of(data, boxes, draw=draw))["x"])
+    records = [{**r, "boxes": formed(r["boxes"].astype(float), r["sizes"])} for r in RECORDS]
+    options = {"format": form, "normalized": normalized}
+    result = np.asarray(
+        outputs(lambda data, boxes, *, draw: boxes_of(data, boxes, draw=draw, **options), records)[
+            "x"
+        ]
+    )
+    for row, expected in zip(result, plain):
+        np.testing.assert_allclose(row, formed(expected.astype(float), [96, 96]), atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "padding", "result"),
+    (("int64", -1, "int32"), ("int8", -1, "int8"), ("uint8", 0, "uint8"), ("bool", 0, "bool"),
+     ("float64", 0, "float32"), ("uint64", 0, "uint32")),
+)  # fmt: skip
+def test_columns_are_padded(dtype, padding, result):
+    box = np.array([[2, 2, 30, 30]], np.float32)
+    column = np.ones((1, 2), dtype)
+    records = [{"image": np.zeros((40, 40, 3), np.uint8), "boxes": box, "column": column}]
+
+    def columns(image, boxes, column, *, draw):
+        return augment.fit_window(image, 40, draw=draw).boxes(boxes, column, max_boxes=2)[1]
+
+    found = np.asarray(outputs(columns, records)["x"])[0]
+    assert found.dtype == result and found.tolist() == [[1, 1], [padding, padding]]
+
+
+def bad(record, text, function, **call):
+    """Checks that a record is refused with a text, and that only its row is masked."""
+    good = {**RECORDS[3], "mask": np.zeros((*RECORDS[3]["sizes"][::-1], 1), np.uint8)}
+    records = [good, {**good, **record}, good]
+    with pytest.raises(BatchError, match=text) as raised:
+        outputs(function, records)
+    assert "record 1" in str(raised.value)
+    batch = outputs(function, records, on_error="mask", mask="valid")
+    assert np.asarray(batch["valid"]).tolist() == [True, False, True]
+
+
+def labelled(data, mask, boxes, ids, corners, *, draw):
+    image = fn.decoders.image(data)
+    window = augment.random_window(image, 32, draw=draw)
+    boxes, ids, count = window.boxes(boxes, ids, max_boxes=3, min_size=0)
+    points, visible, num_points = window.points(corners, max_points=4)
+    total = fn.cast(count + num_points, dtype=types.FLOAT)
+    total += fn.reductions.sum(boxes) + fn.reductions.sum(fn.cast(ids, dtype=types.FLOAT))
+    total += fn.reductions.sum(points) + fn.reductions.sum(fn.cast(visible, dtype=types.FLOAT))
+    return total + fn.reductions.sum(fn.cast(window.mask(mask), dtype=types.FLOAT))
+
+
+NUMBERS = np.zeros((70, 90, 3), np.uint8)
+BOX = [10.0, 10, 30, 30]
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    (
+        ({"mask": np.zeros((9, 7, 1), np.uint8)}, "pixels, but mask has 9 x 7"),
+        (
+            {"boxes": np.array([[10, 10, 5, 30]] * 3, np.float32)},
+            r"the box \[10.0, 10.0, 5.0, 30.0\]",
+        ),
+        ({"boxes": np.array([[900, 10, 950, 30]] * 3, np.float32)}, "does not lie in the image"),
+        ({"boxes": np.array([[0.1, 0.1, 0.9, 0.9]] * 3, np.float32)}, "normalized=False"),
+        ({"boxes": np.array([[np.nan] * 4] * 3, np.float32)}, "does not lie in the image"),
+        ({"boxes": np.array([BOX] * 2, np.float32)}, "ids has 3 rows, but boxes has 2"),
+        ({"ids": np.array([1, 2, 1 << 40])}, "does not fit into int32"),
+        (
+            {"corners": np.zeros((9, 2, 2), np.float32)},
+            "9 points in the window, more than max_points=4",
+        ),
+        ({"corners": np.full((3, 2, 2), np.inf, np.float32)}, "not a finite number"),
+        (
+            {"corners": np.zeros((3, 3, 2), np.float32)},
+            r"numbers \[n, 2, 2\], not float32 \[3, 3, 2\]",
+        ),
+        (
+            {"data": encoded(NUMBERS, 3), "mask": NUMBERS[..., :1]},
+            "EXIF orientation turns .*adjust_orientation=False",
+        ),
+    ),
+)
+def test_bad_records_are_named(record, text):
+    bad(record, text, labelled)
+
+
+def test_too_many_boxes_are_refused_or_truncated():
+    boxes = np.array([[0, 0, 5 + k, 9] for k in range(3)], np.float32)
+    records = [{"image": np.zeros((40, 40, 3), np.uint8), "boxes": boxes}]
+
+    def of(truncate):
+        def few(image, boxes, *, draw):
+            window = augment.fit_window(image, 40, draw=draw)
+            return window.boxes(boxes, max_boxes=2, truncate=truncate)[0]
+
+        return np.asarray(outputs(few, records)["x"])[0]
+
+    with pytest.raises(BatchError, match="3 boxes in the window, more than max_boxes=2"):
+        of(False)
+    np.testing.assert_array_equal(of(True), boxes[:2])
+
+
+def test_orientations_may_be_stated():
+    image = np.zeros((70, 90, 3), np.uint8)
+    image[:35, :45] = 255
+    record = {"mask": image[..., :1], "boxes": np.array([[0, 0, 45, 35]], np.float32)}
+
+    def window(data, mask, boxes, *, draw, adjust, orientation):
+        image = fn.decoders.image(data, adjust_orientation=adjust)
+        fit = augment.fit_window(image, 90, draw=draw)
+        found = fit.mask(mask, orientation=orientation, fill=0)
+        box = fit.boxes(boxes, orientation=orientation, max_boxes=1)[0]
+        return fn.cat(fit.image(image, orientation=orientation)[:, :, :1], found, axis=2), box
+
+    # Drawn on the image as it is displayed; and drawn on the stored pixels.
+    for data, adjust, orientation in (
+        (encoded(image[::-1, ::-1], 3), True, "any"),
+        (encoded(image, 3), False, "equal"),
+        (encoded(np.rot90(image, -1), 8), True, "any"),
+    ):
+
+        def given(data, mask, boxes, *, draw, adjust=adjust, orientation=orientation):
+            return window(data, mask, boxes, draw=draw, adjust=adjust, orientation=orientation)
+
+        source = sources.Records([{**record, "data": data}])
+        batch = next(data_iterator(given, output_map=["x", "box"])(source=source, batch_size=1))
+        pixels, box = np.asarray(batch["x"])[0], np.asarray(batch["box"])[0, 0]
+        np.testing.assert_array_equal(pixels[..., 0], pixels[..., 1])
+        assert pixels[..., 0].astype(bool).sum() == np.prod(box[2:] - box[:2])
+
+
+def wrong(call):
+    def function(data, boxes, ids, sizes, places, *, draw):
+        image = fn.decoders.image(data)
+        return call(image, boxes, ids, sizes, places, draw)
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    (
+        (
+            lambda x, b, i, s, p, d: augment.random_window(
+                augment.flip(x, draw=d), 32, draw=d
+            ).boxes(b),
+            TypeError,
+            "may have been moved, flipped or resized",
+        ),
+        (
+            lambda x, b, i, s, p, d: augment.random_window(
+                augment.random_window(x, 64, draw=d).image(x), 32, draw=d
+            ).boxes(b),
+            TypeError,
+            "may have been moved",
+        ),
+        (
+            lambda x, b, i, s, p, d: augment.random_window(x, 32, draw=d).image(
+                augment.flip(x, draw=d)
+            ),
+            TypeError,
+            "two images of a window must show the same places",
+        ),
+        (
+            lambda x, b, i, s, p, d: augment.random_window(x, 32, draw=d).mask(
+                draw_sized(d, fn.resize(x, size=[40, 40]))
+            ),
+            TypeError,
+            "two images of a window must show the same places",
+        ),
+        (
+            lambda x, b, i, s, p, d: augment.random_window(x, 32, draw=d).boxes(b + 1.0),
+            TypeError,
+            "boxes must be a field of the records.*not the result of .*Arithmetic",
+        ),
+        (
+            lambda x, b, i, s, p, d: augment.fit_window(x, 32).boxes(b),
+            TypeError,
+            "Window.boxes needs draw=draw",
+        ),
+        (
+            lambda x, b, i, s, p, d: augment.fit_window(x, 32, draw=d).boxes(b, format="yxxy"),
+            ValueError,
+            "format must be one of .*'yxxy'",
+        ),
+        (
+            lambda x, b, i, s, p, d: augment.fit_window(x, 32, draw=d).boxes(p),
+            TypeError,
+            "boxes must be a field",
+        ),
+        (
+            lambda x, b, i, s, p, d: augment.fit_window(x, 32, draw=d).boxes(b, orientation="same"),
+            ValueError,
+            "orientation must be 'equal' or 'any'",
+        ),
+        (
+            lambda x, b, i, s, p, d: augment.affine_window(x, 32, draw=d, scale=(0, 1)),
+            ValueError,
+            "scale must be .low, high. with 0 < low",
+        ),
+        (
+            lambda x, b, i, s, p, d: augment.affine_window(x, 32, draw=d, shear=90),
+            ValueError,
+            "shear must be",
+        ),
+        (
+            lambda x, b, i, s, p, d: augment.affine_window(x, 32, draw=d).image(x, fill=(1, 2, 3)),
+            ValueError,
+            "fill must be a number",
+        ),
+    ),
+)
+def test_misuse_is_refused(call, error, text):
+    with pytest.raises(error, match=text):
+        outputs(wrong(call))
+
+
+def draw_sized(draw, images):
+    return draw.sized(images, (40, 40))
+
+
+def test_a_window_without_draw_refuses_images_of_other_sizes():
+    def pair(data, places):
+        image = fn.decoders.image(data)
+        return augment.fit_window(image, 32).mask(places)
+
+    records = [{**RECORDS[0], "places": RECORDS[1]["places"]}]
+    with pytest.raises(RuntimeError, match="(?i)slice"):
+        outputs(pair, records)
+    assert outputs(pair, RECORDS[:1])["x"].shape == (1, 32, 32, 2)
