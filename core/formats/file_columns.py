@@ -36,9 +36,10 @@ class Column:
         sizes: Sizes in bytes, int64 [records]; 0 unless a value is PRESENT.
         values: The numbers, [records], if each value is a single number; otherwise None.
         has_list: Whether no value is a single number.
-        counts: For features of episodes, the length of each list, int64 [records]; otherwise None.
-            ``offsets`` and ``sizes`` then describe the packed numbers of a list, or the range from
-            the first to the last byte string.
+        counts: For features of episodes, and for byte strings of which a record has several, the
+            length of each list, int64 [records]; otherwise None. ``offsets`` and ``sizes`` then
+            describe the packed numbers of a list, or the range from the first to the last byte
+            string.
         items: Sizes of the byte strings of all lists, int64 [sum of counts]; None for numbers.
     """
 
@@ -124,6 +125,11 @@ def head_sizes(sizes: Indices) -> Indices:
     """
     limits = np.array([1 << 7 * k for k in range(1, 9)])
     return 2 + np.searchsorted(limits, sizes, side="right")
+
+
+def counts_of(column: Column) -> Indices:
+    """Returns the length of each list of a column, int64 [records]; a single value counts as 1."""
+    return (column.states == PRESENT).astype(np.int64) if column.counts is None else column.counts
 
 
 def item_offsets(column: Column) -> Indices:
@@ -267,8 +273,11 @@ def _whole_column(parts: Sequence[tuple[slice, Column]], rows: int) -> Column:
     """
     dtypes = [column.values.dtype for _, column in parts if column.values is not None]
     has_values = len(dtypes) == len(parts)
-    has_counts = all(column.counts is not None for _, column in parts)
-    items = [column.items for _, column in parts if column.items is not None]
+    # Byte strings may be single values in some of the files, and lists in others.
+    has_counts = any(column.counts is not None for _, column in parts)
+    items: list[Indices] = []
+    if any(column.items is not None for _, column in parts):
+        items = [c.sizes[c.states == PRESENT] if c.items is None else c.items for _, c in parts]
     whole = Column(
         max(column.kind for _, column in parts),
         np.zeros(rows, np.uint8),
@@ -285,8 +294,8 @@ def _whole_column(parts: Sequence[tuple[slice, Column]], rows: int) -> Column:
         whole.sizes[rows_of_part] = column.sizes
         if whole.values is not None and column.values is not None:
             whole.values[rows_of_part] = column.values
-        if whole.counts is not None and column.counts is not None:
-            whole.counts[rows_of_part] = column.counts
+        if whole.counts is not None:
+            whole.counts[rows_of_part] = counts_of(column)
     return whole
 
 

@@ -3,7 +3,8 @@
 An index of records contains ``start`` (the offset of each record in its file), and for each field
 either ``NAME.value``, or ``NAME.offset`` and ``NAME.size``. An index of TFRecords also contains
 ``damaged``: whether the checksum of each record is wrong. An index of tars contains
-``NAME.damaged`` for numbers: whether the member of each sample is not an integer.
+``NAME.damaged`` for numbers: whether the member of each sample is not an integer. If a field is one
+of several values of a TFRecord's feature, ``NAME.count`` is the number of values of each record.
 
 Its ``about`` contains the ``names`` and ``sizes`` of the files; ``first``, the number of records
 before each file, and in total; and ``columns``, a digest of the values and sizes.
@@ -24,7 +25,14 @@ from .index import Index
 # Ranges of larger indexes are not checked here. `ByteFiles.read` checks the ranges that it reads.
 MOST_ROWS = 1 << 22
 # Allowed kinds of dtypes, by the last part of the name of an array.
-_KINDS = {"offset": "i", "size": "i", "start": "i", "value": "iuf", "damaged": "b"}
+_KINDS = {
+    "offset": "i",
+    "size": "i",
+    "start": "i",
+    "value": "iuf",
+    "damaged": "b",
+    "count": "i",
+}
 
 
 def is_valid(index: Index, columns: Collection[str], about: Mapping[str, type]) -> bool:

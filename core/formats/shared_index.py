@@ -31,7 +31,7 @@ from .stamps import check_unchanged, settled_stamps
 
 _log = logging.getLogger("dalijax")
 
-_VERSION = "shared 2"
+_VERSION = "shared 3"
 _NAMED = 3  # files named in a warning
 LAYOUTS = {"tar": Layout(512, 512), "tfrecord": Layout(0, 1), "rlds": Layout(0, 1)}
 _LEAST_BYTES = {"tar": 512, "tfrecord": 16, "rlds": 16}  # smallest size of a record in a file

@@ -25,6 +25,9 @@ from .file_columns import (
     ColumnRows,
     FileColumns,
     concat_tables,
+    counts_of,
+    head_sizes,
+    item_offsets,
 )
 from .index import Index
 from .progress import counted
@@ -83,6 +86,7 @@ class _ValueRanges:
         self.kind = 0  # kind of the feature in the first record that has the feature
         self.is_odd = False
         self._rows = ColumnRows()
+        self._items = array.array("q")  # the sizes of byte strings
 
     def add(self, row: int, feature: example.Feature, take: BufferedReader) -> None:
         """Adds the values of a record; see `FeatureRanges.add`."""
@@ -93,13 +97,19 @@ class _ValueRanges:
             if feature.kind == example.FLOATS:
                 self._rows.values = array.array("d")
         is_list = feature.kind != example.BYTES
+        count = len(feature.ranges)
         self.is_odd |= feature.kind not in KINDS
         self.is_odd |= feature.kind != self.kind or bool(feature.loose)
-        self.is_odd |= len(feature.ranges) != 1 and not (is_list and not feature.ranges)
+        self.is_odd |= count > 1 and (is_list or not are_adjacent(feature.ranges))
         if self.is_odd:
             return
         offset, size = feature.ranges[0] if feature.ranges else (0, 0)
+        if count > 1:
+            size = sum(feature.ranges[-1]) - offset
         self._rows.append(row, offset, size, PRESENT if feature.ranges else EMPTY)
+        if not is_list:
+            self._rows.counts.append(count)
+            self._items.extend(size for _, size in feature.ranges)
         if is_list and 0 < size <= _MOST_BYTES:
             try:
                 numbers = example.numbers(take, feature)
@@ -116,7 +126,24 @@ class _ValueRanges:
         num_single = len(self._rows.values)
         is_number = self.kind != example.BYTES and num_single == len(self._rows)
         dtype = np.float32 if self.kind == example.FLOATS else np.int64
-        return self._rows.column(count, self.kind, dtype if is_number else None, num_single == 0)
+        items = None
+        if all(number == 1 for number in self._rows.counts):
+            self._rows.counts = array.array("q")  # the lengths of lists
+        else:
+            items = np.array(self._items, np.int64)
+        value_dtype = dtype if is_number else None
+        return self._rows.column(count, self.kind, value_dtype, num_single == 0, items)
+
+
+def are_adjacent(ranges: Sequence[tuple[int, int]]) -> bool:
+    """Returns whether byte strings follow one another, with protobuf's shortest heads between them.
+
+    Args:
+        ranges: The offset and the size of each byte string.
+    """
+    array = np.array(ranges, np.int64).reshape(-1, 2)
+    starts = array[:-1].sum(axis=1) + head_sizes(array[1:, 1])
+    return np.array_equal(starts, array[1:, 0])
 
 
 def tfrecord_columns(
@@ -277,8 +304,13 @@ def _filled(
         result.set_kind(column.kind, is_single)
     except ValueError as error:
         raise ValueError(f"{name!r} of {_label(table, row, paths)} {error}") from error
-    if result.kind == "value" and column.values is None:  # an error: a record has several numbers
+    # These raise errors: a record has several numbers, or not one byte string.
+    has_several = column.counts is not None and result.number is None
+    if has_several or (result.kind == "value" and column.values is None):
         return _parsed(result, table, paths, storage)
+    if result.number is not None:
+        _number(result, column)
+        return result.arrays(lambda row: _label(table, row, paths))
     absent = (column.states == ABSENT) & intact
     if absent.any() and result.is_required:
         row = int(np.argmax(absent))
@@ -294,6 +326,25 @@ def _filled(
         result.offsets = np.where(absent | table.damaged, MISSING, offsets)
         result.sizes = column.sizes
     return result.arrays(lambda row: _label(table, row, paths))
+
+
+def _number(result: FieldColumn, column: Column) -> None:
+    """Sets the rows of a field that is one of several byte strings of each record.
+
+    Args:
+        result: The column of the field.
+        column: The column of the byte strings.
+    """
+    result.counts = counts = counts_of(column)
+    number = result.number or 0
+    rows = np.flatnonzero(counts > number)
+    result.offsets, result.sizes = np.full(len(counts), MISSING), np.zeros(len(counts), np.int64)
+    if column.items is None:
+        result.offsets[rows], result.sizes[rows] = column.offsets[rows], column.sizes[rows]
+    else:
+        items = (np.cumsum(counts) - counts)[rows] + number
+        result.offsets[rows] = item_offsets(column)[items]
+        result.sizes[rows] = column.items[items]
 
 
 def _parsed(

@@ -50,6 +50,8 @@ class FieldColumn:
         field: The kind of the field, if given by the user.
         default: Value for records without the feature. None: such records raise an error, unless
             the field is a list, which is then empty.
+        number: The number of the field's value in the list of byte strings of each record, which
+            may have fewer; None for a single value.
 
     Attributes:
         name: As above.
@@ -59,9 +61,20 @@ class FieldColumn:
         offsets: Offsets of byte strings or lists in their files.
         sizes: Sizes of byte strings or lists in bytes.
         values: Single numbers.
+        number: As above.
+        counts: With ``number``, the number of byte strings of each record.
     """
 
-    def __init__(self, name: str, feature: bytes, field: Field | None, default: Any):
+    def __init__(
+        self,
+        name: str,
+        feature: bytes,
+        field: Field | None,
+        default: Any,
+        number: int | None = None,
+    ):
+        self.number = number
+        self.counts: Any = array.array("q")
         self.name = name
         self.feature = feature
         self.kind = ""
@@ -85,6 +98,8 @@ class FieldColumn:
             ValueError: If the kind or the number of the values differs from earlier records, or the
                 encoding of the values is not supported.
         """
+        if self.number is not None:
+            self.counts.append(0 if feature is None else len(feature.ranges))
         if feature is None or not feature.kind:
             self._add_missing()
             return
@@ -116,12 +131,15 @@ class FieldColumn:
                 "has numbers that are not packed. Write the file with a newer protobuf"
             )
         count, is_bytes = len(feature.ranges), self.kind == "bytes"
-        if count != 1 and (is_bytes or count):
+        if self.number is not None:
+            if self.number >= count:
+                self._add_missing()
+                return
+            feature = dataclasses.replace(feature, ranges=[feature.ranges[self.number]])
+        elif count != 1 and (is_bytes or count):
             has_several = is_bytes and count and not self.feature.startswith(b"steps/")
-            cure = (
-                ". Several images in a record aren't supported yet: write each as a feature of its "
-                "own, or as a record of its own"
-            )
+            feature_name = printable_repr(_text(self.feature))
+            cure = f". To read all, pass fields={{{self.name!r}: ({feature_name}, range({count}))}}"
             raise ValueError(f"has {count} values instead of one" + cure * bool(has_several))
         offset, size = feature.ranges[0] if feature.ranges else (EMPTY, 0)
         self.offsets.append(offset)
@@ -139,6 +157,8 @@ class FieldColumn:
         """
         field = self._field
         self._wire = wire
+        if self.number is not None and wire != example.BYTES:
+            raise ValueError(f"is {KINDS[wire]}, but fields= can only number byte strings")
         if wire == example.BYTES:
             self.kind = "bytes"
             fit = field is None or field.dtype is None or field == Field(np.dtype(np.uint8), 1)
@@ -191,7 +211,7 @@ class FieldColumn:
         if not self.kind:
             field = self._field
             is_list = field is not None and field.dtype is not None and field.ndim == 1
-        return self._default is None and not is_list
+        return self._default is None and not is_list and self.number is None
 
     def _add_missing(self) -> None:
         """Adds a row for a record without the feature; raises KeyError if it is required."""
@@ -208,17 +228,28 @@ class FieldColumn:
     def arrays(self, label: Callable[[int], str]) -> dict[str, NDArray[Any]]:
         """Returns the arrays of the index: "NAME.value", or "NAME.offset" and "NAME.size".
 
+        With ``number``, also returns "NAME.count".
+
         Args:
             label: Returns the name of the record of a row, for errors.
 
         Raises:
-            ValueError: If a number does not fit into the dtype that the user gave.
+            ValueError: If a number does not fit into the dtype that the user gave, or no record has
+                as many values as ``number`` requires.
         """
         if self.kind != "value":
-            return {
+            arrays = {
                 f"{self.name}.offset": np.array(self.offsets, np.int64),
                 f"{self.name}.size": np.array(self.sizes, np.int64),
             }
+            if self.number is not None:
+                counts = arrays[f"{self.name}.count"] = narrow(np.array(self.counts, np.int64))
+                if counts.max() <= self.number:
+                    raise ValueError(
+                        f"no record has more than {counts.max()} values of "
+                        f"{_text(self.feature)!r}, but fields= requires {self.number + 1}"
+                    )
+            return arrays
         values = np.array(self.values)
         if self._field is not None and self._field.dtype is not None:
             try:
@@ -283,6 +314,7 @@ class Wanted:
         defaults: Values of fields for records that lack the feature.
         storage: Access to remote files.
         verify: Whether to verify the checksums of records.
+        numbers: The numbers of fields that are one of several byte strings of a record.
     """
 
     fields: Mapping[str, bytes]
@@ -290,6 +322,7 @@ class Wanted:
     defaults: Mapping[str, Any]
     storage: Storage
     verify: bool = True
+    numbers: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def intact(self) -> Intact | None:
@@ -299,7 +332,13 @@ class Wanted:
     def columns(self) -> list[FieldColumn]:
         """Returns a new column for each field, without records."""
         return [
-            FieldColumn(name, feature, self.kinds.get(name), self.defaults.get(name))
+            FieldColumn(
+                name,
+                feature,
+                self.kinds.get(name),
+                self.defaults.get(name),
+                self.numbers.get(name),
+            )
             for name, feature in self.fields.items()
         ]
 
@@ -458,12 +497,18 @@ def _text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-def is_valid(index: Index, fields: Collection[str]) -> bool:
-    """Returns whether a stored index has the fields, and its ranges lie within the files."""
+def is_valid(index: Index, fields: Collection[str], numbers: Collection[str] = ()) -> bool:
+    """Returns whether a stored index has the fields, and its ranges lie within the files.
+
+    Args:
+        index: The index.
+        fields: The fields.
+        numbers: The fields that are one of several byte strings of a record.
+    """
     kinds = index.about.get("kinds")
     if not isinstance(kinds, dict) or kinds.keys() != set(fields):
         return False
-    columns = {"start", "damaged"}
+    columns = {"start", "damaged", *(f"{name}.count" for name in numbers)}
     for name, kind in kinds.items():
         if kind not in ("bytes", "floats", "integers", "value"):
             return False

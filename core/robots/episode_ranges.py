@@ -25,10 +25,9 @@ from ..formats.file_columns import (
     Column,
     ColumnRows,
     FileColumns,
-    head_sizes,
     item_offsets,
 )
-from ..formats.tfrecord_columns import tfrecord_columns
+from ..formats.tfrecord_columns import are_adjacent, tfrecord_columns
 from ..formats.tfrecord_headers import FOOTER, HEADER, is_intact
 from ..formats.tfrecord_index import KINDS
 from ..order.shuffle import Indices
@@ -65,8 +64,7 @@ class _ListRanges:
         (at, size), count = ranges[0] if len(ranges) else (0, 0), len(ranges)
         if kind == example.BYTES:
             size = int(ranges[-1].sum()) - at if count else 0
-            starts = ranges[:-1].sum(axis=1) + head_sizes(ranges[1:, 1])
-            self.is_odd |= not np.array_equal(starts, ranges[1:, 0])
+            self.is_odd |= not are_adjacent(feature.ranges)
         elif count == 1:
             count, is_whole = _count(take(at, size), kind)
             self.is_odd |= not is_whole

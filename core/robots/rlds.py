@@ -25,7 +25,13 @@ from ..order.shuffle import Indices
 from ..remote.storage import Storage, open_storage
 from ..sources.base import SizeTables
 from ..sources.byte_records import ByteRecords
-from ..sources.field_names import check_fields, suggest_swapped
+from ..sources.field_names import (
+    check_fields,
+    is_pair,
+    numbered_names,
+    suggest_swapped,
+    whole_numbers,
+)
 from ..sources.selection import selected_records
 from ..sources.source import Values
 from .episode_columns import EpisodeFeatures, is_of_steps
@@ -82,7 +88,8 @@ class RLDS(ByteRecords):
       an end of the episode, it is the value of the first or the last step.
     - ``("steps/action", range(16))``: a window [16, ...] of numbers, from this step on. The field
       ``NAME_mask`` is added, bool [16], True for steps inside the episode. Beyond an end, the
-      window repeats the first or the last step.
+      window repeats the first or the last step. Images and texts differ in size, so each step of
+      their window has its own field, ``NAME_0``, ``NAME_1``, ...
     - ``"episode_metadata/file_path"``: a value of the episode.
     - ``"__step__"``: the number of the step in its episode, int32 from 0.
     - ``"__episode__"``: the number of the episode in all files, int32 from 0.
@@ -384,76 +391,56 @@ def _parts(fields: Any) -> dict[str, _Part]:
     check_fields(fields, "features", _EXAMPLE)
     parts: dict[str, _Part] = {}
     for name, value in fields.items():
-        is_pair = isinstance(value, (tuple, list)) and len(value) == 2
-        feature, offsets = value if is_pair else (value, 0)
+        has_steps = is_pair(value)
+        feature, offsets = value if has_steps else (value, 0)
         if not isinstance(feature, str) or not feature:
             raise TypeError(
                 f"fields[{name!r}] must be a feature, or a pair of a feature and steps, as in "
                 f"{_EXAMPLE}, not {printable_repr(value, 120)}"
             )
-        if is_pair and feature in (_STEP, _EPISODE):
+        if has_steps and feature in (_STEP, _EPISODE):
             raise ValueError(
                 f"fields[{name!r}] has steps, but {feature!r} is of this step. Pass {feature!r} "
                 "alone"
             )
-        if is_pair and not is_of_steps(feature):
+        if has_steps and not is_of_steps(feature):
             raise ValueError(
                 f"fields[{name!r}] has steps, but {feature!r} is a feature of the episode. Pass "
                 f"{feature!r} alone"
             )
-        parts[name] = _Part(feature, *_offsets(name, offsets))
+        steps = whole_numbers(name, offsets, "steps", "an integer such as -1, or range(16)")
+        parts[name] = _Part(feature, steps, not isinstance(offsets, (int, np.integer)))
     names = {name: part.feature for name, part in parts.items()}
     if any("/" in k for k in names) and not any("/" in v or v[:2] == "__" for v in names.values()):
         raise ValueError(suggest_swapped(names, "features"))
     return parts
 
 
-def _offsets(name: str, offsets: Any) -> tuple[tuple[int, ...], bool]:
-    """Returns the steps of a field as a tuple of offsets, and whether the field is a window.
-
-    Args:
-        name: The field.
-        offsets: The user's steps: an integer, or a sequence of integers for a window.
-    """
-    is_single = isinstance(offsets, (int, np.integer))
-    is_list = isinstance(offsets, (range, list, tuple, np.ndarray))
-    numbers = [offsets] if is_single else list(offsets) if is_list else []
-    if any(isinstance(k, bool) or not isinstance(k, (int, np.integer)) for k in numbers) or not (
-        is_single or is_list
-    ):
-        raise TypeError(
-            f"fields[{name!r}] has the steps {printable_repr(offsets)}. Pass an integer such as "
-            "-1, or a window such as range(16)"
-        )
-    if not numbers:
-        raise ValueError(f"fields[{name!r}] has an empty window, {printable_repr(offsets)}")
-    return tuple(int(number) for number in numbers), not is_single
-
-
 def _with_masks(parts: Mapping[str, _Part], index: Index) -> dict[str, _Part]:
     """Returns the parts of the fields, and of a field ``NAME_mask`` for each window.
 
+    Images and texts of a window differ in size, so each has its own field.
+
     Raises:
-        ValueError: If a window is not of numbers, or its mask has the name of another field.
+        ValueError: If a mask, or an image or text of a window, has the name of another field.
     """
-    with_masks = dict(parts)
+    with_masks: dict[str, _Part] = {}
+    masks: dict[str, _Part] = {}
     for name, part in parts.items():
+        if not part.is_window or index.about["kinds"][part.feature] == NUMBER:
+            with_masks[name] = part
+        else:
+            names = numbered_names(name, part.offsets, parts)
+            with_masks |= {k: _Part(part.feature, (step,), False) for k, step in names.items()}
         if not part.is_window:
             continue
-        kind = index.about["kinds"][part.feature]
-        if kind != NUMBER:
-            singles = {f"{name}_{k}": (part.feature, n) for k, n in enumerate(part.offsets)}
-            raise ValueError(
-                f"fields[{name!r}] is a window of {kind}s, which have different sizes. Give each "
-                f"step its own field: {printable_repr(singles, 200)}"
-            )
         mask = f"{name}_mask"
         if mask in parts:
             raise ValueError(
                 f"fields has {mask!r}, which is the mask of the window {name!r}. Rename the field"
             )
-        with_masks[mask] = dataclasses.replace(part, is_mask=True)
-    return with_masks
+        masks[mask] = dataclasses.replace(part, is_mask=True)
+    return with_masks | masks
 
 
 def _field(part: _Part, index: Index) -> Field:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -91,13 +92,33 @@ def with_encoded_images(dataset: Any, keys: Sequence[Any]) -> Any:
 
     Args:
         dataset: A plain data set of HuggingFace, or `Table`.
-        keys: Keys of the wanted values. "image/bytes" wants a part of the column "image".
+        keys: Keys of the wanted values. "image/bytes" wants a part of the column "image", and
+            "images/" the values of a list.
     """
-    for name, feature in dataset.features.items():
+    features = dict(dataset.features)
+    for name, feature in features.items():
         parts = any(isinstance(key, str) and key.startswith(f"{name}/") for key in keys)
-        if parts and name not in keys and getattr(feature, "decode", False):
-            dataset = dataset.cast_column(name, type(feature)(decode=False))
-    return dataset
+        if parts and name not in keys:
+            features[name] = _encoded(feature)
+    if features == dict(dataset.features):
+        return dataset
+    # cast_column() would copy lists, although it does not change how they are stored.
+    info = dataset.info.copy()
+    info.features = type(dataset.features)(features)
+    # The fingerprint is only used by caches of map() etc.; computing it could read all data.
+    return type(dataset)(dataset.data, info, dataset.split, dataset._indices, "encoded")
+
+
+def _encoded(feature: Any) -> Any:
+    """Returns a feature of HuggingFace that leaves its images and sounds encoded."""
+    if isinstance(feature, dict):
+        return {name: _encoded(part) for name, part in feature.items()}
+    if isinstance(feature, list):  # older versions of the library
+        return [_encoded(part) for part in feature]
+    if getattr(feature, "decode", False):
+        return dataclasses.replace(feature, decode=False)
+    values = getattr(feature, "feature", None)  # of a list
+    return feature if values is None else dataclasses.replace(feature, feature=_encoded(values))
 
 
 def _type_at(kind: Any, path: Sequence[Any]) -> Any:

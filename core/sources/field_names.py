@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from ..formats.field import Field
 from ..messages.printable import printable_repr
@@ -32,6 +34,104 @@ def check_fields(fields: Any, parts: str, example: str) -> None:
                 f"the names of fields must be strings, not {printable_repr(name)}. fields maps "
                 f"them to {parts}, as in {example}"
             )
+
+
+def is_pair(value: Any) -> bool:
+    """Returns whether a value of ``fields=`` has the form (part of the records, numbers)."""
+    return isinstance(value, (tuple, list)) and len(value) == 2
+
+
+def whole_numbers(name: str, numbers: Any, noun: str, examples: str) -> tuple[int, ...]:
+    """Returns the numbers of a pair in ``fields=``; see `is_pair`.
+
+    Args:
+        name: The field.
+        numbers: An integer, or a sequence of integers.
+        noun: The word for the numbers in errors, such as "steps".
+        examples: Valid numbers, for errors.
+
+    Raises:
+        TypeError: If the numbers are not integers.
+        ValueError: If there are no numbers.
+    """
+    is_list = isinstance(numbers, (range, list, tuple, np.ndarray))
+    items = list(numbers) if is_list else [numbers]
+    if any(isinstance(k, bool) or not isinstance(k, (int, np.integer)) for k in items):
+        raise TypeError(
+            f"fields[{name!r}] has the {noun} {printable_repr(numbers)}. Pass {examples}"
+        )
+    if not items:
+        raise ValueError(f"fields[{name!r}] has no {noun}: {printable_repr(numbers)} is empty")
+    return tuple(map(int, items))
+
+
+def numbered_names(name: str, numbers: Sequence[int], fields: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the fields of several values, NAME_0, NAME_1, ..., and the number of each value.
+
+    Args:
+        name: The name in ``fields=``.
+        numbers: The numbers of the values.
+        fields: The user's ``fields=``.
+
+    Raises:
+        ValueError: If ``fields`` has another field of such a name.
+    """
+    names = {f"{name}_{k}": number for k, number in enumerate(numbers)}
+    if duplicates := [field for field in names if field in fields]:
+        raise ValueError(
+            f"fields has {duplicates[0]!r}, which is also the name of a value of {name!r}. Rename "
+            "one of them"
+        )
+    return names
+
+
+def numbered_fields(
+    fields: Mapping[str, Any], is_part: Callable[[Any], bool]
+) -> dict[str, tuple[Any, int | None]]:
+    """Returns the part of the records of each field, and the number of its value in a list.
+
+    Args:
+        fields: The user's ``fields=``. A value is a part of the records, or a pair of a part, which
+            is a list of values, and their numbers: an integer, or a sequence of integers for a
+            field for each.
+        is_part: Returns whether a pair is itself a part of the records.
+
+    Returns:
+        The part, and the number of the value; None for fields without a number.
+
+    Raises:
+        TypeError: If the numbers are not integers.
+        ValueError: If there are no numbers, a number is negative, or a name is repeated.
+    """
+    parts: dict[str, tuple[Any, int | None]] = {}
+    for name, value in fields.items():
+        if not is_pair(value) or is_part(value):
+            parts[name] = value, None
+            continue
+        part = value[0]
+        numbers = whole_numbers(name, value[1], "numbers", "an integer such as 0, or range(4)")
+        if min(numbers) < 0:
+            raise ValueError(
+                f"fields[{name!r}] has the number {min(numbers)}, but the values of a list are "
+                "numbered from 0"
+            )
+        if isinstance(value[1], (int, np.integer)):
+            parts[name] = part, numbers[0]
+        else:
+            names = numbered_names(name, numbers, fields)
+            parts |= {name: (part, number) for name, number in names.items()}
+    return parts
+
+
+def too_few(label: str, count: int, needed: int) -> str:
+    """Returns the text of errors about a record with fewer values than ``fields=`` requires.
+
+    Args:
+        label: The list and its record.
+        count: The number of values.
+        needed: The number of values that ``fields`` requires.
+    """
+    return f"{label} has {count} value{'s' * (count != 1)}, but fields= requires {needed}"
 
 
 def are_swapped(fields: Mapping[str, Any], is_part: Callable[[Any], bool]) -> bool:

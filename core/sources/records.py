@@ -26,12 +26,21 @@ from .arrow_columns import (
     with_encoded_images,
 )
 from .base import BaseSource
-from .field_names import are_swapped, check_fields, check_options, suggest_swapped
+from .field_names import (
+    are_swapped,
+    check_fields,
+    check_options,
+    is_pair,
+    numbered_fields,
+    suggest_swapped,
+    too_few,
+)
 from .source import Values
 from .values import UnfitValueError, fitted, infer_kind, leaf
 
 _ARRAY_RECORD_THREADS = 4  # its reads release the GIL
 _MOST_EXAMPLES = 64  # the records to search for a list with elements
+_NONE = object()  # no example; an example may be None
 
 
 def is_array_record(records: Any) -> bool:
@@ -69,8 +78,11 @@ class Records(BaseSource):
             call. Otherwise, iterators have no states.
         fields: Maps the name of each field to a key of the records. ``"image/bytes"`` is this key
             of a record, or the key ``bytes`` of the dict at its key ``image``. ``"images/0"`` is
-            the first value of the list at its key ``images``. None: all keys, under their own
-            names.
+            the first value of the list at its key ``images``. With ``"frames": ("images",
+            range(4))``, the fields ``frames_0`` to ``frames_3`` are its first four values. Further
+            values are not read, and a record with fewer values is a bad record. Of values that are
+            dicts with the key ``bytes``, such as HuggingFace's images, the bytes are read. None:
+            all keys, under their own names.
         kinds: Kinds of fields that differ from the first record. Lists and arrays of numbers are
             converted to these dtypes; a number that does not fit makes its record a bad record.
         identity: A string that replaces the digest of 64 records in states.
@@ -116,7 +128,8 @@ class Records(BaseSource):
             )
         is_dataset = is_plain_dataset(records)
         if is_dataset and isinstance(fields, Mapping):
-            self._records = records = with_encoded_images(records, list(fields.values()))
+            keys = [f"{key[0]}/" if is_pair(key) else key for key in fields.values()]
+            self._records = records = with_encoded_images(records, keys)
         self._reads_one_by_one = is_array_record(records)
         if self._reads_one_by_one:
             self.read_threads = _ARRAY_RECORD_THREADS
@@ -132,9 +145,15 @@ class Records(BaseSource):
             fields = _keys(first)
         else:
             check_fields(fields, "keys", "{'data': 'image/encoded'}")
-            _check_keys(first, fields)
-        check_options({"kinds": kinds or {}}, fields)
-        self._paths = {name: _path(first, key) for name, key in fields.items()}
+        numbered = numbered_fields(fields, lambda key: _has_key(first, key))
+        _check_keys(first, {name: key for name, (key, _) in numbered.items()})
+        check_options({"kinds": kinds or {}}, numbered)
+        self._paths = {
+            name: _path(first, key)
+            if number is None
+            else self._path_of_value(records, _path(first, key), number, is_dataset)
+            for name, (key, number) in numbered.items()
+        }
         self._given = frozenset(kinds or ())
         schema: dict[str, Field] = {}
         # The sizes of the dimensions after the first, for lists without elements.
@@ -143,7 +162,10 @@ class Records(BaseSource):
             known, sizes = (column_kind(records, path) if is_dataset else None) or (None, ())
             values = self._examples(records, path, is_dataset)
             if name not in self._given and known is None:
-                values = itertools.chain([self._value(first, path, 0)], values)
+                # Record 0 may have fewer values than a numbered field requires.
+                example = _NONE if numbered[name][1] is None else next(values, _NONE)
+                example = self._value(first, path, 0) if example is _NONE else example
+                values = itertools.chain([example], values)
             field = (kinds or {}).get(name, known)
             try:
                 schema[name], self._sizes_of_empty[name] = infer_kind(field, sizes, values)
@@ -168,11 +190,31 @@ class Records(BaseSource):
             path: The keys.
             is_dataset: Whether the object has an Arrow table, so that other columns are not read.
         """
+        if is_dataset and path[0] not in records.column_names:
+            return
         rows = records.select_columns([path[0]]) if is_dataset else records
         for number in spread(self._count, _MOST_EXAMPLES).tolist():
             # Any error of the user's object; the batch of the record raises it again.
             with contextlib.suppress(Exception):
                 yield self._value(rows[number], path, number)
+
+    def _path_of_value(
+        self, records: Any, path: tuple[Any, ...], number: int, is_dataset: bool
+    ) -> tuple[Any, ...]:
+        """Returns the nested keys of a numbered value of a list.
+
+        Args:
+            records: The object with the records. The first of some records whose list has values
+                shows the place of the list, and whether the values are dicts with bytes.
+            path: The keys of the list in ``fields=``.
+            number: The number of the value.
+            is_dataset: Whether the object has an Arrow table.
+        """
+        column = path[:1] if is_dataset else ()
+        for value in self._examples(records, column, is_dataset):
+            if nested := _with_number(value, path[len(column) :], number):
+                return (*column, *nested)
+        return (*path, str(number))
 
     def __len__(self) -> int:
         return self._count
@@ -280,7 +322,7 @@ class Records(BaseSource):
             ValueError: If the record lacks a key.
         """
         for depth, key in enumerate(path):
-            if isinstance(record, (list, tuple, np.ndarray)) and np.ndim(record):
+            if _is_list(record):
                 key = self._index(record, path, depth, number)
             elif not isinstance(record, Mapping) or key not in record:
                 has = sorted(map(str, record)) if isinstance(record, Mapping) else type(record)
@@ -304,15 +346,15 @@ class Records(BaseSource):
         label = f"{_key_of(path[:depth])!r} of {self.name(number)}" if depth else self.name(number)
         part = str(path[depth])
         if not part.isdecimal():
-            before, after = path[:depth], path[depth + part.startswith("-") :]
-            names = enumerate(("first", "second"))
-            example = {name: _key_of((*before, k, *after)) for k, name in names}
+            key = _key_of((*path[:depth], *path[depth + part.startswith("-") :]))
             raise ValueError(
-                f"{label} is a list of {len(values)} values. Several images in a record aren't "
-                f"supported yet: name each by its index, e.g. fields={example}"
+                f"{label} is a list of {len(values)} values. For several images, pass their "
+                f"numbers, e.g. fields={{'images': ({key!r}, range({max(1, len(values))}))}}"
             )
         if int(part) >= len(values):
-            raise ValueError(f"{label} has no value with the index {part}: it has {len(values)}")
+            paths = [p for p in self._paths.values() if p[:depth] == path[:depth] and p[depth:]]
+            largest = max(int(p[depth]) for p in paths if str(p[depth]).isdecimal())
+            raise ValueError(too_few(label, len(values), 1 + largest))
         return int(part)
 
 
@@ -335,9 +377,50 @@ def _path(record: Any, key: Any) -> tuple[Any, ...]:
     return tuple(parts)
 
 
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0)
+
+
+def _with_number(value: Any, path: tuple[Any, ...], number: int) -> tuple[Any, ...]:
+    """Returns nested keys with the number of a value after the keys of its list.
+
+    If the values of the list are dicts with bytes, such as HuggingFace's images, the key of the
+    bytes is appended.
+
+    Args:
+        value: An object with the list.
+        path: The nested keys, without the number.
+        number: The number of the value.
+
+    Returns:
+        The keys; () if there is no list with values.
+    """
+    for depth in range(len(path) + 1):
+        before, after = path[:depth], path[depth:]
+        key = after[0] if after else None
+        if _is_list(value) and not (after and str(key).isdecimal()):
+            are_dicts = any(isinstance(item, Mapping) and "bytes" in item for item in value)
+            after = after or ("bytes",) * are_dicts
+            return (*before, str(number), *after) if len(value) else ()
+        if _is_list(value) and int(str(key)) < len(value):
+            value = value[int(str(key))]
+        elif after and isinstance(value, Mapping):
+            value = value.get(key)
+        else:
+            return ()
+    return ()
+
+
 def _key_of(path: Sequence[Any]) -> str:
     """Returns keys as in ``fields=``, such as "image/bytes"."""
     return "/".join(map(str, path))
+
+
+def _has_key(record: Any, key: Any) -> bool:
+    try:
+        return isinstance(record, Mapping) and key in record
+    except TypeError:  # a list can't be a key
+        return False
 
 
 def _check_keys(record: Any, fields: Mapping[str, Any]) -> None:

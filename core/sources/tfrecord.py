@@ -29,13 +29,21 @@ from ..formats.tfrecord_columns import (
 )
 from ..formats.tfrecord_headers import HEADER, has_checksum
 from ..formats.tfrecord_index import MissingFeatureError, Wanted, is_valid
-from ..messages.printable import printable_repr
+from ..messages.printable import printable_repr, printable_text
 from ..order.shuffle import Indices
 from ..remote.storage import open_storage
 from .byte_records import ByteRecords, Decode, as_text
-from .field_names import are_swapped, check_fields, check_options, suggest_swapped
+from .field_names import (
+    are_swapped,
+    check_fields,
+    check_options,
+    is_pair,
+    numbered_fields,
+    suggest_swapped,
+    too_few,
+)
 
-_EXAMPLE = "{'data': 'image/encoded', 'label': 'image/class/label'}"
+_EXAMPLE = "{'data': 'image/encoded', 'label': 'image/class/label', 'frames': ('frames', range(4))}"
 _MOST_MEASURED = 1000  # records whose sizes are compared with the sizes of the fields
 
 
@@ -52,7 +60,10 @@ class TFRecord(ByteRecords):
     Args:
         paths: A path or several, or URLs. Patterns such as ``*.tfrecord`` and
             ``{000..127}.tfrecord`` are expanded.
-        fields: Maps the name of each field to a feature.
+        fields: Maps the name of each field to a feature, or to a feature and numbers. With
+            ``"frames": ("image/encoded", range(4))``, the fields ``frames_0`` to ``frames_3`` are
+            the first four values of a list of bytes. Further values are not read. A record with
+            fewer values is a bad record, unless ``defaults`` has the missing fields.
         kinds: Kinds of fields that differ from the first record: ``Field(None)`` is text in UTF-8,
             which bypasses the graph; ``ndim=1`` is a list of numbers of any length.
         defaults: Values of fields for records that lack the feature: bytes, text, a number or a
@@ -82,7 +93,7 @@ class TFRecord(ByteRecords):
     def __init__(
         self,
         paths: Paths,
-        fields: Mapping[str, str],
+        fields: Mapping[str, Any],
         *,
         kinds: Mapping[str, Field] | None = None,
         defaults: Mapping[str, Any] | None = None,
@@ -94,29 +105,32 @@ class TFRecord(ByteRecords):
         cache_bytes: int | float | str | None = None,
         verify: bool = True,
     ):
-        _check_features(fields)
+        numbered = _checked_features(fields)
         kinds = {} if kinds is None else kinds
         defaults = {} if defaults is None else defaults
-        check_options({"kinds": kinds, "defaults": defaults}, fields)
+        check_options({"kinds": kinds, "defaults": defaults}, numbered)
         storage = open_storage(storage_options, read_ahead, cache, cache_bytes)
         files = path_list(paths, storage)
-        features = {name: feature.encode() for name, feature in fields.items()}
-        wanted = Wanted(features, kinds, defaults, storage, verify)
+        features = {name: feature.encode() for name, (feature, _) in numbered.items()}
+        numbers = {name: number for name, (_, number) in numbered.items() if number is not None}
+        self._features, self._numbers = features, numbers
+        wanted = Wanted(features, kinds, defaults, storage, verify, numbers)
         try:
             index = cached_index(
                 cache_dir,
                 "tfrecord 5",
                 files,
-                [features, sorted(kinds.items()), sorted(defaults.items()), verify],
+                [features, numbers, sorted(kinds.items()), sorted(defaults.items()), verify],
                 lambda: index_records(files, wanted),
-                lambda index: is_valid(index, fields),
+                lambda index: is_valid(index, features, numbers),
                 storage,
                 functools.partial(_from_shared, files, wanted),
             )
         except MissingFeatureError as error:
             existing = error.features
-            if are_swapped(fields, lambda name: name.encode() in existing):
-                raise ValueError(suggest_swapped(fields, "features")) from error
+            names = {name: feature for name, (feature, _) in numbered.items()}
+            if are_swapped(names, lambda name: name.encode() in existing):
+                raise ValueError(suggest_swapped(names, "features")) from error
             raise
         schema: dict[str, Field] = {}
         decoders: dict[str, Decode] = {}
@@ -194,6 +208,21 @@ class TFRecord(ByteRecords):
         ranges = zip(pieces * len(names), begins.tolist(), (begins + sizes).tolist(), strict=True)
         return [record[begin:end] for record, begin, end in ranges]
 
+    def _check_intact(self, indices: Indices, names: Sequence[str]) -> None:
+        super()._check_intact(indices, names)
+        for name in names:
+            if name not in self._numbers or name in self._defaults:
+                continue
+            counts = self._index.arrays[f"{name}.count"][indices]
+            lacking = counts <= self._numbers[name]
+            if lacking.any():
+                row, feature = int(np.argmax(lacking)), self._features[name]
+                largest = max(n for k, n in self._numbers.items() if self._features[k] == feature)
+                label = (
+                    f"{os.fsdecode(feature)!r} of {printable_text(self.name(int(indices[row])))}"
+                )
+                raise ValueError(too_few(label, int(counts[row]), 1 + largest))
+
     def _content(self) -> tuple[Any, ...]:
         defaults = [value for item in sorted(self._defaults.items()) for value in item]
         return (*super()._content(), *defaults)
@@ -204,20 +233,21 @@ class TFRecord(ByteRecords):
         return f"{self._files.name(number)}: record {index - int(self._first_records[number])}"
 
 
-def _check_features(fields: Any) -> None:
-    """Checks the user's ``fields=``, a mapping from names of fields to features.
+def _checked_features(fields: Any) -> dict[str, tuple[str, int | None]]:
+    """Returns the feature of each field, and the number of its value, from the user's ``fields=``.
 
     Raises:
         TypeError: If a feature or the name of a field is not a string.
-        ValueError: If ``fields`` is not a mapping, or is empty.
+        ValueError: If ``fields`` is not a mapping, or is empty; see also `numbered_fields`.
     """
     check_fields(fields, "features", _EXAMPLE)
-    for name, feature in fields.items():
-        if not isinstance(feature, str):
+    for name, value in fields.items():
+        if not isinstance(value[0] if is_pair(value) else value, str):
             raise TypeError(
-                f"fields[{name!r}] must be a feature, as in {_EXAMPLE}, not "
-                f"{printable_repr(feature)}"
+                f"fields[{name!r}] must be a feature, or a pair of a feature and numbers, as in "
+                f"{_EXAMPLE}, not {printable_repr(value)}"
             )
+    return numbered_fields(fields, lambda pair: False)
 
 
 def _from_shared(files: Sequence[str], wanted: Wanted, stamps: Sequence[Stamp]) -> Index | None:

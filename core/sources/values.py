@@ -50,10 +50,10 @@ def leaf(value: Any) -> np.ndarray:
         cure = f"{cast_to(array.dtype)}, or do not use it in the graph"
         if array.ndim and any(isinstance(part, (str, bytes, Mapping)) for part in array.flat):
             cure = (
-                "several images or texts in a record aren't supported yet. Name each, e.g. by "
-                "fields={'first': 'images/0', 'second': 'images/1'} of Records, or by a map() that "
-                "returns {'first': images[0], 'second': images[1]}. If it is a batch of files or "
-                "texts, do not batch before DALI"
+                "several images or texts need an input each. Pass their numbers to Records, e.g. "
+                "fields={'images': ('images', range(2))} for the inputs images_0 and images_1, or "
+                "return {'images_0': images[0], 'images_1': images[1]} from a map(). If it is a "
+                "batch of files or texts, do not batch before DALI"
             )
         elif isinstance(value, (list, tuple)) and any(part is None for part in array.flat):
             cure = "replace None by a number, or do not use it in the graph"

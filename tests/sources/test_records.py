@@ -397,7 +397,12 @@ def test_mistakes_in_fields_and_kinds_are_named():
         ({}, ValueError, "fields must map names of fields to keys"),
         ({1: "a"}, TypeError, "names of fields must be strings, not 1"),
         ({"x": ["a"]}, TypeError, r"fields\['x'\] must be a key of the records, not \['a'\]"),
-        ({"x": ("a", [])}, TypeError, r"fields\['x'\] must be a key of the records, not"),
+        ({"x": ([], 1)}, TypeError, r"fields\['x'\] must be a key of the records, not"),
+        ({"x": ("a", [])}, ValueError, r"fields\['x'\] has no numbers: \[\] is empty"),
+        ({"x": ("a", 1.0)}, TypeError, r"the numbers 1.0. Pass an integer such as 0, or range\(4"),
+        ({"x": ("a", [True])}, TypeError, r"has the numbers \[True\]"),
+        ({"x": ("a", [0, -1])}, ValueError, "has the number -1, but .* are numbered from 0"),
+        ({"x": ("a", [1]), "x_0": "b"}, ValueError, "'x_0', which is also the name of a value of"),
     ):
         with pytest.raises(kind, match=words):
             Records(records, fields)
@@ -561,20 +566,21 @@ def test_values_of_lists_are_named_by_their_indices():
         equal(Records([(b"ab", 1)], {"x": key}).read(np.array([0]), ["x"])["x"], [leaf(b"ab")])
     varying = Records([{"x": [1, 2]}, {"x": [3]}, {"x": []}], {"x": "x/1"})
     for record, count in ((1, 1), (2, 0)):
-        words = f"'x' of record {record} has no value with the index 1: it has {count}"
+        words = rf"'x' of record {record} has {count} values?, but fields= requires 2"
         with pytest.raises(ValueError, match=words):
             varying.read(np.array([record]), ["x"])
 
 
 @pytest.mark.parametrize("value", ([b"a", b"b"], ["a", "b"], [{"bytes": b"a"}], np.array([b"a"])))
-def test_several_images_in_a_record_are_refused_with_a_cure(value):
-    words = r"several images .* aren't supported yet. Name each, .*'first': 'images/0', 'second'"
+def test_several_images_in_one_input_are_refused_with_a_cure(value):
+    words = r"several images or texts need an input each.*fields=\{'images': \('images', range"
     with pytest.raises(TypeError, match=words):
         data_iterator(lambda x: x, ["x"])(source=Records([{"x": value}] * 2), batch_size=2)
     with pytest.raises(TypeError, match=words):
         leaf(value)
     if isinstance(value, list):
-        with pytest.raises(ValueError, match=r"aren't supported yet.*'second': 'x/1/bytes'"):
+        words = rf"list of {len(value)} .*'images': \('x/bytes', range\({len(value)}\)\)"
+        with pytest.raises(ValueError, match=words):
             Records([{"x": value}], {"y": "x/bytes"})
 
 

@@ -334,7 +334,7 @@ def test_unsuitable_arguments_are_refused(tmp_path):
         ({"a": "x"}, {"b": Field(None)}, r"kinds has \['b'\]"),
         ({"a": "x"}, {"a": Field(None)}, "is integers, not"),
         ({"a": "y"}, {"a": Field(np.dtype(np.int32))}, "is bytes, not"),
-        ({"a": "y"}, None, "has 2 values instead of one. Several images .* a feature of its own"),
+        ({"a": "y"}, None, r"has 2 values instead of one. To .*=\{'a': \('y', range\(2\)\)\}"),
         ({"a": "steps/z"}, None, "has 2 values instead of one. dalijax.sources.RLDS reads steps"),
         ({"a": "z"}, None, r"record 0 has no 'z'. It has \['steps/z', 'x', 'y'\]"),
         ({"a": "z", "x": "x"}, None, r"record 0 has no 'z'. It has \['steps/z', 'x', 'y'\]"),

@@ -183,7 +183,7 @@ def test_the_identity_has_whole_defaults(tmp_path):
         ({"fields": {"": "x"}}, TypeError, "the names of fields must be strings, not ''"),
         ({"fields": {"x": b"x"}}, TypeError, r"fields\['x'\] must be a feature, .*, not b'x'"),
         ({"fields": {"x": None}}, TypeError, r"fields\['x'\] must be a feature, .*, not None"),
-        ({"fields": {"x": ("x", 1)}}, TypeError, r"must be a feature, .*, not \('x', 1\)"),
+        ({"fields": {"x": (b"x", 1)}}, TypeError, r"must be a feature, .*, not \(b'x', 1\)"),
         ({"kinds": {"x": np.int64}}, TypeError, r"kinds\['x'\] must be a dalijax.sources.Field"),
         ({"kinds": [1]}, TypeError, r"kinds must be a dict"),
         ({"defaults": 5}, TypeError, r"defaults must be a dict"),
