@@ -142,7 +142,7 @@ class RaggedError(ValueError):
     """The samples of an output differ in shape.
 
     ``its samples have shapes``: make the shapes equal in the graph, with ``fn.resize`` or
-    ``fn.crop`` for images, or with ``fn.pad`` for sequences.
+    ``fn.crop`` for images, or with ``dalijax.fn.pad_rows`` for boxes and sequences.
 
     Attributes:
         name: Name of the output.
@@ -167,7 +167,7 @@ class RaggedError(ValueError):
         super().__init__(
             f"output {name!r} is ragged: its samples have shapes {first} and "
             f"{second}, which do not fit into an array. Make the shapes equal in the pipeline, "
-            "e.g. by fn.resize or fn.crop for images, or by fn.pad for sequences"
+            "e.g. by fn.resize or fn.crop for images, or by dalijax.fn.pad_rows for sequences"
             + " (and decode files, e.g. by fn.decoders.image)"
             * (len(shapes[1]) == 1)
         )

@@ -79,7 +79,7 @@ PUBLIC_NAMES = {
         "BatchError BatchMapError EpochError GraphError ProcessError RaggedError RecordError "
         "StateError UnfitRecordError"
     ),
-    "dalijax.fn": "cast dl_tensor_python_function jax_function numba_function read_file",
+    "dalijax.fn": "cast dl_tensor_python_function jax_function numba_function pad_rows read_file",
     "dalijax.sources": (
         "Arrays Field Files Mixture Named RLDS Records Selection Source TFRecord Tar"
     ),

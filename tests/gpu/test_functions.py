@@ -624,3 +624,21 @@ def test_ragged_functions_may_donate_their_batches(mode):
         return x, fn.jax_function(double, ragged=mode)(x)
 
     check(graph, lambda x: x * 2)
+
+
+@pytest.mark.parametrize(
+    "dtype", ("bool", "uint8", "int16", "int32", "int64", "float16", "float32", "float64")
+)
+def test_ragged_rows_are_cut_and_padded(dtype):
+    samples = [np.ones((k, 4), dtype) for k in range(BATCH)]
+
+    def graph():
+        data = dali_fn.external_source(source=lambda: samples, batch=True)
+        return fn.pad_rows(data.gpu(), 5, fill=3)
+
+    for rows, counts in run(graph, runs=3):
+        for k, (padded, count) in enumerate(zip(rows, counts, strict=True)):
+            wanted = np.full((5, 4), 3, dtype)
+            wanted[:k] = 1
+            np.testing.assert_array_equal(padded, wanted)
+            assert padded.dtype == wanted.dtype and count == min(k, 5)
