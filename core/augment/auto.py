@@ -20,6 +20,7 @@ from nvidia.dali.pipeline import do_not_convert
 from ..arguments import knows_its_names, whole_number
 from ..random.draw import Draw, check_draw, hstacked, part_of
 from . import policies
+from .colors import solarized
 from .layouts import as_rgb, conditional
 from .policies import Choice
 
@@ -334,7 +335,7 @@ def _operate(branch: str, images: DataNode, value: Any, warp: Mapping[str, Any])
     elif branch == "posterize":
         output = images & fn.cast(value, dtype=types.UINT8)
     elif branch == "solarize":
-        output = images ^ ((images >= value) * _WHITE)
+        output = solarized(images, value)
     elif branch == "auto_contrast":
         output = _auto_contrast(images)
     elif branch == "equalize":

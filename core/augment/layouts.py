@@ -24,8 +24,12 @@ _DECODED = re.compile("(experimental__)?(decoders__Image|decoders__Video|readers
 # DALI's names of operators whose output has the layout of any input, or of the first input.
 _KEEP_ANY = {"ArithmeticGenericOp", "_conditional__Merge"}
 _KEEP = {"Cast", "Erase", "GaussianBlur", "Pad", "Slice", "_conditional__Split"} | _KEEP_ANY
-# DALI's names of operators whose output has the channels and the dtype of the first input.
-_KEEP_RGB = {"ColorTwist", "Erase", "Flip", "Resize", "WarpAffine", "_conditional__Split"}
+# DALI's names of operators whose output has the channels and, without the argument dtype, the dtype
+# of the first input.
+_KEEP_RGB = {
+    *("ColorTwist", "Erase", "Flip", "GaussianBlur", "Resize", "WarpAffine"),
+    "_conditional__Split",
+}
 
 
 def with_layout(images: DataNode, draw: Draw | None) -> DataNode:
@@ -94,11 +98,22 @@ def _has_layout(node: DataNode, draw: Draw | None) -> bool:
 
 def _is_rgb(node: DataNode) -> bool:
     """Returns whether the samples of a node are RGB images, uint8; False if that is unknown."""
-    operator = node.source
-    kind = operator_kind(operator)
-    if kind in _KEEP_RGB:
-        return _is_rgb(operator_inputs(operator)[0])
-    # Private in DALI: the operator's arguments.
-    arguments = getattr(getattr(operator, "_op", None), "_init_args", {})
-    colors = arguments.get("output_type", types.RGB) in (types.RGB, types.BGR, types.YCbCr)
-    return kind.startswith("decoders__Image") and colors and "dtype" not in arguments
+    nodes, visited = [node], set()
+    while nodes:
+        operator = nodes.pop().source
+        if id(operator) in visited:  # the two results of a split are merged again
+            continue
+        visited.add(id(operator))
+        kind = operator_kind(operator)
+        # Private in DALI: the operator's arguments.
+        arguments = getattr(getattr(operator, "_op", None), "_init_args", {})
+        colors = arguments.get("output_type", types.RGB) in (types.RGB, types.BGR, types.YCbCr)
+        if "dtype" in arguments or not colors:
+            return False
+        if kind == "_conditional__Merge":
+            nodes += operator_inputs(operator)[:2]  # the third is the predicate
+        elif kind in _KEEP_RGB:
+            nodes.append(operator_inputs(operator)[0])
+        elif not (kind.startswith("decoders__Image") or kind == "ColorSpaceConversion"):
+            return False
+    return True

@@ -81,8 +81,8 @@ _INPUT_CURES = {
     ),
     r"(?s)same size in bytes.*Requested shape:\s+(\d+ x )+3$": (
         "If the operator belongs to dalijax.augment: color_jitter takes RGB images of 3 channels, "
-        "and rand_augment, trivial_augment and auto_augment take them as uint8. For gray images, "
-        "pass draw.sized(fn.cat(images, images, images, axis=2), images)"
+        "and grayscale, solarize, rand_augment, trivial_augment and auto_augment take them as "
+        "uint8. For gray images, pass draw.sized(fn.cat(images, images, images, axis=2), images)"
     ),
     "must be batches of uniform shape": (
         "Give the samples one shape, e.g. by fn.resize, or pass ragged='pad' or ragged='group' to "

@@ -19,6 +19,9 @@ from .core.augment.auto import auto_augment as auto_augment
 from .core.augment.auto import rand_augment as rand_augment
 from .core.augment.auto import trivial_augment as trivial_augment
 from .core.augment.colors import color_jitter as color_jitter
+from .core.augment.colors import gaussian_blur as gaussian_blur
+from .core.augment.colors import grayscale as grayscale
+from .core.augment.colors import solarize as solarize
 from .core.augment.crops import center_crop as center_crop
 from .core.augment.crops import flip as flip
 from .core.augment.crops import random_crop as random_crop
@@ -45,6 +48,8 @@ __all__ = [
     "crop_window",
     "fit_window",
     "flip",
+    "gaussian_blur",
+    "grayscale",
     "iou_window",
     "normalize",
     "rand_augment",
@@ -53,6 +58,7 @@ __all__ = [
     "random_resized_crop",
     "random_window",
     "scale_window",
+    "solarize",
     "trivial_augment",
 ]
 

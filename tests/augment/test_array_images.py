@@ -190,12 +190,19 @@ def one_operation(x, *, draw):
 
 
 @pytest.mark.parametrize("channels", (1, 2, 4))
-def test_images_without_three_channels_have_no_colors(channels):
+@pytest.mark.parametrize(
+    "function",
+    (
+        lambda x, draw: augment.color_jitter(x, draw=draw, saturation=0.5),
+        lambda x, draw: augment.grayscale(x, draw=draw, probability=0.0),
+        lambda x, draw: augment.solarize(x, 128, draw=draw, probability=0.0),
+    ),
+)
+def test_images_without_three_channels_have_no_colors(function, channels):
     """DALI's operators would read other memory, or end the process."""
 
     def jittered(x, *, draw):
-        images = augment.random_crop(x, 24, draw=draw)
-        return {"y": augment.color_jitter(images, draw=draw, saturation=0.5)}
+        return {"y": function(augment.random_crop(x, 24, draw=draw), draw)}
 
     odd = [*RAGGED[:3], np.zeros((30, 44, channels), np.uint8), *RAGGED[4:]]
     with pytest.raises(BatchError, match=r"for record 3: (?s:.)*color_jitter takes RGB images"):

@@ -1,26 +1,16 @@
-"""Color jitter compared with NumPy."""
+"""Color jitter, grayscale, solarizing and blur, compared with NumPy and Pillow."""
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
-from PIL import Image, ImageEnhance
+from nvidia.dali import fn, types
+from PIL import Image, ImageEnhance, ImageOps
+from plain_colors import plain_blur, plain_jitter
 
 from dalijax import augment
+from dalijax.core.augment import layouts
 from drawing import drawn_image, numbers, run
-
-RGB_TO_YIQ = np.array(
-    [[0.299, 0.587, 0.114], [0.595716, -0.274453, -0.321263], [0.211456, -0.522591, 0.311135]]
-)
-
-
-def plain_jitter(pixels, brightness, contrast, saturation, hue):
-    """Hue and saturation in YIQ, contrast around 128, brightness; rounded once."""
-    angle = 2 * np.pi * hue
-    turn = np.eye(3)
-    turn[1:, 1:] = saturation * np.array(
-        [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
-    )
-    colors = pixels @ (np.linalg.inv(RGB_TO_YIQ) @ turn @ RGB_TO_YIQ).T
-    return np.clip(brightness * (128 + contrast * (colors - 128)), 0, 255)
 
 
 @pytest.mark.parametrize(
@@ -82,3 +72,159 @@ def test_no_jitter_changes_nothing():
 def test_ranges_that_can_not_be_are_refused(options):
     with pytest.raises(ValueError, match=f"{next(iter(options))} must be a number from 0"):
         run(lambda x, draw: augment.color_jitter(x, draw=draw, **options), [drawn_image(0)])
+
+
+ORIGINALS = [drawn_image(k, 40 + k % 3, 60 - k % 5) for k in range(40)]
+CHANGES = {
+    "color_jitter": lambda x, draw, **more: augment.color_jitter(
+        x, draw=draw, brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, **more
+    ),
+    "grayscale": lambda x, draw, **more: augment.grayscale(x, draw=draw, **more),
+    "solarize": lambda x, draw, **more: augment.solarize(x, 90, draw=draw, **more),
+    "gaussian_blur": lambda x, draw, **more: augment.gaussian_blur(
+        x, 11, draw=draw, sigma=(0.5, 2), **more
+    ),
+}
+COIN = {"color_jitter": 4, "grayscale": 0, "solarize": 0, "gaussian_blur": 1}  # column
+
+
+@pytest.mark.parametrize("probability", (0.0, 0.3, 0.8, 1))
+@pytest.mark.parametrize("function", CHANGES)
+def test_images_are_changed_with_a_probability(function, probability):
+    change = CHANGES[function]
+    (images,) = run(lambda x, d: change(x, d, probability=probability, name="it"), ORIGINALS)
+    (changed,) = run(lambda x, d: change(x, d, probability=1.0, name="it"), ORIGINALS)
+    coins = numbers(range(len(ORIGINALS)), "it", COIN[function] + 1)[:, -1]
+    for image, other, pixels, coin in zip(images, changed, ORIGINALS, coins):
+        np.testing.assert_array_equal(image, other if coin < probability else pixels, strict=True)
+        assert not np.array_equal(other, pixels)
+
+
+def test_every_color_is_unchanged_or_gray():
+    levels = np.arange(0, 256, 3, dtype=np.uint8)
+    colors = np.stack(np.meshgrid(levels, levels, levels), -1).reshape(len(levels), -1, 3)
+    unchanged, gray = run(
+        lambda x, d: (
+            augment.color_jitter(x, draw=d, brightness=0.8, hue=0.5, probability=0.0),
+            augment.grayscale(x, draw=d, probability=1.0),
+        ),
+        [colors],
+    )
+    np.testing.assert_array_equal(unchanged[0], colors)
+    assert (gray[0] == gray[0][..., :1]).all()
+    expected = np.asarray(Image.fromarray(colors).convert("L"))
+    assert np.abs(gray[0][..., 0].astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("threshold", (0, 1, 128, 255))
+def test_solarizing_is_pillows(threshold):
+    (images,) = run(lambda x, d: augment.solarize(x, threshold, draw=d, probability=1.0), ORIGINALS)
+    for image, pixels in zip(images, ORIGINALS):
+        expected = ImageOps.solarize(Image.fromarray(pixels), threshold)
+        np.testing.assert_array_equal(image, np.asarray(expected))
+
+
+@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.given(
+    size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    radius=st.integers(0, 12),
+    sigma=st.tuples(st.floats(0.01, 12), st.floats(0.01, 12)).map(sorted),
+    probability=st.sampled_from((0.5, 1.0)),
+)
+def test_blur_against_numpy(size, radius, sigma, probability):
+    originals = [drawn_image(k, *size) for k in range(4)]
+    (images,) = run(
+        lambda x, d: augment.gaussian_blur(
+            x, 2 * radius + 1, draw=d, sigma=sigma, probability=probability, name="blur"
+        ),
+        originals,
+    )
+    for image, pixels, row in zip(images, originals, numbers(range(4), "blur", 2)):
+        expected = pixels
+        if row[1] < probability:
+            drawn = sigma[0] + row[0] * (sigma[1] - sigma[0])
+            expected = plain_blur(pixels, 2 * radius + 1, drawn)
+        assert image.dtype == np.uint8 and image.shape == pixels.shape
+        assert np.abs(image - expected).max() < 0.51
+
+
+def test_a_fixed_sigma():
+    (images,) = run(lambda x, d: augment.gaussian_blur(x, 9, draw=d, sigma=1.5), ORIGINALS)
+    for image, pixels in zip(images, ORIGINALS):
+        assert np.abs(image - plain_blur(pixels, 9, 1.5)).max() < 0.51
+
+
+BYTES = {
+    "grayscale": lambda x, draw: augment.grayscale(x, draw=draw, probability=0.0),
+    "solarize": lambda x, draw: augment.solarize(x, 128, draw=draw, probability=0.0),
+    "rand_augment": lambda x, draw: augment.rand_augment(x, draw=draw),
+}
+
+
+@pytest.mark.parametrize("function", BYTES)
+@pytest.mark.parametrize(
+    "convert",
+    (
+        lambda x: fn.resize(x, size=(9, 9), dtype=types.FLOAT),
+        lambda x: fn.gaussian_blur(x, sigma=1.0, dtype=types.FLOAT),
+        lambda x: fn.color_twist(x, dtype=types.INT16),
+        lambda x: fn.color_space_conversion(x, image_type=types.RGB, output_type=types.GRAY),
+    ),
+)
+def test_images_of_another_form_are_refused(convert, function):
+    def graph(images, draw):
+        return BYTES[function](draw.sized(convert(images), (9, 9)), draw)
+
+    with pytest.raises(RuntimeError, match="same size in bytes"):
+        run(graph, [drawn_image(0)])
+
+
+def test_views_are_known_as_rgb_images_of_bytes():
+    """Otherwise, each function would add operators that check the shapes."""
+
+    def graph(images, draw):
+        for function in CHANGES.values():
+            changed = function(images, draw, probability=0.5)
+            assert layouts._is_rgb(changed) == (function is not CHANGES["solarize"])
+        return changed
+
+    run(graph, ORIGINALS[:1])
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "text"),
+    (
+        (lambda x, d: augment.color_jitter(x, draw=d, probability=1.1), ValueError, "from 0 to 1"),
+        (lambda x, d: augment.grayscale(x, draw=d, probability=-0.1), ValueError, "from 0 to 1"),
+        (lambda x, d: augment.grayscale(x, draw=d, probability=None), TypeError, "not None"),
+        (lambda x, d: augment.solarize(x, 0.5, draw=d), TypeError, "from 0 to 255, not 0.5"),
+        (lambda x, d: augment.solarize(x, 256, draw=d), ValueError, "from 0 to 255, not 256"),
+        (lambda x, d: augment.solarize(x, -1, draw=d), ValueError, "from 0 to 255, not -1"),
+        (lambda x, d: augment.solarize(x, 128, draw=d, probability=2), ValueError, "from 0 to 1"),
+        (lambda x, d: augment.gaussian_blur(x, 8, draw=d), ValueError, "an odd number .* not 8"),
+        (lambda x, d: augment.gaussian_blur(x, -3, draw=d), ValueError, "an odd number .* not -3"),
+        (lambda x, d: augment.gaussian_blur(x, 2.5, draw=d), TypeError, "an odd number .* not 2.5"),
+        (lambda x, d: augment.gaussian_blur(x, (9, 9), draw=d), TypeError, "not .9, 9"),
+        (lambda x, d: augment.gaussian_blur(x, 9, draw=d, sigma=0), ValueError, "above 0, not 0"),
+        (
+            lambda x, d: augment.gaussian_blur(x, 9, draw=d, sigma=(0, 2)),
+            ValueError,
+            "above 0, not .0, 2",
+        ),
+        (lambda x, d: augment.gaussian_blur(x, 9, draw=d, sigma=(2, 1)), ValueError, "in order"),
+        (lambda x, d: augment.gaussian_blur(x, 9, draw=d, sigma=(1, 2, 3)), TypeError, "pair"),
+        (
+            lambda x, d: augment.gaussian_blur(x, 9, draw=d, sigma=float("nan")),
+            ValueError,
+            "in order",
+        ),
+        (
+            lambda x, d: augment.gaussian_blur(x, 9, draw=d, probability=2),
+            ValueError,
+            "from 0 to 1",
+        ),
+    ),
+)
+def test_arguments_that_can_not_be_are_refused(call, kind, text):
+    with pytest.raises(kind, match=text):
+        run(call, [drawn_image(0)])

@@ -1,7 +1,6 @@
 """Crops, flips and erased regions: windows against loops of torchvision's definition."""
 
 import math
-import re
 
 import numpy as np
 import pytest
@@ -333,7 +332,12 @@ def test_an_image_that_is_too_small_is_a_bad_record(call):
         np.testing.assert_array_equal(image, other)
 
 
-SIZED = re.compile(".*_(crop|window)").fullmatch
+NUMBERS = {  # positional arguments
+    **{name: (8,) for name in augment.__all__ if name.endswith(("_crop", "_window"))},
+    "iou_window": (None, 8),
+    "solarize": (128,),
+    "gaussian_blur": (9,),
+}
 NEED_NO_DRAW = {"Window", "normalize", "center_crop", "center_window", "fit_window"}
 
 
@@ -341,9 +345,12 @@ NEED_NO_DRAW = {"Window", "normalize", "center_crop", "center_window", "fit_wind
 def test_a_missing_draw_is_explained(name):
     with pytest.raises(TypeError) as raised:
         getattr(augment, name)(None)
-    missing = "size and draw\n  size: Height and width" if SIZED(name) else "draw"
-    if name == "iou_window":
-        missing = "boxes and size and draw\n  boxes: A field of boxes"
+    number = {
+        "gaussian_blur": "kernel_size",
+        "solarize": "threshold",
+        "iou_window": "boxes and size",
+    }.get(name, "size")
+    missing = f"{number} and draw\n  {number.split()[0]}: " if name in NUMBERS else "draw"
     text = str(raised.value)
     assert text.startswith(f"{name}() needs {missing}")
     assert "\n  draw: Add a parameter named draw to the graph function" in text
@@ -352,9 +359,7 @@ def test_a_missing_draw_is_explained(name):
 def test_arrays_are_not_images_of_a_graph():
     draw = Draw(lambda run: None, {})
     for name in sorted({*augment.__all__} - {"Window"}):
-        arguments = {"normalize": (0, 1), "iou_window": (None, 8)}.get(
-            name, (8,) * bool(SIZED(name))
-        )
+        arguments = (0, 1) if name == "normalize" else NUMBERS.get(name, ())
         keywords = {} if name == "normalize" else {"draw": draw}
         with pytest.raises(TypeError, match="images must be an output .* not ndarray.*batch_map"):
             getattr(augment, name)(np.zeros((9, 9, 3), np.uint8), *arguments, **keywords)
@@ -363,6 +368,6 @@ def test_arrays_are_not_images_of_a_graph():
 @pytest.mark.parametrize("draw", (None, 3), ids=str)
 def test_invalid_draws_are_named(draw):
     for name in {*augment.__all__} - (NEED_NO_DRAW if draw is None else {"Window", "normalize"}):
-        size = (None, 8) if name == "iou_window" else (8,) * bool(SIZED(name))
+        arguments = NUMBERS.get(name, ())
         with pytest.raises(TypeError, match=rf"draw must be .* not {draw}. Add"):
-            getattr(augment, name)(None, *size, draw=draw)
+            getattr(augment, name)(None, *arguments, draw=draw)

@@ -54,6 +54,11 @@ def test_a_branch_of_a_graph_with_conditionals_augments_its_samples_alone(functi
         (augment.random_erasing, {"probability": 0.1}),
         (augment.flip, {"probability": 0.1}),
         (augment.color_jitter, {"hue": 0.1}),
+        (augment.color_jitter, {"probability": 0.5}),
+        (augment.grayscale, {"probability": 0.5}),
+        (augment.solarize, {"probability": 0.1}),
+        (augment.gaussian_blur, {"sigma": (0.1, 1.0)}),
+        (augment.gaussian_blur, {"probability": 0.5}),
         (augment.rand_augment, {"magnitude": 10}),
         (augment.trivial_augment, {"num_magnitude_bins": 11}),
         (augment.auto_augment, {"policy": "svhn"}),
@@ -63,9 +68,15 @@ def test_states_detect_different_settings(function, change):
     """They are not arguments of an operator."""
     seen = []
 
+    numbers = {
+        augment.random_resized_crop: [16],
+        augment.random_crop: [16],
+        augment.solarize: [128],
+        augment.gaussian_blur: [9],
+    }
+
     def graph(images, draw, **more):
-        sizes = [16] if function in (augment.random_resized_crop, augment.random_crop) else []
-        output = function(images, *sizes, draw=draw, name="it", **more)
+        output = function(images, *numbers.get(function, ()), draw=draw, name="it", **more)
         seen.append(draw._described())
         return output
 

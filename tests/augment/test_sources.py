@@ -24,6 +24,14 @@ def graph(number, data, draw, magnitude=9, value=0, probability=0.5):
     return number, augment.random_erasing(images, draw=draw, value=value)
 
 
+def view(number, data, draw):
+    images = augment.random_resized_crop(fn.decoders.image(data), 16, draw=draw)
+    images = augment.color_jitter(images, draw=draw, saturation=0.8, probability=0.8)
+    images = augment.grayscale(images, draw=draw, probability=0.3)
+    images = augment.gaussian_blur(images, 5, draw=draw, probability=0.5)
+    return number, augment.solarize(images, 128, draw=draw, probability=0.3)
+
+
 def crops(number, data, draw):
     return number, augment.random_crop(fn.decoders.image(data), 17, draw=draw, padding=(1, 0, 0, 0))
 
@@ -46,9 +54,10 @@ def by_number(batches):
     }
 
 
+@pytest.mark.parametrize("function", (graph, view))
 @pytest.mark.parametrize(("batch_size", "shards"), ((6, 0), (8, 2), (24, 4)))
-def test_a_record_is_augmented_equally_on_every_layout(batch_size, shards):
-    with make(4) as iterator, make(batch_size, shards) as other:
+def test_a_record_is_augmented_equally_on_every_layout(batch_size, shards, function):
+    with make(4, 0, function) as iterator, make(batch_size, shards, function) as other:
         images, others = by_number(iterator), by_number(other)
     assert sorted(images) == sorted(others) == list(range(COUNT))
     for number, image in images.items():
@@ -101,6 +110,32 @@ def test_a_state_resumes_with_other_draws_if_allowed(before, after):
         assert {"operators.draw.jitter", "operators.color_twist"} <= {*allow}
         other.set_state(state, allow=allow)
         assert next(other)["number"].tolist() == expected
+
+
+def test_a_state_names_the_settings_of_a_view():
+    def changed(number, data, draw):
+        images = augment.random_resized_crop(fn.decoders.image(data), 16, draw=draw)
+        images = augment.color_jitter(images, draw=draw, saturation=0.8, probability=0.7)
+        images = augment.grayscale(images, draw=draw, probability=0.2)
+        images = augment.gaussian_blur(images, 7, draw=draw, sigma=(0.1, 1), probability=0.4)
+        return number, augment.solarize(images, 100, draw=draw, probability=0.1)
+
+    with make(4, function=view) as iterator:
+        next(iterator)
+        state = iterator.get_state()
+    with make(4, function=changed) as other, pytest.raises(ValueError) as refused:
+        other.set_state(state)
+        next(other)
+    for name, values in (
+        ("augment.color_jitter.probability", "0.8 -> 0.7"),
+        ("augment.grayscale.probability", "0.3 -> 0.2"),
+        ("augment.gaussian_blur.sigma", "[0.1,2.0] -> [0.1,1]"),
+        ("augment.gaussian_blur.probability", "0.5 -> 0.4"),
+        ("gaussian_blur.window_size", "[5] -> [7]"),
+        ("augment.solarize.threshold", "128 -> 100"),
+        ("augment.solarize.probability", "0.3 -> 0.1"),
+    ):
+        assert f"\n  operators.{name}: {values}\n" in str(refused.value)
 
 
 def two_draws(number, data, draw, swapped=False):

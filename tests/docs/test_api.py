@@ -85,8 +85,9 @@ PUBLIC_NAMES = {
     ),
     "dalijax.augment": (
         "Window affine_window auto_augment center_crop center_window color_jitter "
-        "crop_window fit_window flip iou_window normalize rand_augment random_crop "
-        "random_erasing random_resized_crop random_window scale_window trivial_augment"
+        "crop_window fit_window flip gaussian_blur grayscale iou_window normalize "
+        "rand_augment random_crop random_erasing random_resized_crop random_window "
+        "scale_window solarize trivial_augment"
     ),
     "dalijax.show": "Page show",
     "dalijax.tune": "Tuned tune",

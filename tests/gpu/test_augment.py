@@ -56,6 +56,22 @@ def test_a_record_is_augmented_equally_in_every_batch_on_a_gpu():
             assert one.shape == two.shape and np.mean(one != two) < 1e-3
 
 
+@pytest.mark.parametrize(
+    "function",
+    (
+        lambda x, d: augment.color_jitter(x, draw=d, brightness=0.8, hue=0.5, probability=0.0),
+        lambda x, d: augment.grayscale(x, draw=d, probability=0.0),
+        lambda x, d: augment.solarize(x, 128, draw=d, probability=0.0),
+        lambda x, d: augment.gaussian_blur(x, 23, draw=d, probability=0.0),
+    ),
+)
+def test_images_are_unchanged_with_probability_0_on_a_gpu(function):
+    given = [drawn_image(k) for k in range(24)]
+    (images,) = run(function, given, gpu=True)
+    for one, two in zip(images, given):
+        np.testing.assert_array_equal(one, two)
+
+
 def test_a_flipped_crop_is_the_crop_turned_on_a_gpu():
     def cropped(flip):
         (images,) = run(

@@ -22,6 +22,13 @@ FUNCTIONS = {
     "color_jitter": lambda x, d: augment.color_jitter(
         x, draw=d, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1
     ),
+    "color_jitter probability": lambda x, d: augment.color_jitter(
+        x, draw=d, brightness=0.8, hue=0.2, probability=0.5
+    ),
+    "grayscale": lambda x, d: augment.grayscale(x, draw=d, probability=0.5),
+    "solarize": lambda x, d: augment.solarize(x, 100, draw=d),
+    "gaussian_blur": lambda x, d: augment.gaussian_blur(x, 9, draw=d),
+    "gaussian_blur probability": lambda x, d: augment.gaussian_blur(x, 9, draw=d, probability=0.5),
     "random_erasing": lambda x, d: augment.random_erasing(x, draw=d),
     "rand_augment": lambda x, d: augment.rand_augment(x, draw=d),
     "trivial_augment": lambda x, d: augment.trivial_augment(x, draw=d),
