@@ -11,6 +11,12 @@ on the CPU::
 
     python benchmarks/throughput.py --read --threads 2 --rounds 5
 
+With ``--views``, each image becomes several uint8 crops whose colors are changed: the views of
+SimCLR, BYOL and DINO. DINO has two views of 224 x 224 and six of 96 x 96. The raw loop makes DINO's
+crops alone, and the other variants add one change of colors after the other::
+
+    python benchmarks/throughput.py --views --threads 8 --seconds 4
+
 After ``--limit`` seconds, no turn begins, but each variant has at least one turn.
 """
 
@@ -22,8 +28,8 @@ import pathlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import grain
 import jax
@@ -48,13 +54,38 @@ KINDS = ("Tar", "TFRecord", "Files", ARRAY_RECORD, HUGGING_FACE)
 LOAD = 0.9
 MEAN = np.array([123.7, 116.3, 103.5], np.float32)
 STD = np.array([58.4, 57.1, 57.4], np.float32)
+WEAK = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
+STRONG = {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.2}
+COLORS = ("jitter", "grayscale", "blur", "solarize")
 NORMALIZED = ((np.arange(256, dtype=np.float32)[:, None] - MEAN) / STD).astype(np.float16)[None]
 
 
-def decoded(encoded: Any) -> Any:
-    """Decodes images, on the GPU if there is one."""
+class View(NamedTuple):
+    """A view: its size and area, the strengths of its jitter, its blur, and probabilities."""
+
+    size: int
+    scale: tuple[float, float]
+    jitter: dict[str, float]
+    kernel_size: int
+    blur: float
+    solarize: float = 0.0
+
+
+VIEWS = {
+    "SimCLR": [View(224, (0.08, 1.0), STRONG, 23, 0.5)] * 2,
+    "BYOL": [View(224, (0.08, 1.0), WEAK, 23, 1.0), View(224, (0.08, 1.0), WEAK, 23, 0.1, 0.2)],
+    "DINO": [
+        View(224, (0.4, 1.0), WEAK, 9, 1.0),
+        View(224, (0.4, 1.0), WEAK, 9, 0.1, 0.2),
+        *[View(96, (0.05, 0.4), WEAK, 9, 0.5)] * 6,
+    ],
+}
+
+
+def decoded(encoded: Any, load: float = LOAD) -> Any:
+    """Decodes images, on the GPU if there is one; ``load`` is the share of its JPEG engines."""
     if GPU:
-        return fn.decoders.image(encoded, device="mixed", hw_decoder_load=LOAD)
+        return fn.decoders.image(encoded, device="mixed", hw_decoder_load=load)
     return fn.decoders.image(encoded)
 
 
@@ -123,6 +154,43 @@ def of_images(data: Any, *, draw: Any) -> Any:
 def of_source(data: Any, label: Any, *, draw: Any) -> Any:
     """Defines the same with labels."""
     return of_images(data, draw=draw), label
+
+
+def changed(images: Any, view: View, colors: Sequence[str], draw: Any) -> Any:
+    """Defines a view of images, with some of `COLORS`."""
+    images = dalijax_augment.random_resized_crop(
+        images, view.size, scale=view.scale, flip=0.5, draw=draw
+    )
+    if "jitter" in colors:
+        images = dalijax_augment.color_jitter(images, **view.jitter, probability=0.8, draw=draw)
+    if "grayscale" in colors:
+        images = dalijax_augment.grayscale(images, probability=0.2, draw=draw)
+    if "blur" in colors:
+        images = dalijax_augment.gaussian_blur(
+            images, view.kernel_size, probability=view.blur, draw=draw
+        )
+    if "solarize" in colors and view.solarize:
+        images = dalijax_augment.solarize(images, 128, probability=view.solarize, draw=draw)
+    return images
+
+
+def of_views(
+    data: Any, label: Any, *, draw: Any, method: str = "DINO", colors: Sequence[str] = COLORS
+) -> Any:
+    """Defines the views of a method, stacked by size."""
+    images = decoded(data, 1.0)
+    views = [changed(images, view, colors, draw) for view in VIEWS[method]]
+    return *(fn.stack(*part) for part in (views[:2], views[2:]) if part), label
+
+
+def eight_crops(files: list[str]) -> Any:
+    """Defines crops like those of DINO over DALI's reader."""
+    images = decoded(fn.readers.file(files=files, name="reader", random_shuffle=True)[0], 1.0)
+    crops = [
+        fn.random_resized_crop(images, size=(view.size, view.size), random_area=view.scale)
+        for view in VIEWS["DINO"]
+    ]
+    return fn.stack(*crops[:2]), fn.stack(*crops[2:])
 
 
 def largest_byte(data: Any) -> Any:
@@ -369,6 +437,33 @@ def readings(files: list[str], batch: int, threads: int) -> dict[str, Callable[[
     }
 
 
+def of_methods(
+    files: list[str], batch: int, threads: int
+) -> dict[str, Callable[[], Iterator[Any]]]:
+    """Returns functions that create endless iterators of several views, by name."""
+    call: dict[str, Any] = {"batch_size": batch, "num_threads": threads}
+
+    def raw() -> Iterator[Any]:
+        device_id = 0 if GPU else None
+        return turns.raw_loop(pipeline_def(eight_crops)(files, device_id=device_id, seed=1, **call))
+
+    def of_method(method: str, count: int) -> Iterator[Any]:
+        names = ["globals", *(["locals"] if method == "DINO" else []), "labels"]
+        iterator_fn = data_iterator(of_views, names, source=open_source("Tar", files))
+        return iterator_fn.stream(None, method=method, colors=COLORS[:count], **call)
+
+    return {
+        RAW: raw,
+        **{
+            " + ".join(("DINO: crops", *COLORS[:count])): functools.partial(
+                of_method, "DINO", count
+            )
+            for count in range(len(COLORS) + 1)
+        },
+        **{name: functools.partial(of_method, name, len(COLORS)) for name in ("SimCLR", "BYOL")},
+    }
+
+
 def measure(iterator: Iterator[Any], batch: int, budget: float, ahead: int) -> tuple[float, float]:
     """Measures images per second and microseconds of CPU time per image.
 
@@ -412,6 +507,7 @@ def main() -> None:
         "--match", default="", help="substrings of names, as a|b; the raw loop always runs"
     )
     parser.add_argument("--read", action="store_true", help="compare sources without decoding")
+    parser.add_argument("--views", action="store_true", help="measure self-supervised views")
     parser.add_argument(
         "--folder", type=pathlib.Path, help="directory of the JPEGs, created if necessary"
     )
@@ -426,6 +522,8 @@ def main() -> None:
         files = photos.make(args.folder or pathlib.Path(folder), args.files)
         if args.read:
             makers = readings(files, args.batch, args.threads)
+        elif args.views:
+            makers = of_methods(files, args.batch, args.threads)
         else:
             makers = variants(files, args.batch, args.threads, args.workers)
         parts = args.match.split("|")
@@ -471,7 +569,7 @@ def main() -> None:
         }
         for name, values in rates.items()
     ]
-    title = "throughput-read" if args.read else "throughput"
+    title = "throughput" + ("-read" if args.read else "-views" if args.views else "")
     report.write(args.out, title, results, {"": medians}, "images/s")
 
 
