@@ -120,7 +120,7 @@ def grayscale(
     """
     check_draw(draw, images)
     chosen = _coin(draw, probability, {}, name, "augment.grayscale")
-    return draw.sized(_some_changed(chosen, _gray, as_rgb(images, draw, types.UINT8)), images)
+    return draw._recolored(_some_changed(chosen, _gray, as_rgb(images, draw, types.UINT8)), images)
 
 
 @do_not_convert
@@ -158,7 +158,9 @@ def solarize(
     chosen = _coin(draw, probability, settings, name, "augment.solarize")
     lowest = types.Constant(threshold, dtype=types.UINT8)
     rgb = as_rgb(images, draw, types.UINT8)
-    return draw.sized(_some_changed(chosen, lambda bright: solarized(bright, lowest), rgb), images)
+    return draw._recolored(
+        _some_changed(chosen, lambda bright: solarized(bright, lowest), rgb), images
+    )
 
 
 @do_not_convert
@@ -223,8 +225,8 @@ def gaussian_blur(
 
     sharp = with_layout(images, draw)
     if probability == 1:
-        return draw.sized(blurred(sharp, drawn), images)
-    return draw.sized(_some_changed(drawn > 0, blurred, sharp, drawn), images)
+        return draw._recolored(blurred(sharp, drawn), images)
+    return draw._recolored(_some_changed(drawn > 0, blurred, sharp, drawn), images)
 
 
 def solarized(images: DataNode, threshold: DataNode) -> DataNode:

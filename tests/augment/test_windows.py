@@ -503,3 +503,30 @@ def test_a_window_without_draw_refuses_images_of_other_sizes():
     with pytest.raises(RuntimeError, match="(?i)slice"):
         outputs(pair, records)
     assert outputs(pair, RECORDS[:1])["x"].shape == (1, 32, 32, 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    (
+        lambda x, draw: augment.color_jitter(x, draw=draw, hue=0.1),
+        lambda x, draw: augment.grayscale(x, draw=draw),
+        lambda x, draw: augment.solarize(x, 128, draw=draw),
+        lambda x, draw: augment.gaussian_blur(x, 3, draw=draw, probability=0.5),
+        lambda x, draw: augment.random_erasing(x, draw=draw),
+        lambda x, draw: augment.normalize(x, 0, 1, scale=1),
+    ),
+    ids=("color_jitter", "grayscale", "solarize", "gaussian_blur", "random_erasing", "normalize"),
+)
+def test_other_colors_keep_boxes(change):
+    def window(data, boxes, *, draw, changed):
+        image = fn.decoders.image(data)
+        image = change(image, draw) if changed else image
+        return augment.scale_window(image, 50, draw=draw, name="a").boxes(boxes)[0]
+
+    def plain(data, boxes, *, draw):
+        return window(data, boxes, draw=draw, changed=False)
+
+    def recolored(data, boxes, *, draw):
+        return window(data, boxes, draw=draw, changed=True)
+
+    np.testing.assert_array_equal(outputs(plain)["x"], outputs(recolored)["x"])
