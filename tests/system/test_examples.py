@@ -4,6 +4,9 @@ import json
 import os
 import pathlib
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 import tensorflow as tf
@@ -131,3 +134,26 @@ def test_input_bound_names_an_operator_and_draws_both_loops(tmp_path):
     assert said.count("input-bound: next() takes") == 2 and "iterator = train(" in said
     low, high = Image.open(tmp_path / "input_bound.png").convert("L").getextrema()
     assert high - low > 50
+
+
+@pytest.mark.parametrize("program", ("segmentation.py",))
+def test_a_task_that_is_killed_resumes_with_equal_batches(program, tmp_path):
+    command = [sys.executable, EXAMPLES / program, "--save-every", "4", "--steps"]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+
+    def steps(out):
+        text = (tmp_path / out / "steps.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    subprocess.run([*command, "14", "--out", tmp_path / "whole"], env=environment, check=True)
+    again = [*command, "14", "--out", tmp_path / "killed"]
+    with subprocess.Popen(again, env=environment, stdout=subprocess.PIPE, text=True) as killed:
+        for line in killed.stdout:
+            if line.startswith("step 8"):
+                killed.kill()
+    assert killed.returncode == -signal.SIGKILL
+    subprocess.run(again, env=environment, check=True)
+    whole = {line["step"]: line["batch"] for line in steps("whole")}
+    both = steps("killed")
+    assert len(whole) == 14 and {line["step"] for line in both} == {*whole} and len(both) >= 14
+    assert [line["batch"] for line in both] == [whole[line["step"]] for line in both]
