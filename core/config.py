@@ -330,7 +330,8 @@ class IteratorConfig:
             raise TypeError(f"mask must be True for the name 'mask', or a name, not {self.mask!r}")
         if self.mask in names:
             raise ValueError(
-                f"mask must be a name that is not an output, {list(names)}, not {self.mask!r}"
+                f"an output of the graph is named {self.mask!r} already, like the mask of valid "
+                "rows. Rename the output, or pass another name for this mask: mask='valid'"
             )
         return names
 

@@ -142,7 +142,7 @@ WRONG = [
     (dict(pad="mask", drop_remainder=True), "there is nothing to pad. Omit one"),
     (dict(batch_size=0), "batch_size must be a whole number of records, 1 or more, not 0"),
     (dict(prefetch=0), "prefetch must be a whole number of batches, 1 or more, not 0"),
-    (dict(pad="mask", output_map=["mask", "u"]), "mask must be a name that is not an output"),
+    (dict(pad="mask", output_map=["mask", "u"]), r"named '(mask|x|plus)' already.*mask='valid'"),
 ]
 
 

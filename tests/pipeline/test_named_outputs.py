@@ -220,7 +220,7 @@ def test_t5x_names_outputs_that_are_not_in_a_batch():
     (
         (named, {"output_map": ["plus"]}, ValueError, r"output_map is \['plus'\].*dict.*'half'"),
         (named, {"output_map": ["plus", "minus", "half", "x"]}, ValueError, "Omit output_map"),
-        (named, {"mask": "plus"}, ValueError, "mask must be a name that is not an output"),
+        (named, {"mask": "plus"}, ValueError, r"named '(mask|x|plus)' already.*mask='valid'"),
         (named, {"sharding": {"plus": 1}}, TypeError, "must be a Sharding"),
         (lambda x: {1: x}, {}, TypeError, "with the key 1. Use names"),
         (lambda x: {}, {}, TypeError, "returns no outputs"),
