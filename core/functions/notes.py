@@ -7,8 +7,8 @@ from typing import Any
 
 from ..pipeline.dali_pipeline import changed_states, random_states
 from ..pipeline.function_notes import FunctionNote, add
+from ..state.purity import changes, reachable_values
 from .checks import name_of
-from .purity import changes, reachable_values
 
 
 def note(

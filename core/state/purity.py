@@ -1,8 +1,8 @@
-"""Detects functions of a graph that are not pure, so that a state can't restore their results.
+"""Detects functions that are not pure, so that a state can't restore their results.
 
 The values that a function reaches are its closure, its defaults, and the globals and attributes
-that its code names. They are digested when the graph is defined and when a state is requested, and
-the digests are compared. The check does not detect the clock, generators that a call creates
+that its code names. They are digested before the function is used and when a state is requested,
+and the digests are compared. The check does not detect the clock, generators that a call creates
 without a seed, state within installed libraries, and changes between sampled elements of large
 arrays.
 """

@@ -17,7 +17,7 @@ import pytest
 from nvidia.dali import fn as dali_fn
 
 from dalijax import data_iterator, fn, sources
-from dalijax.core.functions.purity import changes, reachable_values
+from dalijax.core.state.purity import changes, reachable_values
 from full import in_slow
 
 COUNT = [0]
