@@ -25,6 +25,7 @@ COMMANDS = {
     ],
     "augment": ["--rounds", "5", "--batches", "4"],
     "media": ["--rounds", "7", "--batches", "4"],
+    "maps": ["--rounds", "5", "--seconds", "0.3"],
     "elastic": [
         *("--small", "--batch", "24", "--steps", "60", "--save-every", "5"),
         *("--files", "96", "--threads", "1"),

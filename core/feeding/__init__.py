@@ -5,8 +5,8 @@
 
 - `source_engine` feeds the records of a `dalijax.sources` source. `binding` checks the iterator's
   arguments. `source_supply` reads the records by number, in threads, and `read_rows` prepares the
-  records for DALI. `announcer` requests the bytes of remote records ahead. `reuse` detects sources
-  that overwrite records which are still in use.
+  records for DALI. `announcer` requests the bytes of remote records ahead. `core.sources.reuse`
+  detects sources that overwrite records which are still in use.
 - `stream_engine` feeds a stream of records that is read in order, such as Grain's, and checks the
   iterator's arguments. `record_reader` is the protocol of the stream, and `record_supply` reads it.
   With several processes, `stream_part` reads the part of each process.

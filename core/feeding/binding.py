@@ -18,7 +18,8 @@ from ..arguments import (
 from ..config import OF_DATA_ITERATOR, IteratorConfig
 from ..messages.printable import printable_repr
 from ..pipeline.pipeline_factory import default_device_id
-from ..sources.source import Source, check_names, check_source
+from ..random.hashing import fold
+from ..sources.source import Source, check_names, check_source, read_records
 from .graph import field_graph
 from .source_engine import SourceEngine
 
@@ -100,7 +101,8 @@ def bind(
         pipeline_call.setdefault("device_id", default_device_id())
 
     def value_of(field: str) -> Any:
-        return source.read(np.zeros(1, np.int64), [field])[field][0]
+        first = np.zeros(1, np.int64)
+        return read_records(source, first, [field], fold(0, 0, first))[0][field][0]
 
     graph = field_graph(function, source.fields, settings, value_of)
     check_names(source, graph.names)

@@ -30,12 +30,13 @@ from ..pipeline.failure_errors import describe, first_names, with_dali
 from ..pipeline.pipeline_factory import GraphPipelineFactory
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..random.draw import described_draws
+from ..sources.source import is_of_record
 from ..state import random_state
 from ..state.operators import operators_of
 from ..state.position import FailedBatch
 from ..threads.workers import WorkersEnded
 from .graph import FedGraph, description
-from .read_rows import concatenated, is_of_record
+from .read_rows import concatenated
 from .stand_ins import NoStandIn, UnusableRecord
 from .supply import RowBatch, RowSupply
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from nvidia.dali import types
 from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
-from ..environment.passing_errors import chain_of, is_environment
 from ..formats.field import Field
 from ..formats.image_size import FileInput, ImageInput, look_at_input
 from ..formats.riff import cut_off, file_cut_off
@@ -24,12 +23,17 @@ from ..pipeline.failure import with_retries
 from ..pipeline.failure_errors import first_names
 from ..random.draw import DrawFunction, DrawRows
 from ..random.hashing import Bits, fold
-from ..remote.retries import RemoteError
 from ..sources.record_table import RecordTable
-from ..sources.source import Source, Values, image_sizes
-from ..sources.values import UnfitValueError, check_unmasked, leaf
-from ..threads.workers import WorkersEnded
-from .reuse import ReuseCheck
+from ..sources.reuse import ReuseCheck
+from ..sources.source import (
+    Source,
+    Values,
+    checked_columns,
+    image_sizes,
+    is_of_record,
+    read_records,
+)
+from ..sources.values import leaf
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, stand_ins
 
 _PARTS = 4  # the number of parts of a failed read; 2 would need as many reads, of more records
@@ -55,6 +59,8 @@ class ReadSettings:
         draws: The functions of the graph's draws, by name.
         passed: The fields that bypass the graph.
         unfed: The fields that operators of the graph do not take; empty before the graph is built.
+        mapped: The fields that functions of maps return; see `mapped_fields`.
+        has_random_maps: Whether reads need the keys of the records.
     """
 
     source: Source
@@ -71,6 +77,15 @@ class ReadSettings:
     draws: dict[str, DrawFunction] = dataclasses.field(default_factory=dict)
     passed: Collection[str] = ()
     unfed: Collection[str] = ()
+    mapped: Collection[str] = ()
+    has_random_maps: bool = False
+
+    def keys(self, records: Indices, epochs: Indices) -> Bits | None:
+        """Returns the key of each record for random maps; None if the source has none.
+
+        The keys are the hashes of draws.
+        """
+        return fold(self.seed, epochs, records) if self.has_random_maps else None
 
     @property
     def graph_fields(self) -> list[str]:
@@ -117,41 +132,6 @@ class Chunk:
     inputs: dict[str, list[TensorCPU]] = dataclasses.field(default_factory=dict)
     sizes: dict[str, NDArray[np.int32]] = dataclasses.field(default_factory=dict)
     orientations: dict[str, NDArray[np.int32]] = dataclasses.field(default_factory=dict)
-
-
-def _checked(source: Source, count: int, names: Sequence[str], columns: Any) -> dict[str, Values]:
-    """Checks the result of a source's ``read``; returns its columns of the requested fields.
-
-    Raises:
-        TypeError, ValueError: If the source has a bug; these are not errors of a record.
-    """
-
-    def call() -> str:
-        return f"{type(source).__name__}.read() of {count} records and the fields {list(names)}"
-
-    if not isinstance(columns, Mapping):
-        raise TypeError(f"{call()} must return a dict of them, not {type(columns).__name__}")
-    if missing := [name for name in names if name not in columns]:
-        raise ValueError(f"{call()} returned {sorted(map(str, columns))}, without {missing}")
-    for name in names:
-        has = len(columns[name]) if hasattr(columns[name], "__len__") else columns[name]
-        if not isinstance(has, int) or has != count:
-            raise ValueError(
-                f"{call()} returned {has} values of {name!r}: return one for each record"
-            )
-    lists = {name: _as_list(columns[name]) for name in names}
-    for name, column in lists.items():
-        try:
-            check_unmasked([column] if isinstance(column, np.ndarray) else column)
-        except UnfitValueError as error:
-            raise ValueError(f"{call()} returned {name!r}, but {error}") from None
-    return lists
-
-
-def _as_list(values: Values) -> Values:
-    """Converts an array of objects to a list; returns other values unchanged."""
-    is_of_objects = isinstance(values, np.ndarray) and values.dtype == object
-    return list(values) if is_of_objects else values
 
 
 def concatenated(columns: Sequence[Values]) -> Values:
@@ -206,10 +186,15 @@ def _not_decodable(settings: ReadSettings, records: Indices, chunk: Chunk) -> di
     """
     errors: dict[int, Exception] = {}
     for name, file_input in list(settings.file_inputs.items()):
-        table = settings.checked_headers.get(name)
-        if table is None:
-            table = settings.checked_headers.setdefault(name, RecordTable(len(settings.source), 1))
-        has_header, orientations = table.get(records)
+        table = None
+        has_header = np.zeros(len(records), np.bool_)
+        orientations = np.zeros((len(records), 1), np.int32)
+        if name not in settings.mapped:
+            table = settings.checked_headers.get(name)
+            if table is None:
+                new_table = RecordTable(len(settings.source), 1)
+                table = settings.checked_headers.setdefault(name, new_table)
+            has_header, orientations = table.get(records)
         good: list[int] = []
         values = chunk.columns[name]
         for index in np.flatnonzero(~has_header).tolist():
@@ -225,7 +210,7 @@ def _not_decodable(settings: ReadSettings, records: Indices, chunk: Chunk) -> di
             else:
                 good.append(index)
                 orientations[index] = look.orientation
-        if good:
+        if good and table is not None:
             table.put(records[good], orientations[good])
         chunk.orientations[name] = orientations[:, 0]
     return errors
@@ -243,39 +228,35 @@ def _sizes_of(
     return settings.source.sizes(records, name, values)
 
 
-def is_of_record(error: Exception) -> bool:
-    """Returns whether an error of ``read`` is the fault of a record, not of a machine or a server.
-
-    An error of a remote file that is missing, changed or denied is not the fault of a record, since
-    it concerns all records of the file. Replacing the records would train on other data.
-    """
-    if any(isinstance(cause, (RemoteError, WorkersEnded)) for cause in chain_of(error)):
-        return False
-    return not is_environment(error)
-
-
-def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
+def _read(source: Source, records: Indices, names: Sequence[str], keys: Bits | None) -> Chunk:
     """Returns a chunk of records; its ``errors`` contain the errors of single records.
 
     The records are read together. If the read raises, ever smaller parts of them are read, until
     the bad records are found.
+
+    Args:
+        source: The source.
+        records: The records.
+        names: The fields.
+        keys: The key of each record; see `read_records`.
 
     Raises:
         Exception: An error of the machine, the network or a remote file that persists after some
             retries.
     """
     try:
-        columns = with_retries(lambda: source.read(records, names))
+        columns, errors = with_retries(lambda: read_records(source, records, names, keys))
     except Exception as error:
         if not is_of_record(error):
             raise
         if len(records) == 1:
             return Chunk({name: [None] for name in names}, {0: error})
     else:
-        checked = _checked(source, len(records), names, columns)
-        return Chunk(checked)
-    parts = np.array_split(records, min(_PARTS, len(records)))
-    chunks = [_read(source, part, names) for part in parts]
+        return Chunk(checked_columns(source, len(records), names, columns), errors)
+    parts = np.array_split(np.arange(len(records)), min(_PARTS, len(records)))
+    chunks = [
+        _read(source, records[part], names, None if keys is None else keys[part]) for part in parts
+    ]
     firsts = itertools.accumulate(map(len, parts), initial=0)
     return Chunk(
         {name: concatenated([chunk.columns[name] for chunk in chunks]) for name in names},
@@ -287,9 +268,9 @@ def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
     )
 
 
-def _read_checked(settings: ReadSettings, records: Indices) -> Chunk:
+def _read_checked(settings: ReadSettings, records: Indices, keys: Bits | None) -> Chunk:
     """Returns a chunk of records, with errors for unreadable, damaged and known bad records."""
-    chunk = _read(settings.source, records, settings.names)
+    chunk = _read(settings.source, records, settings.names, keys)
     chunk.errors.update(_cut_off(settings, chunk))
     chunk.errors.update(_misfits(settings, chunk))
     chunk.errors.update(_not_decodable(settings, records, chunk))
@@ -318,12 +299,12 @@ def _described(dtype: Any, ndim: int) -> str:
     return f"{np.dtype(dtype)} with {ndim} dimension{'s' * (ndim != 1)}"
 
 
-def read_chunk(settings: ReadSettings, records: Indices) -> Chunk:
+def read_chunk(settings: ReadSettings, records: Indices, keys: Bits | None = None) -> Chunk:
     """Returns a chunk of records, with the tensors and image sizes that the graph needs."""
     sized = list(settings.sized)
-    chunk = _read_checked(settings, records)
+    chunk = _read_checked(settings, records, keys)
     if settings.reuse is not None and not chunk.errors:
-        settings.reuse.check(records, chunk.columns)
+        settings.reuse.check(records, chunk.columns, keys)
     if not chunk.errors:
         for name in settings.fed_fields:
             if not isinstance(chunk.columns[name], np.ndarray):
@@ -558,8 +539,8 @@ class ReadRows:
             if (settings.seed, sample) in settings.bad_samples.samples:
                 return None
             if sample not in read:
-                records, _ = settings.order(np.array([sample], np.int64))
-                read[sample] = _read_checked(settings, records)
+                records, epochs = settings.order(np.array([sample], np.int64))
+                read[sample] = _read_checked(settings, records, settings.keys(records, epochs))
             return None if read[sample].errors else (read[sample].columns, 0)
 
         columns = {name: list(self.column(name)) for name in settings.names}

@@ -27,13 +27,13 @@ from ..pipeline.runner import Runner
 from ..random.seeds import ShardSeed
 from ..sources import state as states
 from ..sources.identity import changing_record, compared_identity, stated_identity
-from ..sources.source import Source, order_of, read_ahead_of
+from ..sources.reuse import ReuseCheck
+from ..sources.source import Source, mapped_fields, maps_of, order_of, read_ahead_of
 from ..state.agreement import Values
 from ..stats import InputStats
 from .fed_engine import FedEngine
 from .graph import FedGraph
 from .read_rows import ReadSettings
-from .reuse import ReuseCheck
 from .source_supply import RowRange, SourceRows, SourceSupply
 from .stand_ins import BadSamples
 from .supply import RowSupply
@@ -148,6 +148,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             arguments.get("device_id", call.get("device_id")) for arguments in differing
         )
         self._source = source
+        self._maps = maps_of(source)
         self._parts = parts
         self._seeded = not seed.is_default
         numbers = [shard.shard_id for shard in shards] or [hosts[0]]
@@ -189,7 +190,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             **self._outline(),
             "records (names, sizes, bytes)": identity,
             "bypassing the graph": ", ".join(sorted(self._passed_names)),
-            "operators": list(self._operators()),
+            "operators": list(self._lines()),
             "position": f"epoch {position.epoch}, sample {position.sample}",
         }
 
@@ -366,8 +367,14 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             identity=stated_identity(self._source),
             order=f"{order} {policy} {padded} {self._samples.num_samples}",
             outputs=tuple(self._config.output_map),
-            operators=self._operators(),
+            operators=self._lines(),
         )
+
+    def _lines(self) -> tuple[str, ...]:
+        """Returns the lines of the source's maps and of the graph; empty before the first build."""
+        operators = self._operators()
+        maps = [function.line(part) for part, function in self._maps]
+        return (*maps, *operators) if operators else ()
 
     # Pipelines
 
@@ -445,6 +452,8 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             graph.lost_numbers,
             passed=frozenset(graph.passed),
             unfed=graph.unfed,
+            mapped=mapped_fields(self._source),
+            has_random_maps=any(function.is_random for _, function in self._maps),
         )
         return SourceSupply(settings, self._samples, self._parts, _READ_AHEAD)
 
@@ -472,6 +481,13 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
 
     def _check_resumable(self) -> None:
         """Raises a StateError if batches depend on earlier batches, so that none can be resumed."""
+        for _, function in self._maps:
+            if reason := function.kept_state():
+                raise StateError(
+                    f"the state can't be saved: {function.label} of the source keeps state: "
+                    f"{reason}. If no result depends on it, as on a cache, pass stateful=False. "
+                    "Draw random numbers from rng of random_map()"
+                )
         if self._supply is not None:  # the pipelines were defined
             check_functions(self._factory)
         if self._random():

@@ -85,6 +85,7 @@ class PendingRows:
         records, epochs = self._settings.order(self.run.samples)
         # In the order of record numbers, so that a task reads few files or parts of a mixture.
         order = np.argsort(records, kind="stable")
+        keys = self._settings.keys(records, epochs)
         starts = range(0, len(records), self._chunk_size)
         chunks = [Result[Chunk]() for _ in starts]
         ends = itertools.count(1)
@@ -92,7 +93,8 @@ class PendingRows:
         def read(number: int, start: int) -> None:
             """Reads a chunk. The thread that reads the last chunk also joins all chunks."""
             rows = order[start : start + self._chunk_size]
-            set_result(chunks[number], read_chunk, self._settings, records[rows])
+            chunk_keys = None if keys is None else keys[rows]
+            set_result(chunks[number], read_chunk, self._settings, records[rows], chunk_keys)
             if next(ends) == len(chunks):
                 set_result(self._result, all_rows)
                 self._when_read()

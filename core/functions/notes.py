@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..pipeline.dali_pipeline import changed_states, random_states
 from ..pipeline.function_notes import FunctionNote, add
+from ..random.global_states import changed_by
 from ..state.purity import changes, reachable_values
 from .checks import name_of
 
@@ -41,11 +41,9 @@ def note(
         def run(*arguments: Any) -> Any:
             if drawn:  # only the first call is checked
                 return call(*arguments)
-            before = random_states()
-            try:
-                return call(*arguments)
-            finally:
-                drawn.append(changed_states(before, random_states()))
+            results: list[Any] = []
+            drawn.append(changed_by(lambda: results.append(call(*arguments))))
+            return results[0]
 
         run.__qualname__ = name_of(call)
         return run if stateful is None else call

@@ -119,7 +119,7 @@ SOURCES: Mapping[str, str] = {
 }
 ITERATOR: Mapping[str, str] = {
     "take": "itertools.islice(iterator, n)",
-    "map": "DALI's operators in the graph function, or map(function, iterator)",
+    "map": "DALI's operators in the graph function, source.map(f), or map(f, iterator)",
     "filter": "source=sources.Selection(source, records)",
     "shuffle": _SHUFFLED,
     **dict.fromkeys(("statedict", "save", "savestate", "checkpoint"), _GET),
@@ -145,7 +145,7 @@ SOURCE: Mapping[str, str] = {
     **dict.fromkeys(
         ("take", "select", "skip", "split", "randomsplit", "traintestsplit"), _SELECTION
     ),
-    **dict.fromkeys(("map", "decode", "settransform", "withtransform"), _GRAPH),
+    **dict.fromkeys(("decode", "settransform", "withtransform"), _GRAPH),
     **dict.fromkeys(("concatenate", "interleave"), _MIXTURE),
     "shard": _SHARDING,
     **dict.fromkeys(("features", "elementspec", "columnnames"), "fields"),

@@ -172,7 +172,8 @@ def check_options(options: Mapping[str, Any], names: Any) -> None:
         names: The names of all fields.
 
     Raises:
-        TypeError: If a value is not a mapping, or an item of ``kinds`` is not a `Field`.
+        TypeError: If a value is not a mapping, or an item of ``kinds`` or ``fields`` is not a
+            `Field`.
         ValueError: If a field does not exist.
     """
     for argument, values in options.items():
@@ -183,8 +184,8 @@ def check_options(options: Mapping[str, Any], names: Any) -> None:
         if unknown := [name for name in values if name not in names]:
             raise ValueError(f"{argument} has {unknown}, but the fields are {list(names)}")
         for name, kind in values.items():
-            if argument == "kinds" and not isinstance(kind, Field):
+            if argument in ("kinds", "fields") and not isinstance(kind, Field):
                 raise TypeError(
-                    f"kinds[{name!r}] must be a dalijax.sources.Field, such as Field(np.float32, "
-                    f"ndim=1), not {printable_repr(kind)}"
+                    f"{argument}[{name!r}] must be a dalijax.sources.Field, such as "
+                    f"Field(np.float32, ndim=1), not {printable_repr(kind)}"
                 )

@@ -14,8 +14,9 @@ from ..errors import StateError
 from ..formats.spread import spread
 from ..messages.printable import printable_repr, printable_text
 from ..messages.redacted_errors import redacted_error
+from ..random.hashing import fold
 from ..state.envelope import digest
-from .source import Source, announce, range_bytes, read_ahead_of
+from .source import Source, announce, range_bytes, read_ahead_of, read_records
 
 _MOST_RECORDS = 64
 _MOST_REPEATED = 4
@@ -60,7 +61,7 @@ def identity_of(
                 raise
             values.append("unreadable")
     del leases  # until here, they kept the bytes of remote records, which were requested together
-    return digest(*map(_piece, values), length=32)
+    return digest(*map(bytes_of, values), length=32)
 
 
 def compared_identity(source: Source) -> str:
@@ -110,7 +111,7 @@ def changing_record(source: Source) -> str:
     names = sorted(source.fields)
     for index in spread(len(source), _MOST_REPEATED).tolist():
         try:
-            first, second = ([*map(_piece, _values(source, index, names))] for _ in range(2))
+            first, second = ([*map(bytes_of, _values(source, index, names))] for _ in range(2))
         except StateError:  # the batch of an unreadable record raises its error
             continue
         for name, value, again in zip(names, first, second):
@@ -126,7 +127,10 @@ def _values(source: Source, index: int, names: Sequence[str]) -> list[Any]:
         StateError: If the record can't be read.
     """
     try:
-        values = source.read(np.array([index]), names)
+        indices = np.array([index])
+        values, errors = read_records(source, indices, names, fold(0, 0, indices))
+        if errors:
+            raise errors[0]
         return [
             _head(bytes(values[name][0])) if source.fields[name].is_path else values[name][0]
             for name in names
@@ -145,8 +149,8 @@ def _head(path: bytes) -> bytes:
         return b"%d " % os.fstat(file.fileno()).st_size + (file.read(_MOST_BYTES) or b"")
 
 
-def _piece(value: Any) -> bytes:
-    """Returns bytes that represent a value in the digest."""
+def bytes_of(value: Any) -> bytes:
+    """Returns bytes that represent a value of a record; they are equal for equal values."""
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
         return f"{value.dtype.str}{value.shape}".encode() + value.tobytes()
     if isinstance(value, bytes):

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from ..arguments import knows_its_names
 from ..formats.field import Field
-from ..messages.printable import printable_repr
+from ..messages.printable import printable_repr, printable_text
 from ..order.shuffle import Indices
-from ..random.hashing import fold, mix
+from ..random.hashing import Bits, fold, mix
 from ..remote.range_cache import Lease
 from ..state.envelope import digest
-from .base import SizeTables
 from .identity import stated_identity
 from .labels import LABEL, classes_of, merged_classes
 from .source import (
@@ -27,10 +26,13 @@ from .source import (
     Source,
     Values,
     announce,
+    mapped_fields,
+    maps_of,
     names_of,
     order_of,
     range_bytes,
     read_ahead_of,
+    read_records,
 )
 
 MOST_EXACT = 1000  # largest period with exact proportions, in samples
@@ -202,12 +204,17 @@ class Mixture(Source):
             self.classes = merged_classes(self._classes)
         self.weights = tuple(count / sum(self._counts) for count in self._counts)
         self._starts = np.cumsum([0, *map(len, self._sources)], dtype=np.int64)
-        self._sizes = SizeTables()
         self._gives_new_arrays = all(getattr(s, "_gives_new_arrays", False) for s in self._sources)
         threads = [getattr(s, "read_threads", Source.read_threads) for s in self._sources]
         self.read_threads = max(threads)
         self._read_ahead = max(map(read_ahead_of, self._sources))
         self._length = int(self._starts[-1]) if length is None else int(length)
+        self._mapped_fields = frozenset[str]().union(*map(mapped_fields, self._sources))
+        self._maps = [
+            (f"{number}.{part}", function)
+            for number, source in enumerate(self._sources)
+            for part, function in maps_of(source)
+        ]
 
     def __len__(self) -> int:
         return self._length
@@ -246,9 +253,24 @@ class Mixture(Source):
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
         """Returns fields of some records; see `dalijax.sources.Source`."""
-        parts = [(rows, s.read(local, names)) for s, rows, local in self._split(indices)]
+        columns, errors = self._read_keyed(indices, names, None)
+        for row, error in errors.items():
+            raise ValueError(f"{printable_text(self.name(int(indices[row])))}: {error}") from error
+        return columns
+
+    def _read_keyed(
+        self, indices: Indices, names: Sequence[str], keys: Bits | None
+    ) -> tuple[dict[str, Values], dict[int, Exception]]:
+        """Returns fields of some records, and errors of records; see `read_records`."""
+        parts = []
+        errors: dict[int, Exception] = {}
+        for source, rows, local in self._split(indices):
+            part_keys = None if keys is None else keys[rows]
+            part, part_errors = read_records(source, local, names, part_keys)
+            parts.append((rows, part))
+            errors |= {int(rows[row]): error for row, error in part_errors.items()}
         if len(parts) == 1:
-            return dict(parts[0][1])
+            return dict(parts[0][1]), errors
         columns: dict[str, Values] = {}
         for name in names:
             values = [part[name] for _, part in parts]
@@ -263,7 +285,7 @@ class Mixture(Source):
                     for row, item in zip(rows.tolist(), value, strict=True):
                         column[row] = item
             columns[name] = column
-        return columns
+        return columns, errors
 
     def _check_names(self, names: Sequence[str]) -> None:
         """Raises ValueError if the names contain labels that have different meanings."""
@@ -289,15 +311,12 @@ class Mixture(Source):
 
     def sizes(self, indices: Indices, name: str, data: Values) -> NDArray[np.int32]:
         """Returns heights and widths of images; see `dalijax.sources.Source`."""
-
-        def look_up(unknown: Indices) -> NDArray[np.int32]:
-            table = np.empty((len(unknown), 2), np.int32)
-            for source, rows, local in self._split(indices[unknown]):
-                images = [data[row] for row in unknown[rows].tolist()]
-                table[rows] = source.sizes(local, name, images)
-            return table
-
-        return self._sizes.sizes(int(self._starts[-1]), indices, name, look_up)
+        # Without a table of its own, since only the sources know which sizes may be cached.
+        sizes = np.empty((len(indices), 2), np.int32)
+        for source, rows, local in self._split(indices):
+            images = [data[row] for row in rows.tolist()]
+            sizes[rows] = source.sizes(local, name, images)
+        return sizes
 
     def name(self, index: int) -> str:
         """Returns the name of a record in its own source; see `dalijax.sources.Source`."""

@@ -8,6 +8,7 @@ from typing import Any
 from ..arguments import knows_its_names
 from ..formats.field import Field
 from ..order.shuffle import Indices
+from ..random.hashing import Bits
 from .source import Source, Values, names_of
 from .wrapper import Wrapper
 
@@ -61,11 +62,12 @@ class Named(Wrapper):
     def _names_in_source(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if name in self._source.fields]
 
-    def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
-        """Returns fields of some records; see `dalijax.sources.Source`."""
-        columns = super().read(indices, names)
+    def _read_keyed(
+        self, indices: Indices, names: Sequence[str], keys: Bits | None
+    ) -> tuple[dict[str, Values], dict[int, Exception]]:
+        columns, errors = super()._read_keyed(indices, names, keys)
         if self._field is not None and self._field in names:
             columns[self._field] = names_of(self._source, indices)
         if self._index is not None and self._index in names:
             columns[self._index] = indices
-        return columns
+        return columns, errors

@@ -10,7 +10,11 @@ and which `core.sources.wrapper.Wrapper` passes on:
 - ``_check_names`` raises an error if fields must not be read together; see `check_names`.
 - ``classes`` are the names of the labels; see `core.sources.labels.classes_of`.
 - ``_gives_new_arrays`` is True if `Source.read` never reuses memory, and gives equal values each
-  time; see `core.feeding.reuse` and `core.sources.identity`.
+  time; see `core.sources.reuse` and `core.sources.identity`.
+- ``_read_keyed(indices, names, keys)`` is `Source.read` with a key of each record for random maps,
+  and with the errors of single records; see `read_records`.
+- ``_maps`` are the functions of the source's maps, and ``_mapped_fields`` the fields that these
+  functions return; see `maps_of` and `mapped_fields`.
 """
 
 from __future__ import annotations
@@ -23,17 +27,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments import call_fault
+from ..environment.passing_errors import chain_of, is_environment
 from ..formats.field import Field
 from ..formats.image_size import image_size, path_size
 from ..messages import replacements
 from ..order.shuffle import Indices, shuffled
+from ..random.hashing import Bits
 from ..remote.range_cache import Lease
+from ..remote.retries import RemoteError
+from ..threads.workers import WorkersEnded
+from .values import UnfitValueError, check_unmasked
 
 # Maps positions in the stream of all epochs' samples, int64 [samples], to the record of each
 # sample, and to the epoch on which its random numbers depend.
 Order = Callable[[Indices], tuple[Indices, Indices]]
 # A field of some records: a value for each record, or one array [records, ...].
 Values = Sequence[Any] | NDArray[Any]
+
+# The class of maps. `core.sources.map` adds it, because imports must not form a cycle.
+map_classes: list[Callable[..., Any]] = []
 
 
 class Source(Protocol):
@@ -98,6 +110,92 @@ class Source(Protocol):
         """Returns a text, such as a digest, that depends on the records and not on their place."""
         ...
 
+    def map(
+        self,
+        function: Callable[[dict[str, Any]], Mapping[str, Any]],
+        *,
+        inputs: Sequence[str] | None = None,
+        fields: Mapping[str, Field] | None = None,
+        stateful: bool | None = None,
+    ) -> Source:
+        """Returns a source whose records are changed by a Python function.
+
+        The reading threads call the function for each record, before the graph::
+
+            def with_mask(record):                                # class numbers of a palette PNG
+                mask = PIL.Image.open(io.BytesIO(record["mask"]))
+                return {"mask": np.asarray(mask)[..., np.newaxis]}
+
+            source = sources.Tar("train.tar", {"data": "jpg", "mask": "png"})
+            source = source.map(with_mask, inputs=["mask"])
+
+        States contain the name of the function, not its code, and the same identity as without the
+        map. Image sizes and headers of the returned fields are read in each epoch.
+
+        Args:
+            function: Takes a dict of the fields ``inputs``, and returns a dict of fields, the same
+                for every record. Arrays in the dict are read-only. Encoded bytes and the contents
+                of files are uint8 arrays, so that text in them needs ``bytes(value)``. Fields of
+                kind ``Field(None)`` are Python objects, such as str. Results may be arrays,
+                numbers, lists, bytes (as uint8 arrays) and text (which bypasses the graph). If the
+                function raises an error, the record is a bad record.
+            inputs: The fields that the function takes, and that its result replaces; None: all. The
+                other fields remain. A batch that needs no result does not call the function.
+            fields: Kinds of the returned fields, to which values are converted. None: the function
+                is called with the first record, twice, and with up to seven further records if the
+                first has empty lists or is bad.
+            stateful: True if the function keeps state, so that iterators can't resume. False if no
+                result depends on state that the function keeps, such as a cache. None: dalijax
+                checks whether values that the function reaches have changed.
+
+        Raises:
+            TypeError: If ``function`` can't be called, or ``fields`` has other values than `Field`.
+            ValueError: If the function does not return a dict, or returns other values in the
+                second call, or a field of the source that is not in ``inputs``; if ``inputs`` has
+                an unknown name, or none of the first records is good. In a batch, whatever
+                ``on_error`` is: if it returns None or other fields.
+        """
+        mapped: Source = map_classes[0](
+            self, function, inputs=inputs, fields=fields, stateful=stateful
+        )
+        return mapped
+
+    def random_map(
+        self,
+        function: Callable[[dict[str, Any], np.random.Generator], Mapping[str, Any]],
+        *,
+        inputs: Sequence[str] | None = None,
+        fields: Mapping[str, Field] | None = None,
+        stateful: bool | None = None,
+    ) -> Source:
+        """Returns a source whose records are changed by a function that takes random numbers.
+
+        As `map`, but the function is called with a generator, too::
+
+            def one_caption(record, rng):
+                return {"caption": record["caption"][rng.integers(5)]}
+
+            source = source.random_map(one_caption, inputs=["caption"])
+
+        The generator is ``np.random.Generator(np.random.Philox(...))``. Its numbers depend only on
+        the seed, the epoch, the record and the number of random maps before this one. A state
+        contains NumPy's version (major and minor), because other versions may draw other numbers.
+        `read` of the returned source raises a ValueError, since only iterators know the epoch.
+
+        Args:
+            function: Takes a dict, and a generator that is valid during the call.
+            inputs: See `map`.
+            fields: See `map`.
+            stateful: See `map`.
+
+        Raises:
+            TypeError, ValueError: See `map`.
+        """
+        mapped: Source = map_classes[0](
+            self, function, inputs=inputs, fields=fields, stateful=stateful, is_random=True
+        )
+        return mapped
+
     if not TYPE_CHECKING:  # type checkers report names that do not exist
 
         def __getattr__(self, name: str) -> Any:
@@ -105,6 +203,46 @@ class Source(Protocol):
                 raise AttributeError(name)
             owner = f"{type(self).__name__!r} object"
             raise replacements.no_attribute(owner, name, dir(type(self)), replacements.SOURCE)
+
+
+class MapFunction(Protocol):
+    """The function of a map, as iterators see it; see `core.sources.record_function`.
+
+    Attributes:
+        label: The kind and the name of the function, for messages.
+        is_random: Whether the function takes random numbers.
+        depth: The number of maps between the data and this map.
+        place: The number of random maps between the data and this map.
+    """
+
+    label: str
+    is_random: bool
+    depth: int
+    place: int
+
+    def line(self, part: str) -> str:
+        """Returns the line of the function in a state, given the part of its mixture."""
+        ...
+
+    def kept_state(self) -> str:
+        """Returns a description of the state that the function keeps between calls; or ""."""
+        ...
+
+
+class SourceFault(ValueError):
+    """A fault of a source, or of the function of a map, and not of a record."""
+
+
+def is_of_record(error: Exception) -> bool:
+    """Returns whether an error of ``read`` is the fault of a record, not of a machine or a server.
+
+    An error of a remote file that is missing, changed or denied is not the fault of a record, since
+    it concerns all records of the file. Replacing the records would train on other data.
+    """
+    faults = (RemoteError, SourceFault, WorkersEnded)
+    if any(isinstance(cause, faults) for cause in chain_of(error)):
+        return False
+    return not is_environment(error)
 
 
 # The methods that a source must define, and how.
@@ -141,6 +279,81 @@ def check_source(source: Source) -> None:
         raise TypeError(f"read of {name}: {fault}. Define {_METHODS['read']}")
     if not len(source):
         raise ValueError(f"{name} has no records: its len() is 0. Check the data that it reads")
+
+
+def checked_columns(
+    source: Source, count: int, names: Sequence[str], columns: Any
+) -> dict[str, Values]:
+    """Checks the result of a source's ``read``; returns its columns of the requested fields.
+
+    Raises:
+        TypeError, ValueError: If the source has a bug; these are not errors of a record.
+    """
+
+    def call() -> str:
+        return f"{type(source).__name__}.read() of {count} records and the fields {list(names)}"
+
+    if not isinstance(columns, Mapping):
+        raise TypeError(f"{call()} must return a dict of them, not {type(columns).__name__}")
+    if missing := [name for name in names if name not in columns]:
+        raise ValueError(f"{call()} returned {sorted(map(str, columns))}, without {missing}")
+    for name in names:
+        has = len(columns[name]) if hasattr(columns[name], "__len__") else columns[name]
+        if not isinstance(has, int) or has != count:
+            raise ValueError(
+                f"{call()} returned {has} values of {name!r}: return one for each record"
+            )
+    lists = {name: _as_list(columns[name]) for name in names}
+    for name, column in lists.items():
+        try:
+            check_unmasked([column] if isinstance(column, np.ndarray) else column)
+        except UnfitValueError as error:
+            raise ValueError(f"{call()} returned {name!r}, but {error}") from None
+    return lists
+
+
+def _as_list(values: Values) -> Values:
+    """Converts an array of objects to a list; returns other values unchanged."""
+    is_of_objects = isinstance(values, np.ndarray) and values.dtype == object
+    return list(values) if is_of_objects else values
+
+
+def read_records(
+    source: Source, indices: Indices, names: Sequence[str], keys: Bits | None
+) -> tuple[Any, dict[int, Exception]]:
+    """Reads records with the numbers that random maps need.
+
+    Args:
+        source: The source.
+        indices: Indices of records.
+        names: Names of the fields.
+        keys: The hash of the seed, the epoch and the number of each record, uint64 [records]; None
+            if the source has no random maps.
+
+    Returns:
+        The result of `Source.read`, and the errors of records that functions of maps can't process,
+        by row. The values of these records are None.
+    """
+    read = getattr(source, "_read_keyed", None)
+    if read is None:
+        return source.read(indices, names), {}
+    columns, errors = read(indices, names, keys)
+    return columns, errors
+
+
+def maps_of(source: Any) -> Sequence[tuple[str, MapFunction]]:
+    """Returns the functions of a source's maps, with the part of the mixture that contains each."""
+    maps: Sequence[tuple[str, MapFunction]] = getattr(source, "_maps", ())
+    return maps
+
+
+def mapped_fields(source: Any) -> frozenset[str]:
+    """Returns the fields that the functions of a source's maps return.
+
+    Their values may differ between two reads of a record, so that nothing about them is cached.
+    """
+    fields: frozenset[str] = getattr(source, "_mapped_fields", frozenset())
+    return fields
 
 
 def image_sizes(data: Values, are_paths: bool) -> NDArray[np.int32]:

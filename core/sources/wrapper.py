@@ -9,20 +9,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..messages.printable import printable_repr
+from ..messages.printable import printable_repr, printable_text
 from ..order.shuffle import Indices
+from ..random.hashing import Bits
 from ..remote.range_cache import Lease
 from .identity import stated_identity
 from .labels import classes_of
 from .source import (
+    MapFunction,
     Order,
     Source,
     Values,
     announce,
     check_names,
+    mapped_fields,
+    maps_of,
     names_of,
     range_bytes,
     read_ahead_of,
+    read_records,
 )
 
 
@@ -66,8 +71,22 @@ class Wrapper(Source):
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
         """Returns fields of some records; see `dalijax.sources.Source`."""
+        columns, errors = self._read_keyed(indices, names, None)
+        for row, error in errors.items():
+            name = printable_text(self.name(int(indices[row])))
+            raise ValueError(f"{name}: {error}") from error
+        return columns
+
+    def _read_keyed(
+        self, indices: Indices, names: Sequence[str], keys: Bits | None
+    ) -> tuple[dict[str, Values], dict[int, Exception]]:
+        """Returns fields of some records, and errors of records; see `read_records`."""
         names = self._names_in_source(names)
-        return dict(self._source.read(self._numbers_in_source(indices), names)) if names else {}
+        if not names:
+            return {}, {}
+        numbers = self._numbers_in_source(indices)
+        columns, errors = read_records(self._source, numbers, names, keys)
+        return dict(columns), errors
 
     def sizes(self, indices: Indices, name: str, data: Values) -> NDArray[np.int32]:
         """Returns heights and widths of images; see `dalijax.sources.Source`."""
@@ -95,6 +114,14 @@ class Wrapper(Source):
     @property
     def _gives_new_arrays(self) -> bool:
         return bool(getattr(self._source, "_gives_new_arrays", False))
+
+    @property
+    def _maps(self) -> Sequence[tuple[str, MapFunction]]:
+        return maps_of(self._source)
+
+    @property
+    def _mapped_fields(self) -> frozenset[str]:
+        return mapped_fields(self._source)
 
     @property
     def _read_ahead(self) -> int:

@@ -6,6 +6,6 @@
 A `fingerprint` describes the data of a reader's state: the epochs, the `operators` and the files of
 its readers (`reader_files`). Sources describe theirs in `core.sources.state`. `differences`
 compares the fingerprint of a state with the iterator's, and `agreement` compares the iterators of
-several processes. `random_state` and `dali_checkpoints` read and edit checkpoints of DALI. No
-pipeline is built or run here.
+several processes. `purity` detects functions that keep state. `random_state` and `dali_checkpoints`
+read and edit checkpoints of DALI. No pipeline is built or run here.
 """

@@ -19,6 +19,7 @@ from .core.messages import replacements as _replacements
 from .core.robots.rlds import RLDS as RLDS
 from .core.sources.arrays import Arrays as Arrays
 from .core.sources.files import Files as Files
+from .core.sources.map import Map as _Map  # noqa: F401 for Source.map
 from .core.sources.mixture import Mixture as Mixture
 from .core.sources.named import Named as Named
 from .core.sources.records import Records as Records

@@ -136,10 +136,10 @@ PUBLIC_ATTRIBUTES = {
     "dalijax.IteratorFunction": "stream",
     "dalijax.Draw": "choice coin_flip compute normal sized uniform",
     "dalijax.InputStats": "batches copy epoch errors examples padding since step wait_seconds",
-    "dalijax.sources.Source": "identity name read read_threads sizes",
-    "dalijax.sources.Files": "identity name read read_threads sizes",
-    "dalijax.sources.Tar": "identity name read read_threads sizes",
-    "dalijax.sources.Mixture": "identity name order read read_threads sizes",
+    "dalijax.sources.Source": "identity map name random_map read read_threads sizes",
+    "dalijax.sources.Files": "identity map name random_map read read_threads sizes",
+    "dalijax.sources.Tar": "identity map name random_map read read_threads sizes",
+    "dalijax.sources.Mixture": "identity map name order random_map read read_threads sizes",
     "dalijax.adapters.clu.DALIDatasetIterator": STATE
     + (
         "close element_spec get_next load peek peek_async reset restore save seek_step "

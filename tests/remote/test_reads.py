@@ -196,6 +196,34 @@ def test_mixtures_and_names_read_ahead(server):
     assert server.most_in_flight > 10
 
 
+def test_maps_request_only_their_inputs(server):
+    def sum_of(record, rng):
+        return {"sum": int(record["data"].sum(dtype=np.int64)), "noise": rng.random()}
+
+    source = opened(server).random_map(sum_of, inputs=["data"])
+    assert source._read_ahead == 128_000_000 and list(source.fields) == ["label", "sum", "noise"]
+    make = data_iterator(lambda label, sum, noise: (label, sum, noise), ["label", "sum", "noise"])
+
+    def batches():
+        return [*make(source=source, batch_size=24, num_threads=1, as_numpy=True, seed=1)]
+
+    server.ranges.clear()
+    server.fault = share_of_requests(0.2, ("503", "reset"), most=1)
+    first, second = batches(), batches()
+    assert sorted(np.concatenate([batch["label"] for batch in first])) == list(range(120))
+    for batch, again in zip(first, second, strict=True):
+        np.testing.assert_array_equal(batch["noise"], again["noise"])
+        for record, total in zip(batch["label"], batch["sum"], strict=True):
+            assert total == np.frombuffer(content(record), np.uint8).sum(dtype=np.int64)
+
+    server.fault = None
+    small = opened(server).map(lambda record: {"n": record["label"] * 2}, inputs=["label"])
+    server.ranges.clear()
+    make = data_iterator(lambda n: n + 0, ["n"])
+    assert len(list(make(source=small, batch_size=24, num_threads=1))) == 5
+    assert not server.ranges  # the index has the labels
+
+
 @pytest.mark.parametrize(
     "kind",
     (

@@ -76,6 +76,27 @@ def test_each_step_of_an_epoch_is_delivered_once(paths, cache):
     iterator.close()
 
 
+def test_maps_of_steps(paths, cache):
+    def mapped(record):
+        assert isinstance(record["prompt"], str)
+        state = record["state"] + np.float32(1)
+        return {"state": state, "prompt": record["prompt"].upper()}
+
+    source = RLDS(paths, FIELDS, cache_dir=cache).map(mapped, inputs=["state", "prompt"])
+    source = source.random_map(lambda record, rng: {"noise": rng.random()}, inputs=[])
+    assert source.fields["state"].bypass
+    make = data_iterator(lambda number, noise: (number, noise), ["number", "noise"])
+    iterator = make(source=source, batch_size=4, num_threads=1, seed=3)
+    next(iterator)
+    state, batch = iterator.get_state(), next(iterator)
+    expected = steps_of(paths)
+    for number, value, prompt in zip(batch["number"], batch["state"], batch["prompt"]):
+        np.testing.assert_array_equal(value, np.float32(expected[int(number)]["state"]) + 1)
+        assert prompt == expected[int(number)]["prompt"].upper()
+    iterator.set_state(state)
+    np.testing.assert_array_equal(next(iterator)["noise"], batch["noise"])
+
+
 def test_numbers_bypass_the_graph_on_the_host(paths, cache):
     fields = {"image": "steps/observation/cam", "state": FIELDS["state"], "n": FIELDS["number"]}
     make = data_iterator(lambda image: fn.decoders.image(image), ["image"], shuffle=False)

@@ -10,7 +10,7 @@ import pytest
 from shardings import rows_over
 
 from dalijax import data_iterator
-from dalijax.core.feeding.reuse import ReuseCheck
+from dalijax.core.sources.reuse import ReuseCheck
 from dalijax.errors import StateError
 from dalijax.sources import (
     Arrays,

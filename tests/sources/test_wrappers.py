@@ -2,6 +2,7 @@
 
 import collections
 import re
+import types
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from dalijax import sources
 from dalijax.core.sources import source as protocol
 
 NAMES, ROWS = ["x"], np.array([2, 0])
-METHODS = ("read", "sizes", "_range_bytes", "_announce", "_record_names", "_check_names")
+METHODS = (*("_read_keyed", "sizes", "_range_bytes", "_announce", "_record_names", "_check_names"),)
 
 
 class Complete(sources.Source):
@@ -21,6 +22,8 @@ class Complete(sources.Source):
     classes = ("cat", "dog")
     _gives_new_arrays = True
     _read_ahead = 100
+    _maps = (("", types.SimpleNamespace(depth=0, place=0, is_random=True)),)
+    _mapped_fields = frozenset("x")
 
     def __init__(self):
         self.calls = []
@@ -38,22 +41,14 @@ class Complete(sources.Source):
         return self._called("order", seed, shuffle)
 
     def __getattr__(self, name):
-        if name not in (
-            "read",
-            "sizes",
-            "_range_bytes",
-            "_announce",
-            "_record_names",
-            "_check_names",
-        ):
+        if name not in METHODS:
             raise AttributeError(name)
         return lambda *arguments: self._called(name, *arguments)
 
     def _called(self, name, *arguments):
         self.calls.append((name, [np.asarray(a).tolist() for a in arguments[:2]]))
-        return {"x": arguments} if name == "read" else 7
+        return ({"x": arguments}, {}) if name == "_read_keyed" else 7
 
-    read = property(lambda self: self.__getattr__("read"))
     sizes = property(lambda self: self.__getattr__("sizes"))
 
 
@@ -78,6 +73,11 @@ WRAPPERS = {
         *(Plain, lambda source: sources.Selection(sources.Named(source, "name"), SELECTED)),
         [4, 1],
     ),
+    "map": (
+        Complete,
+        lambda source: source.map(dict, inputs=[], fields={"y": sources.Field(np.int32)}),
+        [2, 0],
+    ),
 }
 
 
@@ -94,7 +94,7 @@ def test_each_member_is_passed_on(name):
     protocol.names_of(outer, ROWS)
     protocol.check_names(outer, NAMES)
     assert inner.calls == [
-        ("read", [rows, NAMES]),
+        ("_read_keyed", [rows, NAMES]),
         ("sizes", [rows, "x"]),
         ("_range_bytes", [rows, NAMES]),
         ("_announce", [rows, NAMES]),
@@ -103,7 +103,9 @@ def test_each_member_is_passed_on(name):
     ]
     assert outer.name(2) == f"record number {rows[0]}" and outer.identity().startswith("complete")
     assert outer.classes == inner.classes and outer.read_threads == 5
-    assert outer._gives_new_arrays and protocol.read_ahead_of(outer) == 100
+    assert outer._gives_new_arrays == (name != "map") and protocol.read_ahead_of(outer) == 100
+    assert list(protocol.maps_of(outer))[:1] == list(inner._maps)
+    assert protocol.mapped_fields(outer) == ({"x", "y"} if name == "map" else {"x"})
     assert hasattr(outer, "order") == hasattr(inner, "order")
     if hasattr(inner, "order"):
         assert protocol.order_of(outer, 3, True) == 7 and inner.calls[-1] == ("order", [3, True])
@@ -112,4 +114,5 @@ def test_each_member_is_passed_on(name):
 def test_the_members_above_are_those_of_the_protocol():
     members = set(re.findall(r"``(_?[a-z_]+)(?:\(|``)", protocol.__doc__)) - {"len"}
     wrapper = {"order", "classes", "_gives_new_arrays", "_read_ahead", "_range_bytes"}
+    wrapper |= {"_read_keyed", "_maps", "_mapped_fields"}
     assert members == wrapper | {"_announce", "_record_names", "_check_names"}

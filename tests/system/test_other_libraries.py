@@ -111,7 +111,6 @@ ATTRIBUTES = {
         "tar": "Tar",
     },
     "source": {
-        "map": "in the graph function",
         "shuffle": "shuffle=True",
         "take": "Selection",
     },

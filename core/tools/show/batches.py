@@ -15,7 +15,8 @@ from ...api import IteratorFunction
 from ...iterator.iterator import DALIGenericIterator
 from ...messages.printable import printable_lines, printable_repr, printable_text
 from ...messages.replacements import source_call
-from ...sources.source import Source
+from ...random.hashing import fold
+from ...sources.source import Source, read_records
 
 _MOST_NAMED = 10
 
@@ -168,7 +169,10 @@ def _uncounted(iterator: Any) -> Iterator[None]:
 
 def _records(source: Source, indices: Any) -> dict[str, Any]:
     """Returns records of a source as a batch, with the contents of files instead of paths."""
-    columns = source.read(indices, list(source.fields))
+    indices = np.asarray(indices, np.int64)
+    columns, errors = read_records(source, indices, list(source.fields), fold(0, 0, indices))
+    for error in errors.values():
+        raise error
     batch: dict[str, Any] = {}
     for name, values in columns.items():
         is_path = source.fields[name].is_path
