@@ -136,7 +136,7 @@ def test_input_bound_names_an_operator_and_draws_both_loops(tmp_path):
     assert high - low > 50
 
 
-@pytest.mark.parametrize("program", ("segmentation.py",))
+@pytest.mark.parametrize("program", ("segmentation.py", "views.py"))
 def test_a_task_that_is_killed_resumes_with_equal_batches(program, tmp_path):
     command = [sys.executable, EXAMPLES / program, "--save-every", "4", "--steps"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
