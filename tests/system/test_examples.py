@@ -54,7 +54,7 @@ def test_video_takes_any_number_of_clips(tmp_path, count):
 COMMANDS = [
     path.relative_to(EXAMPLES).as_posix()
     for path in sorted(EXAMPLES.glob("**/*.py"))
-    if "parse_args" in path.read_text() and path.name != "pax_train.py"
+    if "__main__" in path.read_text() and path.name != "pax_train.py"
 ]
 
 
