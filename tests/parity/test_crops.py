@@ -9,7 +9,7 @@ from torchvision.transforms.v2 import functional as F
 from dalijax import augment
 from dalijax.core.augment import windows
 from drawing import numbers, run
-from parity import DRAWS, FAR, differences, distance, pixels, tensor
+from parity import DRAWS, check_windows, differences, pixels, tensor
 
 SIZES = [(375, 500), (500, 375), (64, 640)]
 
@@ -21,22 +21,6 @@ def draws(transform, size):
     params = [transform.make_params([image]) for _ in range(DRAWS)]
     names = [name for name in params[0] if name != "v"]
     return {name: np.array([one[name] for one in params], float) for name in names}
-
-
-def check_windows(piece, ours, theirs, size):
-    """Checks areas, ratios and centers of two samples of windows (top, left, height, width)."""
-    for name, quantity in {
-        "area": lambda y, x, h, w: h * w / np.prod(size),
-        "ratio": lambda y, x, h, w: np.log(w / h),
-        "center from the top": lambda y, x, h, w: y + h / 2,
-        "center from the left": lambda y, x, h, w: x + w / 2,
-    }.items():
-        one, other = (quantity(*np.asarray(boxes, float)) for boxes in (ours, theirs))
-        assert distance(f"{piece} of {size}, {name}", one, other) < FAR, name
-        levels = [0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99]
-        spread = other.max() - other.min()
-        gaps = np.abs(np.quantile(one, levels) - np.quantile(other, levels))
-        assert gaps.max() <= 0.04 * spread, name
 
 
 @pytest.mark.parametrize("size", SIZES)

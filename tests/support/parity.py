@@ -8,8 +8,10 @@ import torch
 from skimage import data
 
 DRAWS = 20_000
-# Two samples of DRAWS numbers from one distribution differ by more once in a thousand times.
-FAR = 1.95 * (2 / DRAWS) ** 0.5
+# Two samples of n and m numbers from one distribution differ by more than
+# UNLIKELY * sqrt(1 / n + 1 / m) once in a thousand times.
+UNLIKELY = 1.95
+FAR = UNLIKELY * (2 / DRAWS) ** 0.5
 FIGURES: dict[str, tuple[float, ...]] = {}  # the largest difference that was seen, by test
 
 
@@ -41,6 +43,23 @@ def distance(piece: str, ours: np.ndarray, theirs: np.ndarray) -> float:
     found = float(scipy.stats.ks_2samp(ours, theirs).statistic)
     keep(piece, found)
     return found
+
+
+def check_windows(piece, ours, theirs, size):
+    """Checks areas, ratios and centers of two samples of windows (top, left, height, width)."""
+    for name, quantity in {
+        "area": lambda y, x, h, w: h * w / np.prod(size),
+        "ratio": lambda y, x, h, w: np.log(w / h),
+        "center from the top": lambda y, x, h, w: y + h / 2,
+        "center from the left": lambda y, x, h, w: x + w / 2,
+    }.items():
+        one, other = (quantity(*np.asarray(boxes, float)) for boxes in (ours, theirs))
+        far = UNLIKELY * (1 / len(one) + 1 / len(other)) ** 0.5
+        assert distance(f"{piece} of {size}, {name}", one, other) < far, name
+        levels = [0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99]
+        spread = other.max() - other.min()
+        gaps = np.abs(np.quantile(one, levels) - np.quantile(other, levels))
+        assert gaps.max() <= 0.04 * spread, name
 
 
 def keep(piece: str, *figures: float) -> None:
