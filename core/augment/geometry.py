@@ -210,7 +210,7 @@ class Refusals:
 
     def add(self, records: Any, text: Callable[[int], str]) -> None:
         """Refuses some records, with a text for each."""
-        for record in np.unique(records).tolist():
+        for record in sorted({*records.tolist()}):
             self.records.add(record)
             self._refuse(record, ValueError(text(record)))
 
@@ -240,12 +240,8 @@ def joined(columns: Sequence[Column], refusals: Refusals) -> tuple[list[NDArray[
     Returns:
         The rows of each column, [total, *shape], and the number of rows of each record, [records].
     """
-    arrays = [[_rows(value, column.shape) for value in column.values] for column in columns]
-    for column, column_arrays in zip(columns, arrays):
-        _refuse_misfits(column, column_arrays, refusals)
-    counts = np.array(
-        [[len(array) if array.ndim else 0 for array in values] for values in arrays], np.int64
-    )
+    arrays = [_arrays(column, refusals) for column in columns]
+    counts = np.array([[*map(len, values)] for values in arrays], np.int64)
     for column, lengths in zip(columns[1:], counts[1:]):
         _refuse_counts(column, lengths, columns[0], counts[0], refusals)
     for record in refusals.records:
@@ -255,20 +251,24 @@ def joined(columns: Sequence[Column], refusals: Refusals) -> tuple[list[NDArray[
     return [np.concatenate(values) for values in arrays], counts[0]
 
 
-def _refuse_misfits(column: Column, arrays: Sequence[NDArray[Any]], refusals: Refusals) -> None:
-    """Refuses records whose array of a column is not numbers of its shape."""
-    wrong = [
-        record
-        for record, array in enumerate(arrays)
-        if array.dtype.kind not in "biuf" or not array.ndim or array.shape[1:] != column.shape
-    ]
+def _arrays(column: Column, refusals: Refusals) -> list[NDArray[Any]]:
+    """Returns the values of a column as arrays; an empty list becomes an array without rows.
+
+    Records whose array is not numbers of the column's shape are refused, and have no rows.
+    """
+    arrays, texts = [np.asarray(value) for value in column.values], {}
     form = ", ".join(["n", *map(str, column.shape)])
-    refusals.add(
-        np.array(wrong, np.int64),
-        lambda k: (
-            f"{column.name} must be numbers [{form}], not {arrays[k].dtype} {list(arrays[k].shape)}"
-        ),
-    )
+    for record, array in enumerate(arrays):
+        shape, is_numbers = array.shape, array.dtype.kind in "biuf"
+        if is_numbers and shape and shape[1:] == column.shape:
+            continue
+        arrays[record] = np.zeros((0, *column.shape), column.dtype)
+        if array.size or len(shape) > 1 or not is_numbers:
+            texts[record] = (
+                f"{column.name} must be numbers [{form}], not {array.dtype} {list(shape)}"
+            )
+    refusals.add(np.array([*texts], np.int64), texts.__getitem__)
+    return arrays
 
 
 def _refuse_counts(
@@ -279,12 +279,6 @@ def _refuse_counts(
         np.flatnonzero(lengths != counts),
         lambda k: f"{column.name} has {lengths[k]} rows, but {first.name} has {counts[k]}",
     )
-
-
-def _rows(value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Returns a value as an array; an empty list becomes an array [0, *shape]."""
-    array = np.asarray(value)
-    return array.reshape(0, *shape) if not array.size and len(array.shape) <= 1 else array
 
 
 def checked(rows: NDArray[Any], column: Column, records: Any, refusals: Refusals) -> NDArray[Any]:
@@ -401,8 +395,9 @@ def image_boxes(
         name: The name of the field.
         refusals: Receives the records.
     """
-    size = sizes[records]
-    corners = form.corners(boxes.astype(np.float64), size)
+    # NumPy reduces rows of few numbers faster if columns are contiguous.
+    size = np.asfortranarray(sizes[records])
+    corners = form.corners(boxes.astype(np.float64, order="F"), size)
     first, last, width = corners[:, :2], corners[:, 2:], size[:, ::-1]
     if not len(corners):
         return corners
@@ -455,18 +450,16 @@ def window_boxes(
     (boxes, *tables), counts = joined(columns, refusals)
     records = np.repeat(np.arange(count), counts)
     corners = image_boxes(boxes, form, geometry.sizes, records, columns[0].name, refusals)
-    edges = geometry.sizes[records][:, np.newaxis, ::-1]
-    matrix = geometry.matrix[records]
-    visible = np.clip(corners.reshape(-1, 2, 2), 0, edges)
-    center, half = visible.mean(axis=1), (visible[:, 1] - visible[:, 0]) / 2
-    center = _apply(matrix, center)
+    edges = np.tile(geometry.sizes[records, ::-1], 2)
+    matrix = geometry.matrix.take(records, axis=0)
+    visible = np.clip(corners, 0, edges)
+    center = _apply(matrix, (visible[:, :2] + visible[:, 2:]) / 2)
     # The box that contains the four corners.
-    half = (np.abs(matrix[:, :, :2]) * half[:, np.newaxis]).sum(axis=2)
+    half = _linear(np.abs(matrix), (visible[:, 2:] - visible[:, :2]) / 2)
     first, last = np.clip(center - half, 0, size[::-1]), np.clip(center + half, 0, size[::-1])
-    stays = ((last - first >= min_size - _TINY) & (last > first)).all(axis=1)
-    stays &= (half > 0).all(axis=1)
+    stays = ((last - first >= min_size - _TINY) & (last > first) & (half > 0)).all(axis=1)
     if by_center:
-        centers = _apply(matrix, corners.reshape(-1, 2, 2).mean(axis=1))
+        centers = _apply(matrix, (corners[:, :2] + corners[:, 2:]) / 2)
         stays &= ((centers > 0) & (centers < size[::-1])).all(axis=1)
     chosen = np.flatnonzero(stays)
     tables = [
@@ -482,8 +475,12 @@ def window_boxes(
 
 def _apply(matrix: Floats, points: Floats) -> Floats:
     """Returns points (x, y), [n, 2], mapped by matrices [n, 2, 3]."""
-    mapped: Floats = (matrix[:, :, :2] * points[:, np.newaxis]).sum(axis=2) + matrix[:, :, 2]
-    return mapped
+    return _linear(matrix, points) + matrix[:, :, 2]
+
+
+def _linear(matrix: Floats, points: Floats) -> Floats:
+    """Returns points, [n, 2], mapped by matrices [n, 2, 3] without their translations."""
+    return matrix[:, :, 0] * points[:, :1] + matrix[:, :, 1] * points[:, 1:]
 
 
 def _limited(
