@@ -17,12 +17,18 @@ crops alone, and the other variants add one change of colors after the other::
 
     python benchmarks/throughput.py --views --threads 8 --seconds 4
 
+With ``--windows``, boxes and labels, or a mask, follow the crop of each image. The records are in
+memory. They have 0 to 8 boxes, and a PNG mask of 500 x 375. Ratios are to the plain crop::
+
+    python benchmarks/throughput.py --windows --threads 8 --seconds 4 --rounds 7
+
 After ``--limit`` seconds, no turn begins, but each variant has at least one turn.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import math
 import pathlib
 import statistics
@@ -37,6 +43,7 @@ import numpy as np
 from absl import flags
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin import jax as dax
+from PIL import Image, ImageDraw
 
 import other_inputs
 import photos
@@ -49,6 +56,7 @@ from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransfor
 from report import GPU
 
 RAW = "raw DALI loop"
+PLAIN = "plain crop"
 ARRAY_RECORD, HUGGING_FACE = "Records of ArrayRecord", "Records of HuggingFace"
 KINDS = ("Tar", "TFRecord", "Files", ARRAY_RECORD, HUGGING_FACE)
 LOAD = 0.9
@@ -183,6 +191,37 @@ def of_views(
     return *(fn.stack(*part) for part in (views[:2], views[2:]) if part), label
 
 
+def of_crop(data: Any, *, draw: Any) -> Any:
+    """Defines a random crop that is flipped at random."""
+    images = decoded(data, 1.0)
+    return normalized(dalijax_augment.random_resized_crop(images, 224, flip=0.5, draw=draw), 0)
+
+
+def of_window(data: Any, *, draw: Any) -> Any:
+    """Defines the same as a window."""
+    images = decoded(data, 1.0)
+    window = dalijax_augment.random_window(images, 224, flip=0.5, draw=draw)
+    return normalized(window.image(images), 0)
+
+
+def of_boxes(data: Any, boxes: Any, labels: Any, *, draw: Any, by_iou: bool = False) -> Any:
+    """Defines a window of images, boxes and labels; possibly one that overlaps with a box."""
+    images = decoded(data, 1.0)
+    if by_iou:
+        window = dalijax_augment.iou_window(images, boxes, 224, flip=0.5, draw=draw)
+    else:
+        window = dalijax_augment.random_window(images, 224, flip=0.5, draw=draw)
+    return normalized(window.image(images), 0), *window.boxes(boxes, labels)
+
+
+def of_mask(data: Any, mask: Any, *, draw: Any, device: str = "cpu") -> Any:
+    """Defines a window of images and of masks, which are decoded on a device."""
+    images = decoded(data, 1.0)
+    masks = fn.decoders.image(mask, device=device, output_type=types.GRAY)
+    window = dalijax_augment.random_window(images, 224, flip=0.5, draw=draw)
+    return normalized(window.image(images), 0), window.mask(masks)
+
+
 def eight_crops(files: list[str]) -> Any:
     """Defines crops like those of DINO over DALI's reader."""
     images = decoded(fn.readers.file(files=files, name="reader", random_shuffle=True)[0], 1.0)
@@ -234,6 +273,23 @@ def open_source(kind: str, files: list[str]) -> Any:
         return sources.Tar(tars, fields)
     weights = (4, 3, 2, 1)
     return sources.Mixture([(sources.Tar([t], fields), w) for t, w in zip(tars, weights)])
+
+
+def labelled(files: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns records of the files, with 0 to 8 boxes, and a mask of the ellipses in the boxes."""
+    rng, records = np.random.default_rng(0), []
+    for file in files:
+        start = rng.uniform(0, 0.8, (rng.integers(9), 2))
+        boxes = np.concatenate([start, rng.uniform(start + 0.1, 1)], axis=1)
+        boxes = (boxes * np.tile(photos.SIZE, 2)).astype(np.float32)
+        labels = rng.integers(1, 80, len(boxes), np.int32)
+        image, png = Image.new("L", photos.SIZE), io.BytesIO()
+        for box, label in zip(boxes.tolist(), labels.tolist()):
+            ImageDraw.Draw(image).ellipse(box, fill=label)
+        image.save(png, "png")
+        data = pathlib.Path(file).read_bytes()
+        records.append({"data": data, "boxes": boxes, "labels": labels, "mask": png.getvalue()})
+    return records
 
 
 class Read(grain.transforms.Map):
@@ -464,6 +520,31 @@ def of_methods(
     }
 
 
+def of_windows(
+    files: list[str], batch: int, threads: int
+) -> dict[str, Callable[[], Iterator[Any]]]:
+    """Returns functions that create endless iterators of windows, by name."""
+    source = sources.Records(labelled(files))
+
+    def windows(graph: Any, *names: str, **options: Any) -> Callable[[], Iterator[Any]]:
+        iterator_fn = data_iterator(graph, ["images", *names], source=source)
+        return lambda: iterator_fn.stream(None, batch_size=batch, num_threads=threads, **options)
+
+    boxes = "boxes", "labels", "count"
+    return {
+        PLAIN: windows(of_crop),
+        "random_window": windows(of_window),
+        "random_window, boxes and labels": windows(of_boxes, *boxes),
+        "iou_window, boxes and labels": windows(of_boxes, *boxes, by_iou=True),
+        **{
+            f"random_window, PNG mask decoded on the {unit}": windows(
+                of_mask, "masks", device=device
+            )
+            for unit, device in (("CPU", "cpu"), ("GPU", "mixed"))[: 1 + GPU]
+        },
+    }
+
+
 def measure(iterator: Iterator[Any], batch: int, budget: float, ahead: int) -> tuple[float, float]:
     """Measures images per second and microseconds of CPU time per image.
 
@@ -504,10 +585,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=8, help="DALI's threads")
     parser.add_argument("--workers", type=int, default=16, help="Grain's workers")
     parser.add_argument(
-        "--match", default="", help="substrings of names, as a|b; the raw loop always runs"
+        "--match", default="", help="substrings of names, as a|b; the first variant always runs"
     )
     parser.add_argument("--read", action="store_true", help="compare sources without decoding")
     parser.add_argument("--views", action="store_true", help="measure self-supervised views")
+    parser.add_argument("--windows", action="store_true", help="measure windows of boxes and masks")
     parser.add_argument(
         "--folder", type=pathlib.Path, help="directory of the JPEGs, created if necessary"
     )
@@ -524,10 +606,13 @@ def main() -> None:
             makers = readings(files, args.batch, args.threads)
         elif args.views:
             makers = of_methods(files, args.batch, args.threads)
+        elif args.windows:
+            makers = of_windows(files, args.batch, args.threads)
         else:
             makers = variants(files, args.batch, args.threads, args.workers)
         parts = args.match.split("|")
-        chosen = [name for name in makers if name == RAW or any(part in name for part in parts)]
+        base = next(iter(makers))
+        chosen = [name for name in makers if name == base or any(part in name for part in parts)]
         rates = {name: [] for name in chosen}
         for name in turns.in_turn(rates, args.rounds, is_over=lambda: time.monotonic() > ends):
             try:
@@ -544,10 +629,9 @@ def main() -> None:
             rates[name].append(rate)
             micros.setdefault(name, []).append(busy)
             print(f"{name}: {rate:,.0f}, {busy:,.0f} us of CPU time per image", flush=True)
-    raw = rates[RAW]
-    shares = {name: [a / b for a, b in zip(values, raw)] for name, values in rates.items()}
+    shares = {name: [a / b for a, b in zip(values, rates[base])] for name, values in rates.items()}
     report.table(
-        ("", "images/s", f"ratio to the {RAW}", "us of CPU time per image"),
+        ("", "images/s", f"ratio to the {base}", "us of CPU time per image"),
         [
             (
                 name,
@@ -569,7 +653,8 @@ def main() -> None:
         }
         for name, values in rates.items()
     ]
-    title = "throughput" + ("-read" if args.read else "-views" if args.views else "")
+    kinds = {"-read": args.read, "-views": args.views, "-windows": args.windows}
+    title = "throughput" + next((kind for kind, is_chosen in kinds.items() if is_chosen), "")
     report.write(args.out, title, results, {"": medians}, "images/s")
 
 
