@@ -123,7 +123,10 @@ def centered(sizes: Sizes, size: Pair, shorter: int | None) -> Geometry:
         shorter: Length of the image's shorter side after resizing, in pixels; None: not resized.
     """
     resized = windows.resized(sizes, shorter)
-    return placed(sizes, resized, -np.rint((resized - size) / 2), size, None)
+    room = resized - size
+    # As in torchvision, which rounds down if it pads, and to even if it crops.
+    offset = np.where(room < 0, -room // 2, -np.rint(room / 2))
+    return placed(sizes, resized, offset, size, None)
 
 
 def cropped(sizes: Sizes, start: NDArray[np.int32], size: Pair, flips: Any) -> Geometry:

@@ -868,7 +868,7 @@ def center_window(
     if draw is None:
         check_images(images)
         sizes, scaled, room = center_in_graph(images, pair, shorter)
-        offset = half(dali_math.max(-room, 0)) - half(dali_math.max(room, 0))
+        offset = dali_math.max(-room, 0) // 2 - half(dali_math.max(room, 0))
         return Window(images, pair, _placed, _placed_in_graph(sizes, scaled, offset, pair))
     check_draw(draw, images)
     return _drawn(

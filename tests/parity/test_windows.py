@@ -290,6 +290,14 @@ def test_windows_are_torchvisions(photos, name):
     assert num_wrong == 0 or name == "affine_window, resized"
 
 
+def test_odd_padding_is_torchvisions(photos):
+    records, size = make_records(photos, None), (431, 516)
+    outputs = run(lambda x, boxes, draw: augment.center_window(x, size, draw=draw), records)
+    for record, ours in zip(records, outputs):
+        image = F.center_crop(tensor(record["image"]), list(size))
+        np.testing.assert_array_equal(ours["image"], pixels(image))
+
+
 def test_windows_on_boxes_are_torchvisions(photos):
     records, size = make_records(photos, None), (200, 180)
     least, num_whole = 0.3, 0
