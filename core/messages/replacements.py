@@ -79,6 +79,7 @@ _GLOBAL = (
     "since it mixes records"
 )
 _FLIP = "flip(images, draw=draw), with vertical=True for top and bottom"
+_COCO = "Coco(annotations, images)"
 _FILES, _TAR, _TFRECORD = "Files(folder)", "Tar(paths, fields)", "TFRecord(paths, fields)"
 _RLDS = "RLDS(paths, {'image': 'steps/observation/image'})"
 _RECORDS, _ARRAYS = "Records(dataset), of records by number", "Arrays({'x': array})"
@@ -107,6 +108,7 @@ AUGMENT: Mapping[str, str] = {
 }
 SOURCES: Mapping[str, str] = {
     **dict.fromkeys(("imagefolder", "datasetfolder", "folder", "directory", "images"), _FILES),
+    **dict.fromkeys(("cocodetection", "cocodataset", "lvis"), _COCO),
     **dict.fromkeys(("webdataset", "tardataset", "wds"), _TAR),
     **dict.fromkeys(("tfrecorddataset", "tfrecords"), _TFRECORD),
     **dict.fromkeys(("rldsdataset", "episodes", "trajectories", "droid", "oxe"), _RLDS),

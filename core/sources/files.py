@@ -103,6 +103,10 @@ class Files(BaseSource):
 
     _gives_new_arrays = True  # read() returns new arrays, so that ReuseCheck is not needed
     read_threads = 4  # threads open files to read image sizes, and wait for a disk
+    # What errors suggest to callers who pass something else than a directory.
+    _for_lists = "Pass a list or a pattern of files as paths="
+    _for_files = "Pass files as paths=[...], and archives to Tar or TFRecord"
+    _labels: NDArray[np.int32] | NDArray[np.float32] | None
 
     @knows_its_names
     def __init__(
@@ -123,10 +127,7 @@ class Files(BaseSource):
         if (folder is None) == (paths is None):
             raise TypeError("Files requires either a directory, or paths= (and labels=)")
         self.classes: tuple[str, ...] = () if classes is None else class_names(classes)
-        self._labels: NDArray[np.int32] | NDArray[np.float32] | None = None
-        # Return the contents of remote files, and the URL of a file, given paths.
-        self._read: Callable[[Sequence[str]], Sequence[Any]] = storage.contents
-        self._url: Callable[[str], str] = str
+        self._begin(storage)
         if paths is not None:
             if isinstance(paths, (str, bytes, os.PathLike)) and os.path.isdir(paths):
                 raise TypeError(f"paths={paths!r} is a directory. Pass it as Files({paths!r})")
@@ -144,53 +145,73 @@ class Files(BaseSource):
         else:
             if labels is not None:
                 raise TypeError("labels= requires paths=; class directories define the labels")
-            if not isinstance(folder, (str, bytes, os.PathLike)):
-                raise TypeError(
-                    f"Files requires the path of a directory, not {printable_repr(folder, 60)}. "
-                    "Pass a list of files as paths="
-                )
-            root = path_text(folder)
-            self._is_remote = is_remote(root)
-            if self._is_remote:
-                lister: Folders | LocalFolders
-                lister, path = storage.folders(root)
-                self._are_urls = is_remote(path)  # as on HTTP servers
-                if not self._are_urls:
-                    self._read, self._url = lister.read, lister.unstrip_protocol
-            else:
-                root = path = os.path.abspath(home_expanded(root))
-                lister, self._are_urls = LocalFolders(), False
-            is_folder = lister.isdir(path)  # on HTTP servers, folders are files, too
-            is_file = not is_folder and lister.isfile(path)
-            if is_file:
-                raise NotADirectoryError(
-                    f"{printable(root)} is a file, but Files takes a directory. Pass files as "
-                    "paths=[...], and archives to Tar or TFRecord"
-                )
-            if not is_folder and (is_pattern(root) or (is_remote(root) and "*" in root)):
-                raise FileNotFoundError(
-                    f"{printable(root)} does not exist. Files takes one directory; pass a pattern "
-                    "of files as paths="
-                )
-            if not is_folder and is_remote(root):
-                raise FileNotFoundError(f"{printable(root)} is not a directory. Check the URL")
-            # The path of a whole bucket is "".
-            self._root = os.path.join(os.fsencode(path), b"") if path else b""
+            lister = self._open_folder(folder, storage)
             self._list(lister, _suffixes(extensions))
+        fields = {"data": self._open_files(storage)}
+        if self._labels is not None:
+            fields[LABEL] = Field(self._labels.dtype, self._labels.ndim - 1)
+        super().__init__(fields, identity)
+
+    def _begin(self, storage: Storage) -> None:
+        """Sets the attributes that are the same for directories and lists of paths."""
+        self._labels = None
+        # Return the contents of remote files, and the URL of a file, given paths.
+        self._read: Callable[[Sequence[str]], Sequence[Any]] = storage.contents
+        self._url: Callable[[str], str] = str
+
+    def _open_folder(self, folder: Any, storage: Storage) -> Folders | LocalFolders:
+        """Opens a directory: sets its root, and how its files are read; returns its lister.
+
+        Raises:
+            FileNotFoundError, NotADirectoryError, TypeError: If it is not a directory.
+        """
+        if not isinstance(folder, (str, bytes, os.PathLike)):
+            raise TypeError(
+                f"{type(self).__name__} requires the path of a directory, not "
+                f"{printable_repr(folder, 60)}. {self._for_lists}"
+            )
+        root = path_text(folder)
+        self._is_remote = is_remote(root)
+        if self._is_remote:
+            lister: Folders | LocalFolders
+            lister, path = storage.folders(root)
+            self._are_urls = is_remote(path)  # as on HTTP servers
+            if not self._are_urls:
+                self._read, self._url = lister.read, lister.unstrip_protocol
+        else:
+            root = path = os.path.abspath(home_expanded(root))
+            lister, self._are_urls = LocalFolders(), False
+        is_folder = lister.isdir(path)  # on HTTP servers, folders are files, too
+        is_file = not is_folder and lister.isfile(path)
+        if is_file:
+            raise NotADirectoryError(
+                f"{printable(root)} is a file, but {type(self).__name__} takes a directory. "
+                f"{self._for_files}"
+            )
+        if not is_folder and (is_pattern(root) or (is_remote(root) and "*" in root)):
+            raise FileNotFoundError(
+                f"{printable(root)} does not exist. {type(self).__name__} takes one directory. "
+                f"{self._for_lists}"
+            )
+        if not is_folder and is_remote(root):
+            raise FileNotFoundError(f"{printable(root)} is not a directory. Check the URL")
+        # The path of a whole bucket is "".
+        self._root = os.path.join(os.fsencode(path), b"") if path else b""
+        return lister
+
+    def _open_files(self, storage: Storage) -> Field:
+        """Prepares to read the files with the names ``_names``; returns the field of their data."""
         self._objects = self._with_versions(storage) if self._is_remote else None
-        if self._is_remote and self._objects is None and cache is not None:
+        if self._is_remote and self._objects is None and storage.cache is not None:
             warn_user(
-                "Files caches at most 200,000 files of a bucket, which it can list. These files "
-                "are not cached. Pack them into tars, and pass them to Tar",
+                f"{type(self).__name__} caches at most 200,000 files of a bucket, which it can "
+                "list. These files are not cached. Pack them into tars, and pass them to Tar",
                 UserWarning,
             )
         self._read_ahead = 0 if self._objects is None else storage.read_ahead
         if self._is_remote and not self._read_ahead:
             self.read_threads = WAITING_THREADS
-        fields = {"data": Field(np.dtype(np.uint8), 1, is_path=not self._is_remote)}
-        if self._labels is not None:
-            fields[LABEL] = Field(self._labels.dtype, self._labels.ndim - 1)
-        super().__init__(fields, identity)
+        return Field(np.dtype(np.uint8), 1, is_path=not self._is_remote)
 
     def _with_versions(self, storage: Storage) -> ByteFiles | None:
         """Returns the files with their listed sizes and versions, for reading ahead.
@@ -270,7 +291,7 @@ class Files(BaseSource):
 
     def __repr__(self) -> str:
         location = f"{redacted_url(os.fsdecode(self._root))!r}, " if self._root else ""
-        return f"Files({location}{len(self):,} records)"
+        return f"{type(self).__name__}({location}{len(self):,} records)"
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
         """Returns fields of some records; see `dalijax.sources.Source`."""

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from ..messages.printable import printable_repr
 
-LABEL = "label"  # the field of labels
+LABEL, LABELS = "label", "labels"  # the fields of the label of a record, and of its objects
+CLASS_MASK = "class_mask"
+WITH_CLASSES = frozenset((LABEL, LABELS, CLASS_MASK))  # the fields with numbers of classes
 _INT32 = np.iinfo(np.int32)
 _UNORDERED = (str, bytes, Mapping, Set)  # iterables that are not lists of names
 
@@ -43,7 +45,7 @@ def merged_classes(classes: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
                 raise ValueError(
                     f"label {label} is {pair[0]!r} in source {classes.index(longest)} of the "
                     f"mixture, but {pair[1]!r} in source {number}. Pass the same names to each "
-                    f"source as Files(..., classes=[...]): {few(sorted({*longest, *names}))}"
+                    f"source as classes=[...]: {few(sorted({*longest, *names}))}"
                 )
     return longest
 

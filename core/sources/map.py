@@ -17,7 +17,7 @@ from ..order.shuffle import Indices
 from ..random.hashing import Bits, fold
 from ..random.record_generators import RecordGenerators
 from .field_names import check_options
-from .labels import LABEL
+from .labels import WITH_CLASSES
 from .record_function import RecordFunction
 from .reuse import ReuseCheck
 from .source import (
@@ -316,7 +316,7 @@ class Map(Wrapper):
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes of the other source, unless the function returns other labels."""
-        if LABEL in self._outputs and LABEL not in self._unchanged:
+        if WITH_CLASSES & {*self._outputs} - {*self._unchanged}:
             raise AttributeError("classes")
         return super().classes
 

@@ -20,7 +20,7 @@ from ..random.hashing import Bits, fold, mix
 from ..remote.range_cache import Lease
 from ..state.envelope import digest
 from .identity import stated_identity
-from .labels import LABEL, classes_of, merged_classes
+from .labels import WITH_CLASSES, classes_of, merged_classes
 from .source import (
     Order,
     Source,
@@ -161,7 +161,7 @@ class Mixture(Source):
         fields: Names and kinds of the fields, which all sources share.
         weights: Exact share of each source.
         classes: Names of the classes in the order of their labels; empty if the sources do not name
-            them, or label them differently. A graph that takes ``label`` is then refused.
+            them, or label them differently. A graph that takes labels is then refused.
 
     Raises:
         ValueError: If the fields differ, a source has no records, or a weight is not positive or is
@@ -289,7 +289,7 @@ class Mixture(Source):
 
     def _check_names(self, names: Sequence[str]) -> None:
         """Raises ValueError if the names contain labels that have different meanings."""
-        if LABEL in names:
+        if not WITH_CLASSES.isdisjoint(names):
             merged_classes(self._classes)
 
     def _range_bytes(self, indices: Indices, names: Sequence[str]) -> int:

@@ -1,6 +1,7 @@
 """Sources: random access to records, for batches that depend only on seed, epoch and step.
 
 - `Files`: files of class folders, of a flat folder, or of a list.
+- `Coco`: images with boxes, labels and masks, in COCO's format.
 - `Tar`: samples of tars, as WebDataset packs them.
 - `TFRecord`: records of tf.train.Example, without TensorFlow.
 - `RLDS`: steps of robot episodes, as TFDS, Open X-Embodiment and DROID store them.
@@ -18,6 +19,7 @@ from .core.formats.field import Field as Field
 from .core.messages import replacements as _replacements
 from .core.robots.rlds import RLDS as RLDS
 from .core.sources.arrays import Arrays as Arrays
+from .core.sources.coco import Coco as Coco
 from .core.sources.files import Files as Files
 from .core.sources.map import Map as _Map  # noqa: F401 for Source.map
 from .core.sources.mixture import Mixture as Mixture
@@ -31,6 +33,7 @@ from .core.sources.tfrecord import TFRecord as TFRecord
 __all__ = [
     "RLDS",
     "Arrays",
+    "Coco",
     "Field",
     "Files",
     "Mixture",

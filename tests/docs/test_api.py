@@ -81,7 +81,7 @@ PUBLIC_NAMES = {
     ),
     "dalijax.fn": "cast dl_tensor_python_function jax_function numba_function pad_rows read_file",
     "dalijax.sources": (
-        "Arrays Field Files Mixture Named RLDS Records Selection Source TFRecord Tar"
+        "Arrays Coco Field Files Mixture Named RLDS Records Selection Source TFRecord Tar"
     ),
     "dalijax.augment": (
         "Window affine_window auto_augment center_crop center_window color_jitter "

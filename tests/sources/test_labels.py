@@ -138,7 +138,7 @@ def test_a_mixture_has_a_single_label_for_each_class(folder):
     unnamed = Files(paths=[a.name(0)], labels=[1])
     text = (
         r"label 0 is 'cat' in source 0 of the mixture, but 'dog' in source 1.*"
-        r"Files\(\.\.\., classes=\[\.\.\.\]\): 'cat', 'dog', 'fox'"
+        r"as classes=\[\.\.\.\]: 'cat', 'dog', 'fox'"
     )
     for sources in ((a, b), (a, Selection(b, [1]))):
         mixture = Mixture([(source, 1) for source in sources])

@@ -417,7 +417,7 @@ MISTAKES = {
     "a list": (
         lambda: Files(["a.jpg"]),
         TypeError,
-        r"not \['a.jpg'\]. Pass a list of files as paths=",
+        r"not \['a.jpg'\]. Pass a list or a pattern of files as paths=",
     ),
     "no identity": (lambda: Records([1], identity=""), TypeError, "a non-empty string"),
     "unlike rows": (
