@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import functools
 import itertools
 import os
@@ -15,7 +16,7 @@ from nvidia.dali.pipeline import do_not_convert
 from ..errors import BatchError, GraphError, RaggedError, RecordError
 from ..order.shuffle import Indices
 from ..pipeline import advice
-from ..pipeline.batch import Batch
+from ..pipeline.batch import Batch, BatchMaker, choose_placement
 from ..pipeline.engine import CLOSED, Engine, Outcome
 from ..pipeline.failing_rows import failure_alone, find_bad
 from ..pipeline.failure import (
@@ -158,7 +159,7 @@ class FedEngine(Engine[P]):
             )
         if not isinstance(error, NoStandIn):
             raise error from None
-        bad_records = self._bad_records(position, error.errors)
+        bad_records = self._bad_records(self._label(position), error.errors)
         return self._without_batch(position, supply, run, bad_records)
 
     # Pipelines
@@ -295,7 +296,7 @@ class FedEngine(Engine[P]):
         except (SourceError, SourceEnded) as failed:
             return self._not_fed(position, supply, run, failed.__cause__ or failed)
         except _BadRecords as failed:
-            error = self._bad_records(position, failed.bad, with_dali_text=True)
+            error = self._bad_records(self._label(position), failed.bad, with_dali_text=True)
         except RuntimeError as failed:
             return self._failed(position, supply, run, failed)
         except RaggedError as failed:
@@ -306,7 +307,7 @@ class FedEngine(Engine[P]):
         masked: FailedBatch | None = None
         may_have_masked = error is None and self._config.on_error == "mask"
         if may_have_masked and (bad := self._bad_of(supply, run, valid=True)):
-            named = self._bad_records(position, bad, outcome="has bad records")
+            named = self._bad_records(self._label(position), bad, outcome="has bad records")
             masked = FailedBatch(*self._epoch_and_step(position), str(named), named.files)
         after = self._after(position, supply, run, runner)
         if self._supply is supply:  # another thread may have closed the supply
@@ -335,19 +336,36 @@ class FedEngine(Engine[P]):
         if self._config.on_error != "mask" and (bad := self._bad_of(supply, run)):
             raise _BadRecords(bad)
         parts = self._all_rows(supply, run)
+        return self._batch_of(self.make_batch, outputs, parts, not runner.dynamic)
+
+    def _batch_of(
+        self,
+        make_batch: BatchMaker,
+        outputs: Sequence[Outputs],
+        parts: Sequence[RowBatch],
+        copy: bool,
+    ) -> Batch:
+        """Returns a batch: DALI's outputs, masks, and values that bypass the graph.
+
+        Args:
+            make_batch: Creates the batch.
+            outputs: The outputs of each pipeline.
+            parts: The rows of each pipeline.
+            copy: Whether arrays are copies, because DALI reuses the buffers of the outputs.
+        """
         masks = []
         for rows in parts:
             valid = rows.valid.copy()
             valid[list(rows.errors)] = False
             masks.append(valid)
         graph, passed = self._graph, self._passed_names
-        batch = self.make_batch(outputs, masks, not runner.dynamic)
+        batch = make_batch(outputs, masks, copy)
         if graph is not None and passed:
             columns: dict[str, Any] = {
                 name: concatenated([rows.column(name) for rows in parts]) for name in passed
             }
             counts = [len(rows.valid) for rows in parts]
-            self.make_batch.add_columns(batch, columns, counts, graph.stacked)
+            make_batch.add_columns(batch, columns, counts, graph.stacked)
         return batch
 
     # Records that can't be read or processed
@@ -362,12 +380,12 @@ class FedEngine(Engine[P]):
         ]
 
     def _bad_records(
-        self, position: P, bad: Bad, with_dali_text: bool = False, outcome: str = _FAILED
+        self, label: str, bad: Bad, with_dali_text: bool = False, outcome: str = _FAILED
     ) -> BatchError | RecordError:
         """Returns an error that names the bad records of a batch.
 
         Args:
-            position: The position of the batch.
+            label: The name of the batch; see `_label`.
             bad: The name and the error of each bad record.
             with_dali_text: Whether to include DALI's full message.
             outcome: The words of the message about the batch, such as "has bad records".
@@ -396,14 +414,14 @@ class FedEngine(Engine[P]):
         if with_dali_text:
             text = with_dali(text, dali_text, files)
         unfit = not any(isinstance(reason, UnusableRecord) for _, reason in bad)
-        error = self._batch_error(position, text, unfit=unfit, outcome=outcome)
+        error = self._batch_error(label, text, unfit=unfit, outcome=outcome)
         error.files = files
         error.__cause__ = bad[0][1]
         return error
 
     def _batch_error(
         self,
-        position: P,
+        label: str,
         text: str,
         is_graph_error: bool = False,
         unfit: bool = False,
@@ -411,7 +429,7 @@ class FedEngine(Engine[P]):
     ) -> BatchError | RecordError:
         """Returns the error of a failed batch; its message begins with the batch's name."""
         kind = GraphError if is_graph_error else self._error_kind(unfit)
-        return kind(f"{self._label(position)} {outcome}: {text}")
+        return kind(f"{label} {outcome}: {text}")
 
     def _error_kind(self, unfit: bool) -> type[BatchError] | type[RecordError]:
         """Returns the class of the error of a batch with bad records.
@@ -461,11 +479,11 @@ class FedEngine(Engine[P]):
             if replace and self._has_stand_in(supply, run, failure):
                 self._stop()  # an operator may have kept data of a bad record
                 return None
-            batch_error = self._bad_records(position, bad, with_dali_text=True)
+            batch_error = self._bad_records(self._label(position), bad, with_dali_text=True)
         else:
             every = cause is Cause.GRAPH
             message = with_dali(describe(failure, (), every), text)
-            batch_error = self._batch_error(position, message, every)
+            batch_error = self._batch_error(self._label(position), message, every)
             batch_error.unexplained = not failure.reads_file
         batch_error.__cause__ = error
         outcome = self._without_batch(position, supply, run, batch_error)
@@ -536,9 +554,58 @@ class FedEngine(Engine[P]):
         Raises:
             EnvironmentFailure: If the machine or the network caused the failure.
         """
-        differing = {**self._pipeline_arguments[0], "batch_size": len(rows.valid)}
-        factory = self._pipelines(lambda run, part: rows, [differing], prefetch_queue_depth=1)
-        failure = failure_alone(Runner(factory.build()))
+        failure = failure_alone(self._runner_of(rows))
         if failure is not None and failure.environment:
             raise EnvironmentFailure(failure.message)
         return failure
+
+    def _runner_of(self, rows: RowBatch) -> Runner:
+        """Returns a separate pipeline that makes a batch of some rows."""
+        differing = {**self._pipeline_arguments[0], "batch_size": len(rows.valid)}
+        factory = self._pipelines(lambda run, part: rows, [differing], prefetch_queue_depth=1)
+        return Runner(factory.build())
+
+    def _batch_alone(self, label: str, rows: RowBatch) -> Batch:
+        """Returns the batch of some rows, made by a separate pipeline, on the pipeline's device.
+
+        Args:
+            label: The name of the batch, for errors.
+            rows: The rows.
+
+        Raises:
+            BatchError: If a record is bad.
+            Exception: An error of the source or of the machine.
+        """
+        config = dataclasses.replace(
+            self._config, sharding=None, devices=None, pmap_compatible=False
+        )
+        make_batch = BatchMaker(config, choose_placement(config))
+        make_batch.names, make_batch.bfloat16 = self.make_batch.names, self.make_batch.bfloat16
+        bad: list[tuple[str, Exception]] = []
+        batch: Batch = {}
+        try:
+            if not rows.errors:
+                runner = self._runner_of(rows)
+                try:
+                    batch = runner.take(
+                        lambda outputs: self._batch_of(
+                            make_batch, outputs, [rows], not runner.dynamic
+                        )
+                    )
+                finally:
+                    runner.close()
+        except NoStandIn as error:
+            bad += error.errors
+        except SourceError as error:
+            raise error.original() from None
+        except RuntimeError as error:
+            failure = failure_of(error)
+            if failure.environment:
+                raise
+            reason = UnusableRecord(failure, advice.run_message(error))
+            bad += [(rows.name(row), reason) for row in range(len(rows.valid))]
+        # Draws may have refused rows.
+        bad = [(rows.name(row), error) for row, error in sorted(rows.errors.items())] or bad
+        if bad:
+            raise self._bad_records(label, bad, with_dali_text=True, outcome="failed")
+        return batch

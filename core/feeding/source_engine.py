@@ -8,15 +8,19 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+import numpy as np
 from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..config import IteratorConfig
 from ..errors import StateError
 from ..messages.printable import printable_repr
+from ..messages.redacted_errors import raise_redacted
 from ..messages.user_warnings import warn_user
 from ..order.epochs import EpochPlan, count_rows
 from ..order.samples import SamplePlan, SamplePosition, pads_by_default
+from ..order.shuffle import Indices
 from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import queue_depth
 from ..pipeline.engine import EpochCursor, EpochEngine, Outcome
@@ -28,7 +32,14 @@ from ..random.seeds import ShardSeed
 from ..sources import state as states
 from ..sources.identity import changing_record, compared_identity, stated_identity
 from ..sources.reuse import ReuseCheck
-from ..sources.source import Source, mapped_fields, maps_of, order_of, read_ahead_of
+from ..sources.source import (
+    Source,
+    mapped_fields,
+    maps_of,
+    order_of,
+    read_ahead_of,
+    record_count,
+)
 from ..state.agreement import Values
 from ..stats import InputStats
 from .fed_engine import FedEngine
@@ -431,6 +442,42 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         errors = self.num_failed + outcome.failures
         stats._delivered(*self._number(outcome), *counts, errors)
 
+    def record(self, number: int, epoch: int | None) -> Batch:
+        """Returns one record, by its number in the source; see `EpochEngine.record`."""
+        epoch = self.epoch if epoch is None else epoch
+        count = record_count(self._source)
+        if number >= count:
+            raise ValueError(
+                f"record({number}): the source has {count:,} records, from 0 to {count - 1:,}"
+            )
+        if not self._learned:
+            self.prepare()
+        self._check_resumable()
+        settings = self._read_settings()
+        stream_order = settings.order
+
+        def order(samples: Indices) -> tuple[Indices, Indices]:
+            """Puts the record in place of sample 0. Other samples may stand in for the record."""
+            records, epochs = stream_order(samples)
+            is_first = samples == 0
+            return np.where(is_first, number, records), np.where(is_first, epoch, epochs)
+
+        settings = dataclasses.replace(settings, order=order, bad_samples=BadSamples())
+        supply = SourceSupply(settings, self._samples, self._parts, 0)
+        try:
+            rows = supply.alone(np.zeros(1, np.int64))
+            batch = self._batch_alone(f"record {number} in epoch {epoch}", rows)
+        except Exception as error:
+            raise_redacted(error)
+            raise
+        finally:
+            supply.close()
+        # Not values[0], which would transfer the index to the device.
+        return {
+            name: values.reshape(values.shape[1:]) if isinstance(values, jax.Array) else values[0]
+            for name, values in batch.items()
+        }
+
     # Positions, supply and graph
 
     def _open(self) -> tuple[SourceSupply, GraphPipelineFactory]:
@@ -438,9 +485,13 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         return supply, self._pipelines(supply.rows, self._pipeline_arguments)
 
     def _open_supply(self) -> SourceSupply:
+        return SourceSupply(self._read_settings(), self._samples, self._parts, _READ_AHEAD)
+
+    def _read_settings(self) -> ReadSettings:
+        """Returns the settings of the reading threads of a new supply."""
         graph = self._graph
         gives_new_arrays = getattr(self._source, "_gives_new_arrays", False)
-        settings = ReadSettings(
+        return ReadSettings(
             self._source,
             tuple(graph.names),
             self._seed,
@@ -455,7 +506,6 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             mapped=mapped_fields(self._source),
             has_random_maps=any(function.is_random for _, function in self._maps),
         )
-        return SourceSupply(settings, self._samples, self._parts, _READ_AHEAD)
 
     def _is_end(self, position: SamplePosition) -> bool:
         return self._samples.remaining(position) == 0

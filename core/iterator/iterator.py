@@ -13,6 +13,7 @@ from ..arguments import difference_names, step_number, whole_number, without_fra
 from ..config import IteratorConfig, PipelineIteratorArguments, takes
 from ..messages import replacements
 from ..order.epochs import EpochPlan
+from ..order.samples import MOST_SAMPLES
 from ..pipeline.batch import Batch
 from ..pipeline.engine import CLOSED, COUNT, EpochEngine, MakeEngine
 from ..pipeline.handmade_pipelines import HandmadePipelineFactory
@@ -194,6 +195,35 @@ class BatchIterator:
         with self._opened(), self._engine.interruptible():
             self._engine.checkpoint()
             return dict(self._engine.peek_mapped().unwrap())
+
+    def record(self, number: int, epoch: int | None = None) -> Batch:
+        """Returns one record of a source as the loop gets it, e.g. to look at it.
+
+        The random numbers are the same as in the loop's batch of this epoch. The position and the
+        batches of the iterator do not change. Each call reads the record, and builds a pipeline.
+
+        Args:
+            number: The number of the record in the source, from 0, as in ``Named(index=...)``.
+            epoch: The epoch, from 0; None: the iterator's epoch. In a `Mixture`, the epoch of the
+                record's source.
+
+        Returns:
+            An array for each name of a batch, without the dimension of the batch, and without
+            sharding. ``batch_map`` is not applied, since its functions take whole batches.
+
+        Raises:
+            TypeError: If the iterator is over DALI's readers.
+            ValueError: If there is no such record or epoch.
+            BatchError: If the record is bad.
+            StateError: If the graph depends on earlier batches, as with ``fn.random``.
+        """
+        expected = "a whole number, 0 or more"
+        number = whole_number("number", without_fraction(number), expected, 0)
+        if epoch is not None:
+            epoch = whole_number("epoch", without_fraction(epoch), expected, 0, MOST_SAMPLES)
+        with self._opened():
+            self._engine.roll_back()
+            return self._engine.record(number, epoch)
 
     def watch(self) -> InputStats:
         """Returns the counters of delivered batches, which start at the first call."""

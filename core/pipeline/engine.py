@@ -789,6 +789,24 @@ class EpochEngine(Engine[P]):
             "a source of dalijax.sources, which can move anywhere"
         )
 
+    def record(self, number: int, epoch: int | None) -> Batch:
+        """Returns one record, without the dimension of the batch.
+
+        Args:
+            number: The number of the record in the source.
+            epoch: The epoch of its random numbers; None: the epoch of the position.
+
+        Raises:
+            TypeError: If the pipelines read sequentially.
+            ValueError: If there is no such record.
+            BatchError: If the record is bad.
+            StateError: If the graph depends on earlier batches.
+        """
+        raise TypeError(
+            f"record({number}): DALI's readers read sequentially, so that records have no numbers. "
+            "Use a source, such as sources.Files instead of fn.readers.file"
+        )
+
     def note_jump(self) -> None:
         """Notes that the caller set the position, after which ``iter()`` starts no epoch."""
         self.moved()

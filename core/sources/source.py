@@ -8,6 +8,8 @@ and which `core.sources.wrapper.Wrapper` passes on:
   these bytes, and ``_announce`` requests them; see `read_ahead_of`, `range_bytes` and `announce`.
 - ``_record_names`` returns the names of several records; see `names_of`.
 - ``_check_names`` raises an error if fields must not be read together; see `check_names`.
+- ``_record_count`` is the number of records, if it differs from the length of an epoch; see
+  `record_count`.
 - ``classes`` are the names of the labels; see `core.sources.labels.classes_of`.
 - ``_gives_new_arrays`` is True if `Source.read` never reuses memory, and gives equal values each
   time; see `core.sources.reuse` and `core.sources.identity`.
@@ -392,6 +394,11 @@ def order_of(source: Any, seed: int, shuffle: bool) -> Order:
         return epoch_order(len(source), seed, shuffle)
     order: Order = make_order(seed, shuffle)
     return order
+
+
+def record_count(source: Any) -> int:
+    """Returns the number of records; in a mixture, ``len`` is the length of an epoch instead."""
+    return int(getattr(source, "_record_count", len(source)))
 
 
 def read_ahead_of(source: Any) -> int:

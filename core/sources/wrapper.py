@@ -28,6 +28,7 @@ from .source import (
     range_bytes,
     read_ahead_of,
     read_records,
+    record_count,
 )
 
 
@@ -105,6 +106,11 @@ class Wrapper(Source):
         """The method ``order`` of the other source, if it has this method; see `order_of`."""
         order: Order = self._source.order  # type: ignore[attr-defined]
         return order
+
+    @property
+    def _record_count(self) -> int:
+        source = self._source
+        return record_count(source) if hasattr(source, "order") else len(self)
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -127,11 +127,12 @@ PUBLIC_ATTRIBUTES = {
     "dalijax.DALIGenericIterator": STATE
     + (
         "batch_size checkpoints close closed element_spec epoch epochs errors next num_errors peek "
-        "reset seek seek_step size skip start_prefetch step total watch"
+        "record reset seek seek_step size skip start_prefetch step total watch"
     ),
     "dalijax.BatchStream": STATE
     + (
-        "close closed element_spec epoch errors peek reset seek_step skip start_prefetch step watch"
+        "close closed element_spec epoch errors peek record reset seek_step skip start_prefetch "
+        "step watch"
     ),
     "dalijax.IteratorFunction": "stream",
     "dalijax.Draw": "choice coin_flip compute normal sized uniform",

@@ -22,6 +22,7 @@ class Complete(sources.Source):
     classes = ("cat", "dog")
     _gives_new_arrays = True
     _read_ahead = 100
+    _record_count = 8  # an epoch has 6
     _maps = (("", types.SimpleNamespace(depth=0, place=0, is_random=True)),)
     _mapped_fields = frozenset("x")
 
@@ -109,10 +110,13 @@ def test_each_member_is_passed_on(name):
     assert hasattr(outer, "order") == hasattr(inner, "order")
     if hasattr(inner, "order"):
         assert protocol.order_of(outer, 3, True) == 7 and inner.calls[-1] == ("order", [3, True])
+        assert protocol.record_count(outer) == 8
+    else:  # no mixture
+        assert protocol.record_count(outer) == len(outer) == 3
 
 
 def test_the_members_above_are_those_of_the_protocol():
     members = set(re.findall(r"``(_?[a-z_]+)(?:\(|``)", protocol.__doc__)) - {"len"}
     wrapper = {"order", "classes", "_gives_new_arrays", "_read_ahead", "_range_bytes"}
-    wrapper |= {"_read_keyed", "_maps", "_mapped_fields"}
+    wrapper |= {"_read_keyed", "_maps", "_mapped_fields", "_record_count"}
     assert members == wrapper | {"_announce", "_record_names", "_check_names"}
