@@ -169,6 +169,7 @@ def test_figures():
     np.testing.assert_array_equal(figures.counts, np.histogram(finite, 32)[0])
     labels = RNG.integers(2, 7, 100)
     np.testing.assert_array_equal(figures_of(labels).counts, np.bincount(labels)[2:])
+    assert figures_of(np.full(3, 2**63 - 1)).counts.tolist() == [3]
     assert figures_of(np.full(3, np.nan)) is None and figures_of(np.zeros(0)) is None
 
 

@@ -51,7 +51,7 @@ def figures_of(values: NDArray[Any]) -> Figures | None:
     bins: Any = _BINS
     is_integer = values.dtype.kind in "biu"
     if is_integer and finite.max() - finite.min() < _BINS:  # a bin for each value
-        bins = np.arange(finite.min(), finite.max() + 2) - 0.5
+        bins = np.arange(np.ptp(finite) + 2) - 0.5
     nans = int(np.isnan(flat).sum())
     return Figures(
         least=float(finite.min()),
@@ -60,7 +60,7 @@ def figures_of(values: NDArray[Any]) -> Figures | None:
         deviation=float(finite.std()),
         nans=nans,
         infinities=flat.size - finite.size - nans,
-        counts=np.histogram(finite, bins)[0],
+        counts=np.histogram(finite - finite.min(), bins)[0],
     )
 
 
