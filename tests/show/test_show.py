@@ -208,6 +208,14 @@ def test_padding_is_hatched(pictures):
     assert "3 of 5 samples are padding (the mask is False): they are hatched." in found.texts
 
 
+def test_a_mask_of_boxes_is_not_a_mask_of_samples():
+    image = np.zeros((3, 20, 30, 3), np.uint8)
+    contents = contents_of({"image": image, "mask": np.ones((3, 2), bool)}, "")
+    assert contents.valid is None and len(contents.outputs[0].samples) == 3
+    devices = {"image": np.zeros((2, 2, 20, 30, 3), np.uint8), "mask": np.ones((2, 2), bool)}
+    assert contents_of(devices, "").valid.tolist() == [True] * 4
+
+
 def episodes(count=3):
     """A batch of steps of episodes: two frames of a camera, and a window of actions."""
     image = RNG.integers(0, 256, (count, 2, 20, 30, 3)).astype(np.uint8)

@@ -205,7 +205,9 @@ def contents_of(
     mask = "mask" if mask is None else mask
     valid = _local(arrays.get(mask, np.zeros(())))
     is_mask = valid.dtype == np.bool_ and valid.ndim in (1, 2)
-    device_axis = device_axis or (is_mask and valid.ndim == 2)
+    if is_mask and valid.ndim == 2 and not device_axis:
+        shapes = [getattr(array, "shape", valid.shape) for array in arrays.values()]
+        is_mask = device_axis = all(shape[:2] == valid.shape for shape in shapes)
     outputs = [
         _output(name, array, classes.get(name, ()), device_axis, arrays.get(f"{name}_mask"))
         for name, array in arrays.items()
