@@ -1,7 +1,5 @@
 """Pages and sheets of iterators, whose position does not change."""
 
-import base64
-import html.parser
 import io
 import pathlib
 import struct
@@ -19,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from markupsafe import Markup
 from nvidia.dali import fn
 from PIL import Image
+from show_pages import Parsed, parsed
 
 from conftest import corrupt, write_jpegs
 from dalijax import DALIGenericIterator, data_iterator, sources
@@ -30,49 +29,6 @@ from dalijax.core.tools.show.contents import contents_of
 from dalijax.show import show
 
 RNG = np.random.default_rng(0)
-
-
-class Parsed(html.parser.HTMLParser):
-    """The elements of a page: their tags and attributes, texts, and the images."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.elements, self.texts, self.pictures = [], [], []
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        attrs = dict(attrs)
-        self.elements.append((tag, attrs))
-        if tag == "img":
-            head, _, data = attrs["src"].partition(",")
-            assert head == "data:image/png;base64"
-            self.pictures.append(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))))
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-    def classes(self, tag):
-        return [attrs.get("class", "") for name, attrs in self.elements if name == tag]
-
-
-def parsed(page):
-    """Returns the page's elements, and checks that it loads no other files."""
-    text = page.html
-    found = Parsed(text)
-    assert "http:" not in text and "https:" not in text
-    assert "url(" not in text and "@import" not in text
-    tags = {tag for tag, _ in found.elements}
-    assert not tags & {"script", "link", "iframe", "object", "embed", "a"}
-    for _, attrs in found.elements:
-        assert not {"href", "srcset", "data"} & {*attrs}
-        assert attrs.get("src", "data:").startswith("data:")
-        assert not [name for name in attrs if name.startswith("on")]
-    assert "@media (prefers-color-scheme: dark)" in text
-    assert ("meta", "width=device-width, initial-scale=1") in [
-        (tag, attrs.get("content")) for tag, attrs in found.elements
-    ]
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -135,10 +91,10 @@ def test_every_kind_of_output_is_drawn():
         np.testing.assert_array_equal(next(drawn), image[..., :1].repeat(3, -1))
         for frame in video[row]:
             np.testing.assert_array_equal(next(drawn), frame)
+        for _ in range(2):  # the spectrograms of two channels
+            assert next(drawn).shape[0] == 129
         if row < 3:
             np.testing.assert_array_equal(next(drawn), images[0])
-    for _ in range(count * 2):  # the spectrograms of two channels
-        assert next(drawn).shape[0] == 129
     assert next(drawn, None) is None
     assert found.classes("svg").count("waveform") == count * 2
     text = "".join(found.texts)
@@ -183,12 +139,13 @@ def test_an_iterator_does_not_move(pictures):
         next(iterator), next(other)
         before, counted = iterator.get_state(), stats.batches
         one = show(iterator)
-        assert one.title == repr(iterator) and one.html.count("<h1>") == 1
+        assert one.title == "Batch of 5 records: image, label, number, valid"
+        assert one.html.count(f"<h1>{one.title}</h1>") == 1
         assert [contents.title for contents in one.batches] == ["Epoch 0, batch 1"]
         # More batches than the epoch has left.
         all_left = show(iterator, batches=5)
         assert [c.title for c in all_left.batches] == ["Epoch 0, batch 1", "Epoch 0, batch 2"]
-        assert all_left.failures == []
+        assert all_left.failures == [] and all_left.title.startswith("2 batches of 5 records: ")
         assert iterator.get_state() == before and stats.batches == counted
         peeked = np.stack(one.batches[0].outputs[0].samples)
         np.testing.assert_array_equal(peeked, np.stack(all_left.batches[0].outputs[0].samples))
@@ -196,7 +153,11 @@ def test_an_iterator_does_not_move(pictures):
         same(next(iterator), next(other))
         same(next(iterator), next(other))
         ended = show(iterator)
-        assert ended.batches == [] and "at the end of its epoch" in ended.failures[0]
+        assert (
+            ended.batches == []
+            and ended.title == "No batches"
+            and "at the end of its epoch" in ended.failures[0]
+        )
 
 
 def test_padding_is_hatched(pictures):
@@ -204,7 +165,7 @@ def test_padding_is_hatched(pictures):
     last = page.batches[2]
     assert last.valid.tolist() == [True, True, False, False, False]
     found = parsed(page)
-    assert found.classes("figure").count("padding") == 3 * 4  # in each of the outputs
+    assert found.classes("figure").count("padding") == 3
     assert "3 of 5 samples are padding (the mask is False): they are hatched." in found.texts
 
 
@@ -230,7 +191,7 @@ def episodes(count=3):
     }
 
 
-def test_a_strip_has_the_images_and_windows_of_a_sample(tmp_path):
+def test_a_record_has_the_images_and_windows_of_a_sample(tmp_path):
     batch = episodes()
     page = show(batch)
     found = parsed(page)
@@ -244,7 +205,7 @@ def test_a_strip_has_the_images_and_windows_of_a_sample(tmp_path):
         np.testing.assert_array_equal(corners > 240, batch["action_mask"][row])
     assert next(pictures, None) is None
     assert "state: 3 4 5\nprompt: push" in found.texts
-    assert found.classes("div").count("drawn strip") == 3
+    assert found.classes("figure") == [""] * 3 and found.classes("div").count("panel") == 9
     page.save(tmp_path / "strips.png")
     sheet = np.asarray(Image.open(tmp_path / "strips.png"))
     for image in np.stack([batch["before"], batch["now"]], 1).reshape(-1, 20, 30, 3):
@@ -409,8 +370,11 @@ def test_text_can_add_no_elements(text):
 
 def test_control_characters_are_escaped(tmp_path):
     text = "\0<b\f>\x1b[31m\u202e\udcff\ud800"
-    page = show({text: np.arange(2)}, classes={text: [text, "b"]})
-    assert parsed(page).texts.count(r"\x00<b\x0c>\x1b[31m\u202e\xff\ud800") == 2
+    page = show({text: np.arange(2), "caption": [text, "b"]}, classes={text: [text, "b"]})
+    escaped = r"\x00<b\x0c>\x1b[31m\u202e\xff\ud800"
+    texts = parsed(page).texts
+    assert texts.count(escaped) == 1  # the output's heading
+    assert f"{escaped}: {escaped}\ncaption: {escaped}" in texts
     page.save(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text() == page.html
 
@@ -459,7 +423,7 @@ def test_iterators_over_sources_and_sources(pictures):
         np.testing.assert_array_equal(drawn, image)
     rows = {"label": np.arange(4), "text": np.array(["a", "b", "c", "d"])}
     found = parsed(show(sources.Arrays(rows)))
-    assert "b" in found.texts and "3" in found.texts
+    assert "label: 1\ntext: b" in found.texts and "label: 3\ntext: d" in found.texts
 
 
 def decode(data):
@@ -625,6 +589,8 @@ def test_the_command_draws(folder):
         ([*TRAIN, "--out", "batch.pdf"], "must end in .html"),
         ([*TRAIN, "--classes", "label"], "write OUTPUT=VALUE"),
         ([*TRAIN, "--classes", "x=cat,dog"], "are not outputs of the batch"),
+        ([*TRAIN, "--boxes", "x"], "are not outputs of the batch"),
+        ([*TRAIN, "--format", "xy"], "format must be one of"),
         ([*TRAIN, "--arg", "folder"], "write NAME=VALUE"),
     ],
 )

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .pixels import Brightness, heat_colors
+
 _FFT_SIZE, _HOP = 256, 64  # samples
 _DECIBELS = 80.0  # values this far below the loudest value are black
-# From quiet to loud: black, violet, red, yellow, white.
-_COLORS = np.array([(0, 0, 8), (80, 18, 123), (214, 69, 65), (252, 193, 80), (255, 255, 230)])
 
 
 def envelope(sound: NDArray[Any], columns: int) -> NDArray[np.float64]:
@@ -53,7 +53,4 @@ def spectrogram_picture(sound: NDArray[Any]) -> NDArray[np.uint8]:
 
     High frequencies are above.
     """
-    loudness = spectrogram(sound)[::-1] / _DECIBELS + 1
-    stops = np.linspace(0, 1, len(_COLORS))
-    colors = [np.interp(loudness, stops, _COLORS[:, k]) for k in range(3)]
-    return np.rint(np.stack(colors, -1)).astype(np.uint8)
+    return heat_colors(spectrogram(sound)[::-1], Brightness(-_DECIBELS, 0, "decibels"))

@@ -115,6 +115,7 @@ def take(data: Any, count: int, call: Mapping[str, Any], samples: int) -> Taken:
     elif Source in type(data).__mro__:
         indices = np.arange(min(samples, len(data)))
         result.take(None, 1, lambda: _records(data, indices))
+        result.batches = [("Records", batch) for _, batch in result.batches]
     elif hasattr(data, "__next__"):
         _from_iterator(result, data, count)
     elif isinstance(data, (Mapping, tuple)) or hasattr(data, "shape"):

@@ -14,6 +14,13 @@ from ...sources.files import Files
 from ..command_line import add_arguments, arguments_of, check_complete, load, write
 from .show import SAMPLES, check_suffix, show
 
+_ANNOTATIONS = {
+    "boxes": "the output of boxes",
+    "format": "the format of boxes: xyxy, xywh, cxcywh or yxyx",
+    "masks": "the output of masks",
+    "points": "the output of points",
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draws batches, and writes the page or the contact sheet.
@@ -42,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             samples=options.samples,
             mask=options.mask,
             classes={name: names.split(",") for name, names in options.classes},
+            **{name: getattr(options, name) for name in _ANNOTATIONS},
             **call,
         )
     except (TypeError, ValueError) as error:
@@ -75,6 +83,8 @@ def _parser() -> argparse.ArgumentParser:
         help=f"maximum number of samples per output; {SAMPLES}",
     )
     parser.add_argument("--mask", help="the output that is False for padding")
+    for name, text in _ANNOTATIONS.items():
+        parser.add_argument(f"--{name}", help=text)
     parser.add_argument(
         "--classes",
         action="append",

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from .layouts import IN_STRIPS, OTHERS, PICTURES, STEPS, VIDEOS, as_text, guess_layout
+from ...augment.geometry import BoxForm
+from .layouts import OTHERS, PICTURES, STEPS, VIDEOS, as_text, guess_layout
 from .pixels import Brightness, brightness
 
 _BINS = 32
-_MOST_NUMBERS = 8  # numbers of a sample in a caption
+MOST_NUMBERS = 8  # numbers of a sample in a caption
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Output:
         brightness: Mapping of values to pixels; None if the output has no images.
         classes: Names of the classes that the output's numbers represent.
         steps: Mask of the steps of each sample, [samples, steps]; None without a mask.
+        annotations: The masks, boxes and points that are drawn over images.
     """
 
     name: str
@@ -93,13 +95,11 @@ class Output:
     brightness: Brightness | None = None
     classes: Sequence[str] = ()
     steps: NDArray[np.bool_] | None = None
+    annotations: Sequence[Annotation] = ()
 
-    @property
-    def is_label(self) -> bool:
-        """Returns whether a sample is a short description, to be written below images."""
-        first = self.samples[0] if len(self.samples) else None
-        scalar = isinstance(first, np.ndarray) and first.size == 1
-        return scalar or bool(self.classes) or self.layout == "text"
+    def class_name(self, number: int) -> str:
+        """Returns the name of a class; the number if it has no name."""
+        return self.classes[number] if 0 <= number < len(self.classes) else str(number)
 
     def caption(self, row: int) -> str:
         """Returns the text that describes a sample: its text, class names or first numbers.
@@ -109,18 +109,39 @@ class Output:
         """
         sample = self.samples[row]
         if not isinstance(sample, np.ndarray) or self.layout == "text":
-            text = as_text(sample)
+            text = sample if isinstance(sample, str) else as_text(sample)
             return f"{len(sample)} bytes" if text is None else text
         flat = sample.ravel()
-        if self.classes and flat.size == 1 and flat.dtype.kind in "iu":
-            number = int(flat[0])
-            return self.classes[number] if 0 <= number < len(self.classes) else str(number)
+        if self.classes and flat.dtype.kind in "iu" and (flat.size == 1 or self.layout == "labels"):
+            names = [self.class_name(number) for number in flat[:MOST_NUMBERS].tolist()]
+            return ", ".join(names) + " ..." * (flat.size > MOST_NUMBERS)
         if len(self.classes) == flat.size > 1:
             shares = sorted(zip(flat.tolist(), self.classes), reverse=True)
             return " + ".join(f"{share:.2f} {name}" for share, name in shares if share > 0)
-        numbers = [_number(value) for value in flat[:_MOST_NUMBERS].tolist()]
-        suffix = f" and {flat.size - _MOST_NUMBERS:,} more" if flat.size > _MOST_NUMBERS else ""
+        numbers = [_number(value) for value in flat[:MOST_NUMBERS].tolist()]
+        suffix = f" and {flat.size - MOST_NUMBERS:,} more" if flat.size > MOST_NUMBERS else ""
         return " ".join(numbers) + suffix
+
+
+@dataclasses.dataclass(frozen=True)
+class Annotation:
+    """An output that is drawn over the images of another output.
+
+    Attributes:
+        kind: "masks", "boxes" or "points".
+        output: The masks, boxes or points.
+        labels: Class numbers of the boxes of each sample, [n].
+        visible: Integers that are 0 for points that are not drawn, [n] or [n, points].
+        count: Number of boxes or points of each sample; None: rows of 0 or -1 are padding.
+        form: Format of the boxes, and whether boxes or points are shares of the image's size.
+    """
+
+    kind: str
+    output: Output
+    labels: Output | None = None
+    visible: Output | None = None
+    count: Output | None = None
+    form: BoxForm = dataclasses.field(default_factory=BoxForm)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,23 +153,24 @@ class Contents:
         outputs: The outputs of the batch.
         valid: Whether each sample belongs to the epoch, bool [samples]; None if unknown.
         mask: Name of the output that contains ``valid``; "" if there is none.
+        notes: Descriptions of the annotations that are drawn, or not drawn.
     """
 
     title: str
     outputs: Sequence[Output]
     valid: NDArray[np.bool_] | None = None
     mask: str = ""
+    notes: Sequence[str] = ()
 
     @property
-    def strip(self) -> Sequence[Output]:
-        """Returns the outputs that are drawn together, in a row for each sample.
+    def drawn(self) -> Sequence[Output]:
+        """Returns the outputs whose samples are drawn, instead of only described."""
+        return [o for o in self.outputs if o.layout == "encoded" or o.layout not in OTHERS]
 
-        Returns no outputs if there are fewer than two.
-        """
-        outputs = [output for output in self.outputs if output.layout in IN_STRIPS]
-        most = max((len(output.samples) for output in outputs), default=0)
-        outputs = [output for output in outputs if len(output.samples) == most]
-        return outputs if len(outputs) > 1 else []
+    @property
+    def count(self) -> int:
+        """Returns the number of samples."""
+        return max((len(output.samples) for output in self.outputs), default=0)
 
     @property
     def padding(self) -> int:
@@ -159,20 +181,26 @@ class Contents:
         """Returns whether the sample with the index ``row`` is padding."""
         return self.valid is not None and row < len(self.valid) and not self.valid[row]
 
-    def caption(self, row: int, with_numbers: bool = False) -> list[str]:
-        """Returns the labels of a sample, each in the form "name: value".
+    def caption(self, row: int) -> list[str]:
+        """Returns the texts and numbers of a sample, each in the form "name: value".
+
+        Outputs that are drawn, also over images, and masks of steps are omitted.
 
         Args:
             row: Index of the sample.
-            with_numbers: Whether to include numbers that are not labels, except masks of steps.
         """
-        masks = {self.mask, *(f"{o.name}_mask" for o in self.outputs if o.steps is not None)}
+        omitted = {
+            self.mask,
+            *(o.name for o in self.drawn),
+            *(f"{o.name}_mask" for o in self.outputs if o.steps is not None),
+        }
+        for annotation in [a for output in self.outputs for a in output.annotations]:
+            drawn = (annotation.output, annotation.labels, annotation.visible, annotation.count)
+            omitted |= {output.name for output in drawn if output is not None}
         return [
             f"{output.name}: {output.caption(row)}"
             for output in self.outputs
-            if (output.is_label or (with_numbers and not is_drawn(output)))
-            and output.name not in masks
-            and row < len(output.samples)
+            if output.name not in omitted and row < len(output.samples)
         ]
 
 
@@ -304,9 +332,14 @@ def _devices_and_sharding(array: Any) -> tuple[str, str]:
 
 
 def _plain(row: Any) -> Any:
-    """Returns a sample unchanged if it is text, bytes or a numeric array; otherwise as text."""
+    """Returns a sample unchanged if it is text, bytes or a numeric array; otherwise as text.
+
+    A list of texts, such as several captions, becomes a line for each.
+    """
     if isinstance(row, (str, bytes)):
         return row
+    if isinstance(row, (list, tuple)) and row and all(isinstance(text, str) for text in row):
+        return "\n".join(row)
     if isinstance(row, np.ndarray) and row.dtype.kind in "biuf":
         return row
     return str(row)
@@ -334,8 +367,3 @@ def _local(array: Any) -> NDArray[Any]:
 
 def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def is_drawn(output: Output) -> bool:
-    """Returns whether the samples of an output are drawn, instead of only described."""
-    return output.layout not in OTHERS or output.layout == "encoded"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from numpy.typing import NDArray
 from ...environment.extras import extra
 from .audio import envelope, spectrogram_picture
 from .contents import Output
-from .layouts import SOUNDS, STEPS, channels_of, pictures_of
+from .layouts import CLASSES, PATCHES, SOUNDS, STEPS, channels_of, patch_shape, pictures_of
+from .overlay import mask_picture, overlaid
 from .pixels import chosen_frames, faded, to_rgb
+from .placing import opened
 from .step_plots import step_plot
 
 with extra("show", "dalijax.show"):
@@ -44,8 +47,13 @@ def pixels_of(output: Output, row: int, side: int = _SIDE) -> list[Pixels]:
         return [spectrogram_picture(channel) for channel in channels_of(sample, output.layout)]
     if output.layout == STEPS:
         return [_plot(output, row, side // _PLOT)]
+    if output.layout == CLASSES:
+        return [] if (mask := mask_picture(output, row, side)) is None else [mask]
     if output.layout == "encoded":
-        pictures = [] if (decoded := _decoded(sample)) is None else [decoded]
+        image = opened(sample)
+        pictures = [] if image is None else [np.asarray(image.convert("RGB"))]
+    elif output.layout == PATCHES:
+        pictures = [_grid(output, row)]
     else:
         frames = pictures_of(sample, output.layout)
         brightness: Any = output.brightness
@@ -54,7 +62,10 @@ def pixels_of(output: Output, row: int, side: int = _SIDE) -> list[Pixels]:
         if output.steps is not None:
             valid = output.steps[row, chosen]
             pictures = [p if is_valid else faded(p) for p, is_valid in zip(pictures, valid)]
-    return [_within(picture, side) for picture in pictures]
+    pictures = [_within(picture, side) for picture in pictures]
+    if output.annotations:
+        return [overlaid(enlarged(picture, side), output, row) for picture in pictures]
+    return pictures
 
 
 def waveforms_of(output: Output, row: int) -> list[NDArray[np.float64]]:
@@ -87,13 +98,24 @@ def png_uri(pixels: Pixels) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def _decoded(sample: Any) -> Pixels | None:
-    data = sample.tobytes() if isinstance(sample, np.ndarray) else bytes(sample)
-    try:
-        return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-    # Pillow's errors about files that it can't read, or whose pixels would exceed the memory.
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return None
+def _grid(output: Output, row: int) -> Pixels:
+    """Returns the patches of a sample in rows of equal length, with white lines between them."""
+    shape: Any = patch_shape(output.samples[row].shape)
+    brightness: Any = output.brightness
+    patches = output.samples[row].reshape(-1, *shape)
+    columns = max(1, math.isqrt(max(0, len(patches) - 1)) + 1)
+    height, width = shape[0] + 1, shape[1] + 1
+    grid = np.full((-(-len(patches) // columns) * height, columns * width, 3), 255, np.uint8)
+    for number, patch in enumerate(patches):
+        top, left = number // columns * height, number % columns * width
+        grid[top : top + shape[0], left : left + shape[1]] = to_rgb(patch, brightness)
+    return grid[: max(1, len(grid) - 1), :-1]
+
+
+def enlarged(pixels: Pixels, side: int) -> Pixels:
+    """Returns a small image enlarged by a whole factor, to at most ``side`` pixels."""
+    times = max(1, side // max(pixels.shape[:2]))
+    return pixels.repeat(times, 0).repeat(times, 1)
 
 
 def _within(pixels: Pixels, side: int) -> Pixels:

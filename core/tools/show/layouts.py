@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,11 @@ from numpy.typing import NDArray
 PICTURES = ("HWC", "CHW", "HW")
 VIDEOS = ("FHWC", "FCHW", "CFHW", "FHW")  # volumes, too, whose slices are the frames
 SOUNDS = ("T", "TC", "CT")
-OTHERS = ("text", "encoded", "numbers")
+OTHERS = ("text", "encoded", "numbers", "boxes", "points", "labels")
 STEPS = "window"  # floats of several steps, with a mask of the valid steps
-LAYOUTS = (*PICTURES, *VIDEOS, *SOUNDS, *OTHERS, STEPS)
-IN_STRIPS = (*PICTURES, *VIDEOS, "encoded", STEPS)
+CLASSES = "classes"  # a mask of class numbers
+PATCHES = "patches"
+LAYOUTS = (*PICTURES, *VIDEOS, *SOUNDS, *OTHERS, STEPS, CLASSES, PATCHES)
 
 _CHANNELS = (1, 3, 4)
 _LEAST_SIDE = 8  # pixels; a smaller matrix counts as numbers
@@ -59,7 +61,7 @@ def guess_layout(samples: Sequence[Any]) -> str:
         samples: An array, a str or bytes for each sample.
 
     Returns:
-        One of `LAYOUTS`, except `STEPS`: "HWC", "CHW" and "HW" are images, layouts with F are
+        One of `LAYOUTS` that shapes decide: "HWC", "CHW" and "HW" are images, layouts with F are
         videos and volumes, and layouts with T are sounds.
     """
     first = samples[0] if len(samples) else np.zeros([])
@@ -132,3 +134,18 @@ def channels_of(sample: NDArray[Any], layout: str) -> NDArray[Any]:
     if sample.ndim != len(layout):
         raise ValueError(f"layout {layout!r} does not fit a sample of shape {sample.shape}")
     return sample.T if layout == "TC" else np.atleast_2d(sample)
+
+
+def patch_shape(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
+    """Returns height, width and channels of the square patches in a sample of a shape.
+
+    The shape is [n, side, side, channels] or [n, side * side * channels], otherwise the result is
+    None.
+    """
+    if len(shape) == 4 and shape[1] == shape[2] and shape[3] in _CHANNELS:
+        return shape[1], shape[2], shape[3]
+    for channels in (3, 1) if len(shape) == 2 else ():
+        side = math.isqrt(shape[1] // channels)
+        if side > 1 and side * side * channels == shape[1]:
+            return side, side, channels
+    return None

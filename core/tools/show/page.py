@@ -14,13 +14,18 @@ from numpy.typing import NDArray
 
 from ...environment.extras import extra
 from ...messages.printable import printable_lines
-from .contents import Contents, Figures, Output, is_drawn
+from .contents import Contents, Figures, Output
 from .drawing import pixels_of, png_uri, waveforms_of
-from .layouts import SOUNDS, VIDEOS
+from .layouts import SOUNDS
+from .placing import captions
 
 with extra("show", "dalijax.show"):
     import jinja2
     from markupsafe import Markup
+
+_SMALL, _LARGE = 8, 14  # rem, the least height of images, without and with annotations
+_LEAST = 9  # rem, the least width of a record
+_TEXT, _SOUND = 2.5, 3  # width of a record without images, and of a sound, relative to this height
 
 _ENVIRONMENT = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -48,7 +53,7 @@ def page(
         title=title,
         about=about,
         failures=failures,
-        batches=[(contents, _cards(contents, samples)) for contents in batches],
+        batches=[_section(contents, samples) for contents in batches],
     )
 
 
@@ -65,25 +70,22 @@ def frame(text: str) -> str:
     return str(element.format(text))
 
 
-def _cards(contents: Contents, samples: int) -> list[dict[str, Any]]:
-    """Returns a card with the strips of a batch, whose output is None, and a card per output."""
-    strip = contents.strip
-    cards: list[dict[str, Any]] = []
-    if strip:
-        figures = _figures(contents, strip, samples)
-        cards.append({"output": None, "kind": "video", "figures": figures})
-    for output in contents.outputs:
-        kind = "wide" if output.layout in (*SOUNDS, "text") else ""
-        cards.append(
-            {
-                "output": output,
-                "facts": _facts(output, samples),
-                "bars": "" if output.figures is None else _bars(output.figures),
-                "kind": "video" if output.layout in VIDEOS else kind,
-                "figures": [] if output in strip else _figures(contents, [output], samples),
-            }
-        )
-    return cards
+def _section(contents: Contents, samples: int) -> dict[str, Any]:
+    """Returns the records and the outputs of a batch, and the least width of a record in rem."""
+    records = _records(contents, samples)
+    ratios = [sum(panel["ratio"] for panel in record["panels"]) for record in records]
+    has_annotations = any(output.annotations for output in contents.outputs)
+    unit = _LARGE if has_annotations else _SMALL
+    return {
+        "contents": contents,
+        "records": records,
+        "unit": unit,
+        "width": round(max(_LEAST, unit * (max(ratios, default=0) or _TEXT) + 1), 1),
+        "outputs": [
+            (output, _facts(output, samples), _bars(output.figures) if output.figures else "")
+            for output in contents.outputs
+        ],
+    }
 
 
 def _facts(output: Output, samples: int) -> list[tuple[str, str]]:
@@ -102,33 +104,32 @@ def _facts(output: Output, samples: int) -> list[tuple[str, str]]:
     return [*facts, ("samples", f"{min(samples, count)} of {count} here")]
 
 
-def _figures(contents: Contents, outputs: Sequence[Output], samples: int) -> list[dict[str, Any]]:
-    """Returns the panels, one for each output, and the caption of each sample."""
-    first = outputs[0]
-    figures = []
-    for row in range(min(samples, len(first.samples))):
-        caption = [first.caption(row)]
-        if is_drawn(first):
-            caption = contents.caption(row, with_numbers=len(outputs) > 1)
-        figures.append(
-            {
-                "is_padding": contents.is_padding(row),
-                "panels": [_panel(output, row) for output in outputs if is_drawn(output)],
-                "caption": "\n".join(caption),
-            }
-        )
-    return figures
+def _records(contents: Contents, samples: int) -> list[dict[str, Any]]:
+    """Returns the panels, one for each output that is drawn, and the caption of each sample."""
+    return [
+        {
+            "is_padding": contents.is_padding(row),
+            "panels": [
+                _panel(output, row) for output in contents.drawn if row < len(output.samples)
+            ],
+            "caption": "\n".join(captions(contents, row)),
+        }
+        for row in range(min(samples, contents.count))
+    ]
 
 
 def _panel(output: Output, row: int) -> dict[str, Any]:
     """Returns the images of a sample; for a sound, with the outline of each channel."""
     pixels = pixels_of(output, row)
+    ratios = [picture.shape[1] / picture.shape[0] for picture in pixels]
     is_sound = output.layout in SOUNDS
     outlines = [_outline(columns) for columns in waveforms_of(output, row)] if is_sound else []
     return {
         "name": output.name,
         "kind": "sound" if is_sound else "frames",
         "pictures": [(*picture.shape[:2], png_uri(picture)) for picture in pixels],
+        "ratio": _SOUND if is_sound else round(sum(ratios), 3) or 1,
+        "frame": round(max(ratios, default=1), 3),
         "outlines": outlines,
         "text": "" if pixels else output.caption(row),
     }

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 NOT_FINITE = (255, 0, 255)  # magenta
 
+# From low to high: black, violet, red, yellow, white.
+_HEAT = np.array([(0, 0, 8), (80, 18, 123), (214, 69, 65), (252, 193, 80), (255, 255, 230)])
 _OVERSHOOT = 0.05  # share of a range by which interpolation may exceed it
 _DARK = 16  # floats up to 255 that do not exceed this are more likely normalized
 
@@ -81,6 +83,34 @@ def to_rgb(picture: NDArray[Any], rule: Brightness) -> NDArray[np.uint8]:
         pixels = np.concatenate([pixels, np.zeros_like(pixels[..., :1])], axis=-1)
     pixels[~finite.all(-1)] = NOT_FINITE
     return pixels
+
+
+def class_colors(numbers: Any, black: float, white: float) -> NDArray[np.uint8]:
+    """Returns the colors of class numbers [...], uint8 [..., 3].
+
+    The numbers ``black`` and ``white`` have these colors, and negative numbers are white. The
+    numbers 1 to 300 have different colors.
+    """
+    classes, positions = np.unique(np.asarray(numbers), return_inverse=True)
+    number = classes.astype(np.float64)
+    # Steps of the golden ratio spread the hues of any successive numbers evenly.
+    hue = (number * 0.618034 + 0.38) % 1
+    value, saturation = 1 - 0.4 * (number // 3 % 2), 0.95 - 0.35 * (number // 6 % 2)
+    offsets = (hue[:, None] * 6 + [5, 3, 1]) % 6  # of red, green and blue
+    share = np.minimum(offsets, 4 - offsets).clip(0, 1)
+    colors = np.rint(255 * value[:, None] * (1 - saturation[:, None] * share)).astype(np.uint8)
+    colors[number == black] = 0
+    colors[(number < 0) | (number == white)] = 255
+    return colors[positions.reshape(np.shape(numbers))]
+
+
+def heat_colors(values: NDArray[Any], rule: Brightness) -> NDArray[np.uint8]:
+    """Returns the colors of values [...], uint8 [..., 3]; NaN and infinities are magenta."""
+    finite = np.isfinite(values)
+    shares = (np.where(finite, values, rule.black) - rule.black) / (rule.white - rule.black)
+    stops = np.linspace(0, 1, len(_HEAT))
+    colors = np.stack([np.interp(shares, stops, _HEAT[:, k]) for k in range(3)], -1)
+    return np.where(finite[..., None], np.rint(colors), NOT_FINITE).astype(np.uint8)
 
 
 def faded(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -10,12 +10,13 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from ...messages.printable import printable_lines
-from .contents import Contents, Output, is_drawn
-from .drawing import pixels_of
-from .layouts import VIDEOS
+from .contents import Contents, Output
+from .drawing import enlarged, pixels_of
+from .placing import captions, size_of
 
-_CELL = 128  # pixels, of an image's longest side
-_STRIP, _STRIPS = 96, 1400  # pixels: height of the images in a strip, width of a row of strips
+_CELL = 128  # pixels, of an image's longest side; with annotations twice as long
+_STRIP = 96  # pixels: height of the images if a sample has several
+_WIDTH = 1400  # pixels, of a row
 _GAP, _LINE, _FONT_SIZE = 10, 15, 12
 _COLUMNS = 8
 _MOST_LINES = 3  # of a caption
@@ -29,24 +30,18 @@ def sheet(batches: Sequence[Contents], failures: Sequence[str], samples: int) ->
         failures: Messages about batches that failed.
         samples: The maximum number of samples of an output.
     """
-    rows = [[_cell([], [text], 8 * _CELL)] for text in failures]
+    rows = [[_cell([], [text], _WIDTH)] for text in failures]
     for contents in batches:
-        rows.append([_cell([], [contents.title], 8 * _CELL)])
-        strip = contents.strip
-        if strip:
-            strips = [_strip(contents, row) for row in range(min(samples, len(strip[0].samples)))]
-            step = max(1, _STRIPS // max(image.width for image in strips))
-            rows += [strips[start : start + step] for start in range(0, len(strips), step)]
-        for output in contents.outputs:
-            if output in strip or not is_drawn(output):
-                continue
-            about = f"{output.name}   {output.dtype} {list(output.shape)}"
-            rows.append([_cell([], [about], 8 * _CELL)])
-            count = min(samples, len(output.samples))
-            cells = [_sample(contents, output, row) for row in range(count)]
-            step = 1 if output.layout in VIDEOS else _COLUMNS
-            rows += [cells[start : start + step] for start in range(0, count, step)]
-    return _stacked([_stacked(row, axis=1) for row in rows], axis=0)
+        about = [f"{o.name} {o.dtype} {list(o.shape)}" for o in contents.drawn]
+        heading = [contents.title, *contents.notes, "   ".join(about)]
+        rows.append([_cell([], heading, _WIDTH)])
+        records = [_record(contents, row) for row in range(min(samples, contents.count))]
+        widest = max([image.width + _GAP for image in records], default=1)
+        step = max(1, min(_COLUMNS, (_WIDTH + _COLUMNS * _GAP) // widest))
+        rows += [records[start : start + step] for start in range(0, len(records), step)]
+    image = _stacked([_stacked(row, axis=1) for row in rows], axis=0)
+    columns = np.flatnonzero((np.asarray(image) != 255).any((0, 2)))  # not white
+    return image.crop((0, 0, max([0, *columns.tolist()]) + _GAP, image.height))
 
 
 def _stacked(images: Sequence[Image.Image], axis: int) -> Image.Image:
@@ -62,34 +57,33 @@ def _stacked(images: Sequence[Image.Image], axis: int) -> Image.Image:
     return stacked
 
 
-def _sample(contents: Contents, output: Output, row: int) -> Image.Image:
+def _record(contents: Contents, row: int) -> Image.Image:
     """Returns an image of a sample: its images in a row, and its labels below."""
-    images = [Image.fromarray(_enlarged(pixels, _CELL)) for pixels in pixels_of(output, row, _CELL)]
-    return _cell(images, [*contents.caption(row), *_padding(contents, row)])
+    drawn = [output for output in contents.drawn if row < len(output.samples)]
+    scale = 2 if any(output.annotations for output in drawn) else 1
+    lines = ["(padding)"] if contents.is_padding(row) else []
+    if len(drawn) < 2:
+        images = [image for output in drawn for image in _images(output, row, scale * _CELL)]
+        return _cell(images, [*captions(contents, row), *lines], scale * _CELL)
+    height = scale * _STRIP
+    panels = [
+        _cell(_images(output, row, 2 * height, height), [output.name], height // 2)
+        for output in drawn
+    ]
+    return _cell([_stacked(panels, axis=1)], ["   ".join([*lines, *captions(contents, row)])])
 
 
-def _of_equal_height(output: Output, row: int) -> list[Image.Image]:
-    """Returns the images of a sample, scaled to the height of a strip."""
+def _images(output: Output, row: int, side: int, height: int | None = None) -> list[Image.Image]:
+    """Returns the images of a sample, whose sides and heights are limited."""
+    if height is not None and output.annotations and (size := size_of(output, row)) is not None:
+        side = min(side, round(height * max(1, size[1] / size[0])))  # so that text is not scaled
     images = []
-    for pixels in pixels_of(output, row, 2 * _STRIP):
-        image = Image.fromarray(_enlarged(pixels, _STRIP))
-        image.thumbnail((2 * _STRIP, _STRIP), Image.Resampling.LANCZOS)
+    for pixels in pixels_of(output, row, side):
+        image = Image.fromarray(enlarged(pixels, height or side))
+        if height is not None:
+            image.thumbnail((2 * height, height), Image.Resampling.LANCZOS)
         images.append(image)
     return images
-
-
-def _padding(contents: Contents, row: int) -> list[str]:
-    return ["(padding)"] if contents.is_padding(row) else []
-
-
-def _strip(contents: Contents, row: int) -> Image.Image:
-    """Returns an image of all images and windows of a sample in a row, and its labels below."""
-    panels = [
-        _cell(_of_equal_height(output, row), [output.name], _STRIP // 2)
-        for output in contents.strip
-    ]
-    caption = "   ".join([*_padding(contents, row), *contents.caption(row, with_numbers=True)])
-    return _cell([_stacked(panels, axis=1)], [caption])
 
 
 def _cell(images: Sequence[Image.Image], caption: Sequence[str], width: int = _CELL) -> Image.Image:
@@ -117,9 +111,3 @@ def _wrapped(text: str, width: int, font: Any) -> list[str]:
         if all(font.getlength(line) <= width for line in lines):
             return lines
     return textwrap.wrap(text, 1)
-
-
-def _enlarged(pixels: np.ndarray, side: int) -> np.ndarray:
-    """Returns a small image enlarged by a whole factor, to at most ``side`` pixels."""
-    times = max(1, side // max(pixels.shape[:2]))
-    return pixels.repeat(times, 0).repeat(times, 1)

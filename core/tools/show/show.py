@@ -17,13 +17,16 @@ from ...api import IteratorFunction
 from ...arguments import whole_number
 from ...formats.atomic_file import write_output
 from ...messages.printable import printable_repr
+from .annotations import annotated
 from .batches import take
 from .contents import Contents, contents_of
 from .page import frame, page
+from .placing import shortened
 from .sheet import sheet
 
 SAMPLES = 32
-_LONGEST = 200  # the maximum number of characters of a title
+_MOST_NAMES = 6  # names of outputs in a title
+_LONGEST = 60  # the maximum number of characters of a name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,18 +38,20 @@ class Page:
         batches: The contents of each batch: outputs with their statistics and samples.
         failures: Messages of failures, with the names of files or records if they are known.
         samples: The maximum number of samples to draw per output.
+        origin: The name of the iterator function, or the type of the data.
     """
 
     title: str
     batches: Sequence[Contents]
     failures: Sequence[str]
     samples: int
+    origin: str = ""
 
     @functools.cached_property
     def html(self) -> str:
         """Returns the page as self-contained HTML."""
-        versions = f"DALI {nvidia.dali.__version__}, jax {jax.__version__}"
-        return page(self.title, versions, self.batches, self.failures, self.samples)
+        about = f"{self.origin}, DALI {nvidia.dali.__version__}, JAX {jax.__version__}"
+        return page(self.title, about, self.batches, self.failures, self.samples)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the page (.html) or a picture (.png).
@@ -68,15 +73,19 @@ class Page:
         return frame(self.html)
 
     def __repr__(self) -> str:
-        return f"<Page of {self.title}: {len(self.batches)} batches, {len(self.failures)} failures>"
+        return f"<Page of {self.title}; {len(self.failures)} failures>"
 
 
-def _title(data: Any) -> str:
-    """Returns the title of a page for the argument of `show`."""
-    if isinstance(data, (Mapping, tuple)) or hasattr(data, "shape"):
-        return "A batch"
-    name: str = getattr(data, "__name__", None) or repr(data)
-    return name if len(name) <= _LONGEST else f"{name[:_LONGEST]} ..."
+def _title(batches: Sequence[Contents]) -> str:
+    """Returns the title of a page, such as "Batch of 8 records: image, boxes, labels"."""
+    if not batches:
+        return "No batches"
+    names = [shortened(output.name, _LONGEST) for output in batches[0].outputs]
+    if len(names) > _MOST_NAMES:
+        names = [*names[:_MOST_NAMES], f"and {len(names) - _MOST_NAMES} more"]
+    records = batches[0].count
+    count = "Batch" if len(batches) == 1 else f"{len(batches)} batches"
+    return f"{count} of {records:,} record{'s' * (records != 1)}: {', '.join(names) or 'empty'}"
 
 
 def check_suffix(path: Path) -> None:
@@ -91,14 +100,22 @@ def show(
     batches: int = 1,
     samples: int = SAMPLES,
     mask: str | None = None,
-    classes: Mapping[str, Sequence[str]] | None = None,
+    classes: Mapping[str, Sequence[str]] | Sequence[str] | None = None,
+    boxes: str | None = None,
+    format: str | None = None,
+    masks: str | None = None,
+    points: str | None = None,
     **call: Any,
 ) -> Page:
     """Draws batches: images, videos, sounds, text and numbers, with statistics of each output.
 
     An output of floats ``NAME`` [batch, steps, ...] with a mask ``NAME_mask``, bool [batch, steps],
     is a window: its numbers are plotted, and masked steps are gray. If a batch has several outputs
-    of images or windows, each row of the drawing shows the outputs of a sample.
+    of images or windows, those of a sample are drawn side by side.
+
+    Masks, boxes with labels, and points are drawn over the images of a batch. They are recognized
+    by their names and shapes; docs/seeing.md has a table. In doubt, such as with two images and
+    one output of boxes, the page has the reason instead of the boxes.
 
     Args:
         data: One of these: an iterator function of `dalijax.data_iterator`, with its arguments in
@@ -110,7 +127,14 @@ def show(
         samples: The maximum number of samples to draw per output. Statistics are of all samples.
         mask: The name of the output that marks valid samples, a bool array of shape [batch]; by
             default the iterator's mask, or "mask".
-        classes: The names of classes, in the order of their numbers, by the name of an output.
+        classes: The names of classes in the order of their numbers, such as ``source.classes``,
+            for all outputs of labels and masks; or a dict of such names, by the name of an output.
+        boxes: The name of the output of boxes.
+        format: The four numbers of a box: "xyxy", "xywh", "cxcywh" or "yxyx", as in
+            `Window.boxes`. By default "xyxy"; if a box then ends before it starts, no boxes are
+            drawn.
+        masks: The name of the output of masks.
+        points: The name of the output of points.
         **call: Arguments of an iterator function, such as ``batch_size``.
 
     Returns:
@@ -118,7 +142,8 @@ def show(
 
     Raises:
         TypeError: If ``data`` has no batches, or an argument in ``call`` is unknown.
-        ValueError: If the batch has no output with a given name, or a number is less than 1.
+        ValueError: If the batch has no output with a given name, if its shape does not fit, if a
+            format is unknown, or if a number is less than 1.
         Exception: An error of the iterator function. Errors of batches are drawn instead.
     """
     batches = whole_number("batches", batches, "a whole number of batches, 1 or more", 1)
@@ -133,14 +158,21 @@ def show(
     if is_function and mask is not None:
         call["mask"] = mask
     batches_taken = take(data, batches, call, samples)
+    by_output, names = (classes, ()) if isinstance(classes, Mapping) else (None, classes or ())
     contents = [
-        contents_of(
-            batch,
-            title,
-            mask=batches_taken.mask if mask is None else mask,
-            classes=classes,
-            device_axis=batches_taken.device_axis,
+        annotated(
+            contents_of(
+                batch,
+                title,
+                mask=batches_taken.mask if mask is None else mask,
+                classes=by_output,
+                device_axis=batches_taken.device_axis,
+            ),
+            {"boxes": boxes, "masks": masks, "points": points},
+            format,
+            names,
         )
         for title, batch in batches_taken.batches
     ]
-    return Page(_title(data), contents, batches_taken.failures, samples)
+    origin = shortened(getattr(data, "__name__", None) or type(data).__name__, _LONGEST)
+    return Page(_title(contents), contents, batches_taken.failures, samples, origin)
