@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ class ReuseCheck:
 
     def __init__(self, source: Source):
         self._source = source
-        # By address and field. Weak, since the memory of a freed array may be used again.
+        # By memory and field. Weak, since the memory of a freed array may be used again.
         self._alive: dict[tuple[int, str], tuple[weakref.ref[NDArray[Any]], _Record]] = {}
         self._most = 1024  # entries, after which those of freed arrays are dropped
         self._equal = 0
@@ -54,16 +54,27 @@ class ReuseCheck:
         """
         if self._equal >= _ENOUGH:
             return
+        numbers = records.tolist()
         for name, values in columns.items():
             self._forget_freed()
-            for row, array in _arrays(values):
-                record = int(records[row]), None if keys is None else keys[row : row + 1]
-                key = (array.__array_interface__["data"][0], name)
-                with self._lock:
-                    before = self._alive.get(key)
-                    self._alive[key] = weakref.ref(array), record
-                if before is not None and before[0]() is not None and before[1][0] != record[0]:
-                    self._compare(name, before[1], record)
+            rows: Sequence[Any] = [values] if isinstance(values, np.ndarray) else values
+            alike: list[tuple[_Record, _Record]] = []
+            with self._lock:
+                for row, (number, array) in enumerate(zip(numbers, rows)):
+                    if type(array) is np.ndarray and isinstance(array.base, bytes):
+                        continue  # encoded files, which nobody can change
+                    before = self._alive.get((id(array), name))
+                    if before is not None and before[1][0] == number and before[0]() is array:
+                        continue  # the usual case of records in memory
+                    for memory in _memory_of(array):
+                        before = self._alive.get((memory, name))
+                        record = number, None if keys is None else keys[row : row + 1]
+                        is_alive = before is not None and before[0]() is not None
+                        if before is not None and is_alive and before[1][0] != number:
+                            alike.append((before[1], record))
+                        self._alive[memory, name] = weakref.ref(array), record
+            for pair in alike:
+                self._compare(name, *pair)
 
     def _forget_freed(self) -> None:
         with self._lock:
@@ -91,14 +102,21 @@ class ReuseCheck:
         return ReuseCheck, (self._source,)
 
 
-def _arrays(values: Values) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yields each row with its array, if its memory is writable.
+def _memory_of(value: Any) -> tuple[int, ...]:
+    """Returns numbers that arrays with the same memory have in common while they are in use.
 
-    A column that is one array is yielded once, with the first row.
+    An array that owns its memory shares it only with views of it, so that its identity is enough. A
+    view has its address, and if it shows all of the memory, also the identity of the array that
+    owns it. Other values, and arrays whose memory is read-only, have no numbers.
     """
-    rows: Sequence[object] = [values] if isinstance(values, np.ndarray) else values
-    for row, value in enumerate(rows):
-        if isinstance(value, np.ndarray) and value.size:
-            base = value.base  # of a view that is read-only, such as a map's input
-            if value.flags.writeable or (isinstance(base, np.ndarray) and base.flags.writeable):
-                yield row, value
+    if not isinstance(value, np.ndarray) or not value.size:
+        return ()
+    base = value.base  # of a view that is read-only, such as a map's input
+    if base is None:
+        return (id(value),) if value.flags.writeable else ()
+    is_array = isinstance(base, np.ndarray)
+    if not (value.flags.writeable or (is_array and base.flags.writeable)):
+        return ()
+    address: int = value.__array_interface__["data"][0]
+    is_whole = is_array and base.base is None and base.size == value.size
+    return (address, id(base)) if is_whole else (address,)
