@@ -49,7 +49,9 @@ def _size(shape: Sequence[int]) -> int:
     return math.prod(shape)
 
 
-def _packs(forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[list[int]]:
+def _packs(
+    forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], most: float = _MOST_PACKED
+) -> list[list[int]]:
     """Groups outputs that share an input of the graph: small outputs of the same dtype.
 
     Each graph input costs 60 us in the thread that calls next(), while slicing an input runs in
@@ -57,13 +59,14 @@ def _packs(forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[list[
 
     Args:
         forms: Shape per sample and dtype of each output.
+        most: The most values per sample of an output that shares an input.
 
     Returns:
         A list of the indices of the outputs, for each group.
     """
     packs: dict[str, list[int]] = {}
     for number, (shape, dtype) in enumerate(forms):
-        small = 0 < math.prod(shape) <= _MOST_PACKED
+        small = 0 < math.prod(shape) <= most
         packs.setdefault(dtype.name if small else str(number), []).append(number)
     return list(packs.values())
 
@@ -291,15 +294,17 @@ class DrawFunction:
         name: The draw's name.
         function: Returns an array [rows, *shape] for each output.
         forms: Shape per sample and dtype of each output.
+        most_packed: The most values per sample of an output that shares an input of the graph.
         packs: The outputs that each array contains; see `_packs`.
     """
 
     name: str
     function: Callable[[DrawRows], Sequence[Any]]
     forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
+    most_packed: dataclasses.InitVar[float] = _MOST_PACKED
 
-    def __post_init__(self) -> None:
-        self.packs = _packs(self.forms)
+    def __post_init__(self, most_packed: float) -> None:
+        self.packs = _packs(self.forms, most_packed)
         self._is_pure = False  # set by the first call, after a check
 
     @do_not_convert
@@ -707,7 +712,7 @@ class Draw:
             self._draws[name] = kind, label, {"place": name, **described}
         else:
             self._draws[name] = kind, f"draw.{name}", described
-        drawn = DrawFunction(name, function, forms)
+        drawn = DrawFunction(name, function, forms, _MOST_PACKED if of is None else math.inf)
         packs = drawn.packs
         # DALI warns of a source with several outputs if some of them are not used, such as the
         # numbers of boxes. All results of a draw of its own are used.
