@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -61,6 +62,8 @@ class ReadSettings:
         unfed: The fields that operators of the graph do not take; empty before the graph is built.
         mapped: The fields that functions of maps return; see `mapped_fields`.
         has_random_maps: Whether reads need the keys of the records.
+        turn: A lock of the reading threads while they run Python code. They would take turns
+            anyway, but the more threads wait for the GIL, the longer next() waits for it.
     """
 
     source: Source
@@ -79,6 +82,7 @@ class ReadSettings:
     unfed: Collection[str] = ()
     mapped: Collection[str] = ()
     has_random_maps: bool = False
+    turn: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def keys(self, records: Indices, epochs: Indices) -> Bits | None:
         """Returns the key of each record for random maps; None if the source has none.
@@ -271,6 +275,12 @@ def _read(source: Source, records: Indices, names: Sequence[str], keys: Bits | N
 def _read_checked(settings: ReadSettings, records: Indices, keys: Bits | None) -> Chunk:
     """Returns a chunk of records, with errors for unreadable, damaged and known bad records."""
     chunk = _read(settings.source, records, settings.names, keys)
+    _check(settings, records, chunk)
+    return chunk
+
+
+def _check(settings: ReadSettings, records: Indices, chunk: Chunk) -> None:
+    """Adds the errors of damaged and known bad records to a chunk."""
     chunk.errors.update(_cut_off(settings, chunk))
     chunk.errors.update(_misfits(settings, chunk))
     chunk.errors.update(_not_decodable(settings, records, chunk))
@@ -282,7 +292,6 @@ def _read_checked(settings: ReadSettings, records: Indices, keys: Bits | None) -
                 error = settings.bad_samples.record_error(record, digest)
                 if error is not None:
                     chunk.errors[index] = error
-    return chunk
 
 
 def _tensors(values: Values) -> list[TensorCPU]:
@@ -302,17 +311,19 @@ def _described(dtype: Any, ndim: int) -> str:
 def read_chunk(settings: ReadSettings, records: Indices, keys: Bits | None = None) -> Chunk:
     """Returns a chunk of records, with the tensors and image sizes that the graph needs."""
     sized = list(settings.sized)
-    chunk = _read_checked(settings, records, keys)
-    if settings.reuse is not None and not chunk.errors:
-        settings.reuse.check(records, chunk.columns, keys)
-    if not chunk.errors:
-        for name in settings.fed_fields:
-            if not isinstance(chunk.columns[name], np.ndarray):
-                with contextlib.suppress(TypeError):  # `ReadRows` raises it, with the record's name
-                    chunk.inputs[name] = _tensors(chunk.columns[name])
-        chunk.sizes = {
-            name: _sizes_of(settings, records, name, chunk.columns[name]) for name in sized
-        }
+    chunk = _read(settings.source, records, settings.names, keys)
+    with settings.turn:
+        _check(settings, records, chunk)
+        if settings.reuse is not None and not chunk.errors:
+            settings.reuse.check(records, chunk.columns, keys)
+        if not chunk.errors:
+            for name in settings.fed_fields:
+                if not isinstance(chunk.columns[name], np.ndarray):
+                    with contextlib.suppress(TypeError):  # `ReadRows` raises it, with the name
+                        chunk.inputs[name] = _tensors(chunk.columns[name])
+            chunk.sizes = {
+                name: _sizes_of(settings, records, name, chunk.columns[name]) for name in sized
+            }
     return chunk
 
 

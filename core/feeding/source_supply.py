@@ -102,7 +102,8 @@ class PendingRows:
         def all_rows() -> ReadRows:
             read_chunks = [chunk.get() for chunk in chunks]
             settings, size = self._settings, self._chunk_size
-            return ReadRows(settings, self.run, records, epochs, order, read_chunks, size)
+            with settings.turn:
+                return ReadRows(settings, self.run, records, epochs, order, read_chunks, size)
 
         for number, start in enumerate(starts):
             self._workers.submit(read, number, start)
