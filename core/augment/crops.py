@@ -12,7 +12,7 @@ from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names
 from ..random.draw import Draw, check_draw, check_images, check_share, draw_of_pipeline
-from . import window, windows
+from . import window, window_pixels, windows
 from .layouts import with_layout
 from .windows import Pair, Range
 
@@ -160,8 +160,8 @@ def _central(
             f"center_crop: size={size} exceeds resize={shorter}, so that small images would not "
             "fill the crop. Pass a larger resize, or draw=draw, which makes them bad records"
         )
-    sizes, resized, room = window.center_in_graph(images, size, shorter)
-    start = window.half(room)
+    sizes, resized, room = window_pixels.center_in_graph(images, size, shorter)
+    start = window_pixels.half(room)
     cropped: Any
     if shorter is None:
         start = fn.cast(start, dtype=types.INT32)
@@ -170,8 +170,8 @@ def _central(
         extent = types.Constant(np.array(size, np.int64))
         back = fn.cast(sizes, dtype=types.FLOAT64) / fn.cast(resized, dtype=types.FLOAT64)
         corners = [fn.cast(edge * back, dtype=types.FLOAT) for edge in (start, start + extent)]
-        style = window.Style(interp_type, antialias, 0)
-        cropped = window.resized(images, corners, size, style)
+        style = window_pixels.Style(interp_type, antialias, 0)
+        cropped = window_pixels.resized(images, corners, size, style)
     draw = draw_of_pipeline()
     return cropped if draw is None else draw.sized(cropped, size)
 

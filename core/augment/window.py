@@ -14,7 +14,6 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names, whole_number
-from ..arrays.dtypes import dali_type
 from ..random.draw import (
     Draw,
     DrawRows,
@@ -25,36 +24,16 @@ from ..random.draw import (
     draw_of_pipeline,
 )
 from ..random.hashing import column_keys, uniform
-from . import geometry, iou_crops, windows
+from . import geometry, iou_crops, window_pixels, windows
 from .geometry import BoxForm, Column, Geometry
 from .layouts import sizes_in_graph, with_layout
+from .window_pixels import Pixels, Style
 from .windows import Pair, Range, Sizes
 
 # Computes the windows of rows, from the rows, uniform numbers [rows, columns], and image sizes.
 Make = Callable[[DrawRows, NDArray[np.float32], Sizes], Geometry]
 _FLOATS, _INTS, _MATRIX = ((2,), np.float32), ((2,), np.int32), ((2, 3), np.float32)
-_RESIZED = tuple(map(np.dtype, ("uint8", "int16", "uint16", "float32")))  # dtypes of fn.resize
 _SHORTER = {"int64": "int32", "uint64": "uint32", "float64": "float32"}
-
-
-class Style(NamedTuple):
-    """How the pixels of a window are computed.
-
-    Attributes:
-        interp_type: Interpolation, a ``nvidia.dali.types.DALIInterpType``.
-        antialias: Whether to apply a low-pass filter before scaling down.
-        fill: Value outside of the image.
-        dtype: The dtype of the images, if it is known and ``fn.resize`` does not take it.
-    """
-
-    interp_type: Any
-    antialias: bool
-    fill: Any
-    dtype: np.dtype[Any] | None = None
-
-
-# Computes the pixels of a window: from images, operands, the size of the output, and a style.
-Pixels = Callable[[DataNode, Sequence[Any], Pair, Style], DataNode]
 
 
 class Window:
@@ -397,7 +376,10 @@ class Window:
         is_equal = _is_equal(orientation)
         operands = self._operands
         if self._draw is None:
-            operands = [_checked_in_graph(self._images, images, operands[0]), *operands[1:]]
+            operands = [
+                window_pixels.checked_in_graph(self._images, images, operands[0]),
+                *operands[1:],
+            ]
         elif images.name != self._images.name:
             self._check_other(self._draw, images, is_equal)
         draw = self._draw or draw_of_pipeline()
@@ -408,7 +390,7 @@ class Window:
             images = fn.expand_dims(images, axes=[2], new_axis_names=new)
         if field is not None and field.dtype == np.bool_:  # which operators do not take
             images = fn.reinterpret(images, dtype=types.UINT8)
-        elif field is not None and field.dtype not in _RESIZED:
+        elif field is not None and field.dtype not in window_pixels.RESIZED:
             style = style._replace(dtype=field.dtype)
         window: Any = self._pixels(images, operands, self.size, style)
         if field is not None and field.dtype == np.bool_:
@@ -527,70 +509,6 @@ def _box_fields(draw: Draw, boxes: Any, columns: Sequence[Any] = ()) -> list[_Co
     return [first, *(_ColumnField.from_node(draw, node, "columns") for node in columns)]
 
 
-# Pixels
-
-
-def resized(images: DataNode, operands: Sequence[Any], size: Any, style: Style) -> DataNode:
-    """Resizes windows that lie in their images; the operands are their corners."""
-    as_bytes = style.dtype is not None and style.interp_type == types.INTERP_NN
-    if as_bytes:  # as channels
-        images = fn.reinterpret(images, dtype=types.UINT8)
-    result: Any = fn.resize(
-        images,
-        size=size if isinstance(size, DataNode) else list(size),
-        roi_start=operands[0],
-        roi_end=operands[1],
-        interp_type=style.interp_type,
-        antialias=style.antialias,
-    )
-    if as_bytes and style.dtype is not None:
-        result = fn.reinterpret(result, dtype=dali_type(style.dtype))
-    return result
-
-
-def _placed(images: DataNode, operands: Sequence[Any], size: Pair, style: Style) -> DataNode:
-    """Resizes the visible parts of images, and pads them; see `geometry.placed`."""
-    first, last, extent, place = operands
-    visible = resized(images, (first, last), extent, style)
-    return _sliced(visible, place, size, style.fill)
-
-
-def _sliced(images: DataNode, start: Any, size: Pair, fill: Any) -> DataNode:
-    """Returns parts of images with a layout, padded outside of the images."""
-    sliced: DataNode = fn.slice(
-        images,
-        start=start,
-        shape=list(size),
-        axis_names="HW",
-        out_of_bounds_policy="pad",
-        fill_values=fill,
-    )
-    return sliced
-
-
-def _warped(images: DataNode, operands: Sequence[Any], size: Pair, style: Style) -> DataNode:
-    """Maps images by matrices; see `geometry.affine`.
-
-    Antialiasing needs a resize before, since ``fn.warp_affine`` has none.
-    """
-    if not isinstance(style.fill, (int, float, np.number)):
-        raise ValueError(f"fill must be a number for windows of affine_window, not {style.fill!r}")
-    extent, from_resized, from_image = operands
-    matrix = from_image
-    if style.antialias:
-        smaller: Any = fn.resize(images, size=extent, interp_type=style.interp_type, antialias=True)
-        images, matrix = smaller, from_resized
-    warped: DataNode = fn.warp_affine(
-        images,
-        matrix=matrix,
-        size=list(size),
-        fill_value=float(style.fill),
-        interp_type=style.interp_type,
-        inverse_map=False,
-    )
-    return warped
-
-
 # Windows
 
 
@@ -705,7 +623,7 @@ def random_area(
         draw,
         make,
         [_FLOATS, _FLOATS],
-        resized,
+        window_pixels.resized,
         kind=kind,
         settings={"scale": scale, "ratio": ratio, **settings},
         name=name,
@@ -754,7 +672,7 @@ def scale_window(
         draw,
         lambda _, u, sizes: geometry.scaled(u.astype(np.float64), sizes, pair, scale, flip),
         [_FLOATS, _FLOATS, _FLOATS, _INTS],
-        _placed,
+        window_pixels.placed,
         kind="augment.scale_window",
         settings={"size": pair, "scale": scale, "flip": flip},
         name=name,
@@ -823,7 +741,7 @@ def random_place(
         return found if flip else dataclasses.replace(found, operands=found.operands[:1])
 
     def pixels(images: DataNode, operands: Sequence[Any], size: Pair, style: Style) -> DataNode:
-        sliced: Any = _sliced(with_layout(images, draw), operands[0], size, style.fill)
+        sliced: Any = window_pixels.sliced(with_layout(images, draw), operands[0], size, style.fill)
         return fn.flip(sliced, horizontal=operands[1]) if flip else sliced
 
     return _drawn(
@@ -867,9 +785,14 @@ def center_window(
     pair, shorter = windows.pair(size, "size"), shorter_side(resize)
     if draw is None:
         check_images(images)
-        sizes, scaled, room = center_in_graph(images, pair, shorter)
-        offset = dali_math.max(-room, 0) // 2 - half(dali_math.max(room, 0))
-        return Window(images, pair, _placed, _placed_in_graph(sizes, scaled, offset, pair))
+        sizes, scaled, room = window_pixels.center_in_graph(images, pair, shorter)
+        offset = dali_math.max(-room, 0) // 2 - window_pixels.half(dali_math.max(room, 0))
+        return Window(
+            images,
+            pair,
+            window_pixels.placed,
+            window_pixels.placed_in_graph(sizes, scaled, offset, pair),
+        )
     check_draw(draw, images)
     return _drawn(
         images,
@@ -877,7 +800,7 @@ def center_window(
         draw,
         lambda _, u, sizes: geometry.centered(sizes, pair, shorter),
         [_FLOATS, _FLOATS, _FLOATS, _INTS],
-        _placed,
+        window_pixels.placed,
         kind="augment.center_window",
         settings={"size": pair, "resize": resize},
         name=None,
@@ -897,7 +820,7 @@ def center_part(images: DataNode, pair: Pair, draw: Draw, shorter: int | None) -
         draw,
         make,
         [_FLOATS, _FLOATS],
-        resized,
+        window_pixels.resized,
         kind="augment.center_crop",
         settings={"size": pair, "resize": shorter},
         name=None,
@@ -928,8 +851,13 @@ def fit_window(images: DataNode, size: int | Pair, *, draw: Draw | None = None) 
     if draw is None:
         check_images(images)
         sizes = sizes_in_graph(images)
-        scaled = _fit_in_graph(sizes, pair)
-        return Window(images, pair, _placed, _placed_in_graph(sizes, scaled, 0 * sizes, pair))
+        scaled = window_pixels.fit_in_graph(sizes, pair)
+        return Window(
+            images,
+            pair,
+            window_pixels.placed,
+            window_pixels.placed_in_graph(sizes, scaled, 0 * sizes, pair),
+        )
     check_draw(draw, images)
     return _drawn(
         images,
@@ -937,7 +865,7 @@ def fit_window(images: DataNode, size: int | Pair, *, draw: Draw | None = None) 
         draw,
         lambda _, u, sizes: geometry.fitted(sizes, pair),
         [_FLOATS, _FLOATS, _FLOATS, _INTS],
-        _placed,
+        window_pixels.placed,
         kind="augment.fit_window",
         settings={"size": pair},
         name=None,
@@ -1031,7 +959,7 @@ def iou_window(
         draw,
         make,
         [_FLOATS, _FLOATS],
-        resized,
+        window_pixels.resized,
         kind="augment.iou_window",
         settings=settings,
         name=name,
@@ -1097,7 +1025,7 @@ def affine_window(
         draw,
         lambda _, u, sizes: geometry.affine(u.astype(np.float64), sizes, pair, flip=flip, **ranges),
         [_FLOATS, _MATRIX, _MATRIX],
-        _warped,
+        window_pixels.warped,
         kind="augment.affine_window",
         settings={"size": pair, **ranges, "flip": flip},
         name=name,
@@ -1153,56 +1081,3 @@ def _around_zero(name: str, value: Any, most: float) -> Range:
     if not -most < low <= high < most:
         raise ValueError(f"{name} must be (low, high) in order and within {most}, not {value!r}")
     return low, high
-
-
-# Windows that the graph computes
-
-
-def center_in_graph(images: DataNode, size: Pair, shorter: int | None) -> tuple[Any, Any, Any]:
-    """Returns the sizes of images, their sizes after resizing, and how much these exceed a window.
-
-    All are DataNodes, int64 [2]. The sizes equal the results of `windows.resized`.
-    """
-    sizes = sizes_in_graph(images)
-    scaled = sizes
-    if shorter is not None:
-        scaled = sizes * shorter // dali_math.min(sizes[0], sizes[1])
-    return sizes, scaled, scaled - types.Constant(np.array(size, np.int64))
-
-
-def half(room: Any) -> Any:
-    """Returns half of a DataNode of integers, 0 or more, rounded to even as `numpy.rint` does."""
-    floor = room // 2
-    return floor + room % 2 * (floor % 2)
-
-
-def _fit_in_graph(sizes: Any, size: Pair) -> Any:
-    """Returns the sizes of images that are resized to fit into an output; see `geometry.fitted`."""
-    exact = fn.cast(sizes, dtype=types.FLOAT64)
-    factors = types.Constant(np.array(size, np.float64)) / exact
-    scaled = dali_math.floor(exact * dali_math.min(factors[0], factors[1]) + 0.5)
-    limit = types.Constant(np.array(size, np.int64))
-    return dali_math.clamp(fn.cast(scaled, dtype=types.INT64), 1, limit)
-
-
-def _placed_in_graph(sizes: Any, scaled: Any, offset: Any, size: Pair) -> list[Any]:
-    """Returns the operands of `geometry.placed` as DataNodes."""
-    low = dali_math.max(offset, 0)
-    high = dali_math.min(offset + scaled, types.Constant(np.array(size, np.int64)))
-    back = fn.cast(sizes, dtype=types.FLOAT64) / fn.cast(scaled, dtype=types.FLOAT64)
-    corners = [(edge - offset) * back for edge in (low, high)]
-    floats = [fn.cast(value, dtype=types.FLOAT) for value in (*corners, high - low)]
-    return [*floats, fn.cast(-low, dtype=types.INT32)]
-
-
-def _checked_in_graph(images: DataNode, other: DataNode, operand: Any) -> Any:
-    """Returns an operand of a window, after a check that other images have equal sizes.
-
-    DALI has no operator that raises an error: a slice outside of its input does.
-    """
-    if other.name == images.name:
-        return operand
-    difference = dali_math.abs(sizes_in_graph(images) - sizes_in_graph(other))
-    start = fn.cast(difference[0] + difference[1], dtype=types.INT32)
-    zero: Any = fn.slice(types.Constant(np.zeros(1, np.float32)), start=start, shape=[1], axes=[0])
-    return operand + zero
