@@ -68,6 +68,8 @@ def whole_numbers(name: str, numbers: Any, noun: str, examples: str) -> tuple[in
 def numbered_names(name: str, numbers: Sequence[int], fields: Mapping[str, Any]) -> dict[str, int]:
     """Returns the fields of several values, NAME_0, NAME_1, ..., and the number of each value.
 
+    Fields are numbered by position: of the numbers [2, 0], NAME_0 has the value 2.
+
     Args:
         name: The name in ``fields=``.
         numbers: The numbers of the values.

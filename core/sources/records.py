@@ -79,10 +79,11 @@ class Records(BaseSource):
         fields: Maps the name of each field to a key of the records. ``"image/bytes"`` is this key
             of a record, or the key ``bytes`` of the dict at its key ``image``. ``"images/0"`` is
             the first value of the list at its key ``images``. With ``"frames": ("images",
-            range(4))``, the fields ``frames_0`` to ``frames_3`` are its first four values. Further
-            values are not read, and a record with fewer values is a bad record. Of values that are
-            dicts with the key ``bytes``, such as HuggingFace's images, the bytes are read. None:
-            all keys, under their own names.
+            range(4))``, the fields ``frames_0`` to ``frames_3`` are its first four values. Names
+            count positions: with ``[2, 0]``, ``frames_0`` is the value 2. Further values are not
+            read, and a record with fewer values is a bad record. Of values that are dicts with the
+            key ``bytes``, such as HuggingFace's images, the bytes are read. None: all keys, under
+            their own names.
         kinds: Kinds of fields that differ from the first record. Lists and arrays of numbers are
             converted to these dtypes; a number that does not fit makes its record a bad record.
         identity: A string that replaces the digest of 64 records in states.
@@ -373,6 +374,13 @@ class Records(BaseSource):
         label = f"{_key_of(path[:depth])!r} of {self.name(number)}" if depth else self.name(number)
         part = str(path[depth])
         if not part.isdecimal():
+            first = values[0] if len(values) else None
+            if isinstance(first, Mapping) and "bytes" not in first:  # not HuggingFace's images
+                raise ValueError(
+                    f"{label} is a list of {len(values)} dicts. Collect their values {part!r} by a "
+                    f"map of the source, e.g. source.map(lambda record: {{**record, {part!r}: "
+                    f"np.array([item[{part!r}] for item in record[{path[0]!r}]])}})"
+                )
             key = _key_of((*path[:depth], *path[depth + part.startswith("-") :]))
             raise ValueError(
                 f"{label} is a list of {len(values)} values. For several images, pass their "

@@ -615,3 +615,18 @@ def test_masked_elements_are_refused(value):
         plain = np.ma.array([1.0, 2.0])
         equal(Arrays({"x": plain}).read(np.arange(2), ["x"])["x"], np.array([1, 2], np.float32))
         equal(Records([{"x": plain}]).read(np.array([0]), ["x"])["x"], [plain.filled()])
+
+
+def test_lists_of_dicts_need_a_map():
+    objects = [{"box": [1.0, 2.0]}, {"box": [3.0, 4.0]}]
+    cure = (
+        "source.map(lambda record: {**record, 'box': np.array([item['box'] for item in "
+        "record['objects']])})"
+    )
+    with pytest.raises(ValueError, match="record 0 is a list of 2 dicts.*" + re.escape(cure)):
+        Records([{"objects": objects}], fields={"box": "objects/box"})
+    mapped = Records([{"objects": objects}]).map(
+        lambda record: {**record, "box": np.array([item["box"] for item in record["objects"]])}
+    )
+    value = mapped.read(np.array([0]), ["box"])["box"][0]
+    np.testing.assert_array_equal(value, [[1, 2], [3, 4]])
