@@ -15,7 +15,7 @@ from ..arguments import (
     name_of,
     whole_number,
 )
-from ..config import OF_DATA_ITERATOR, IteratorConfig
+from ..config import CONFIG_NAMES, OF_DATA_ITERATOR, IteratorConfig
 from ..messages.printable import printable_repr
 from ..pipeline.pipeline_factory import default_device_id
 from ..random.hashing import fold
@@ -48,8 +48,8 @@ def bind(
     Raises:
         TypeError: If an argument is unknown, a parameter has no value, the source lacks a method,
             or its ``read_threads`` isn't an integer.
-        ValueError: If an argument belongs to DALI's readers, batch_size is missing, the source has
-            no records or no threads, or its labels have several meanings.
+        ValueError: If an argument belongs to DALI's readers, or may mean a field, batch_size is
+            missing, the source has no records or no threads, or its labels have several meanings.
     """
     name, parameters = name_of(function), function_parameters(function)
     if args:
@@ -68,6 +68,12 @@ def bind(
         raise ValueError(
             f"{name} has a parameter {hidden[0]}, which hides the argument {hidden[0]}= of the "
             "call. Rename the parameter"
+        )
+    ambiguous = sorted({*call} & parameters & {*source.fields} & CONFIG_NAMES)
+    if ambiguous:
+        raise ValueError(
+            f"{ambiguous[0]}= in the call of {name} is ambiguous, because the source has a field "
+            f"{ambiguous[0]!r}. Pass {ambiguous[0]}= to data_iterator, or rename the field"
         )
     settings = {k: v for k, v in call.items() if k in parameters}
     reader_arguments = [

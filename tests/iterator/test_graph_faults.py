@@ -324,3 +324,16 @@ def test_dalis_errors_are_parsed(operator, text, message, reads_file):
     assert not failure.environment
     unnamed = failure_of(RuntimeError("Critical error in pipeline:\nout of ideas"))
     assert (unnamed.operator, unnamed.message) == ("", "out of ideas")
+
+
+def test_an_argument_of_the_call_that_may_be_a_field_is_refused():
+    source = sources.Records([{"mask": np.arange(6, dtype=np.uint8)}] * 2)
+
+    def graph(mask):
+        return {"x": mask}
+
+    with pytest.raises(ValueError, match="mask= .*data_iterator, or rename the field"):
+        data_iterator(graph)(source=source, batch_size=2, mask=True)
+    batch = next(data_iterator(graph, mask="valid")(source=source, batch_size=2))
+    assert np.asarray(batch["valid"]).all()
+    assert np.asarray(batch["x"]).tolist() == [[0, 1, 2, 3, 4, 5]] * 2
