@@ -671,9 +671,13 @@ class Draw:
             name = f"#{len(self._draws)}"
         if not isinstance(name, str):
             raise TypeError(f"a draw's name must be a string, not {name!r}")
-        if name in self._draws:
-            raise ValueError(f"two draws have the name {name!r}. Give each draw its own name")
+        self._check_free(name)
         return name
+
+    def _check_free(self, name: str) -> None:
+        """Raises ValueError if a draw, or a part of a draw, has a name."""
+        if name in self._draws or name in self._derived:
+            raise ValueError(f"two draws have the name {name!r}. Give each draw its own name")
 
     def _compute_from_rows(
         self,
@@ -706,6 +710,7 @@ class Draw:
             number = len(self._derived)
             label = f"__part_{number}" if of.startswith("#") else f"draw.{of}.{name}.{number}"
             name = f"{of}.{name}.{number}"
+            self._check_free(name)
             self._derived[name] = kind, label, described
         elif name.startswith("#"):  # the numbers of a draw without a name depend on its place
             label = f"__draw_{len(self._draws)}"
@@ -752,7 +757,7 @@ class Draw:
         """Declares the sizes of images, for draws that depend on them.
 
         The sizes of decoded fields, of fields of arrays and of results of ``dalijax.augment`` are
-        known. After other operators, declare them::
+        known, and are not replaced. After other operators, declare the sizes::
 
             images = draw.sized(fn.resize(images, size=(224, 224)), (224, 224))
 
@@ -788,6 +793,7 @@ class Draw:
 
     def _array_field(self, node: Any) -> Any:
         """Returns the field that a node is, if its arrays have a height and a width, else None."""
+        node = before_branches(node)
         field = self._kinds.get(self._fields.get(getattr(node, "name", ""), ""))
         return field if field is not None and field.image_layout else None
 
@@ -802,7 +808,7 @@ class Draw:
         Raises:
             TypeError: If the node is not a field, but the result of an operator.
         """
-        node = _before_branches(node)
+        node = before_branches(node)
         field = self._fields.get(getattr(node, "name", ""))
         if field is None:
             operator = getattr(node, "source", None)
@@ -816,7 +822,7 @@ class Draw:
 
     def _image_field(self, images: DataNode) -> ImageField | None:
         """Returns the field whose images a node has, pixel for pixel at the same place."""
-        images = _before_branches(images)
+        images = before_branches(images)
         name = getattr(images, "name", "")
         operator: Any = getattr(images, "source", None)
         if name in self._unmoved:
@@ -843,19 +849,19 @@ class Draw:
         Raises:
             TypeError: If neither is known.
         """
-        images = _before_branches(images)
-        declared = self._sizes.get(getattr(images, "name", ""))
-        if declared is not None:
-            return declared
+        images = before_branches(images)
         field = self._image_field(images)
-        if field is None:
+        if field is not None:
+            return field
+        declared = self._sizes.get(getattr(images, "name", ""))
+        if declared is None:
             raise TypeError(
                 "image sizes are known for fields of arrays, and for the output of "
                 "fn.decoders.image over a field, and not after "
                 f"{operator_kind(getattr(images, 'source', None))}. Call the function directly "
                 "after the decoder, or declare the sizes by draw.sized(images, (height, width))"
             )
-        return field
+        return declared
 
 
 def _outputs_of(
@@ -865,7 +871,7 @@ def _outputs_of(
     return lambda run: rows_of(run).drawn(drawn.name, drawn)[first : first + count]
 
 
-def _before_branches(node: Any) -> Any:
+def before_branches(node: Any) -> Any:
     """Returns the node from which a branch of an ``if`` in a graph received a node."""
     operator: Any = getattr(node, "source", None)
     while operator_kind(operator).endswith("_conditional__Split"):  # private in DALI
