@@ -226,19 +226,25 @@ class Column(NamedTuple):
         values: An array [n, *shape] of each record, n may differ.
         shape: The shape of a row.
         dtype: The dtype of the result.
+        declared: The dtype of the field.
     """
 
     name: str
     values: Sequence[Any] | NDArray[Any]
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    declared: np.dtype[Any]
+
+    def no_rows(self) -> NDArray[Any]:
+        """Returns an array without rows."""
+        return np.zeros((0, *self.shape), self.declared)
 
 
 def joined(columns: Sequence[Column], refusals: Refusals) -> tuple[list[NDArray[Any]], Any]:
     """Concatenates the rows of several fields of records.
 
-    Records whose fields have other shapes, or different numbers of rows, are refused, and have no
-    rows.
+    Records whose fields have other shapes or dtypes, or different numbers of rows, are refused, and
+    have no rows.
 
     Returns:
         The rows of each column, [total, *shape], and the number of rows of each record, [records].
@@ -250,25 +256,31 @@ def joined(columns: Sequence[Column], refusals: Refusals) -> tuple[list[NDArray[
     for record in refusals.records:
         counts[:, record] = 0
         for column, column_arrays in zip(columns, arrays):
-            column_arrays[record] = np.zeros((0, *column.shape), column.dtype)
+            column_arrays[record] = column.no_rows()
     return [np.concatenate(values) for values in arrays], counts[0]
 
 
 def _arrays(column: Column, refusals: Refusals) -> list[NDArray[Any]]:
     """Returns the values of a column as arrays; an empty list becomes an array without rows.
 
-    Records whose array is not numbers of the column's shape are refused, and have no rows.
+    Records whose array is not of the column's shape and declared dtype are refused, and have no
+    rows.
     """
     arrays, texts = [np.asarray(value) for value in column.values], {}
     form = ", ".join(["n", *map(str, column.shape)])
     for record, array in enumerate(arrays):
-        shape, is_numbers = array.shape, array.dtype.kind in "biuf"
-        if is_numbers and shape and shape[1:] == column.shape:
+        shape, dtype = array.shape, array.dtype
+        has_shape = bool(shape) and shape[1:] == column.shape
+        if has_shape and dtype == column.declared:
             continue
-        arrays[record] = np.zeros((0, *column.shape), column.dtype)
-        if array.size or len(shape) > 1 or not is_numbers:
+        arrays[record] = column.no_rows()
+        is_numbers = dtype.kind in "biuf"
+        if not is_numbers or not (has_shape or shape == (0,)):
+            texts[record] = f"{column.name} must be numbers [{form}], not {dtype} {list(shape)}"
+        elif array.size:
             texts[record] = (
-                f"{column.name} must be numbers [{form}], not {array.dtype} {list(shape)}"
+                f"{column.name} is {dtype}, but its field is declared as {column.declared}. "
+                "Convert the values, or declare their own kind: Field(dtype, ndim)"
             )
     refusals.add(np.array([*texts], np.int64), texts.__getitem__)
     return arrays
@@ -293,7 +305,7 @@ def checked(rows: NDArray[Any], column: Column, records: Any, refusals: Refusals
         records: The record of each row.
         refusals: Receives the records.
     """
-    if column.dtype.kind in "iu" and rows.dtype.itemsize > column.dtype.itemsize:
+    if column.dtype.kind in "iu" and not np.can_cast(rows.dtype, column.dtype):
         limits = np.iinfo(column.dtype)
         too_large = (rows < limits.min) | (rows > limits.max)
         refusals.add(
@@ -407,7 +419,9 @@ def image_boxes(
     with np.errstate(invalid="ignore"):
         strange = ~np.isfinite(corners).all(axis=1) | (first > last + _TINY).any(axis=1)
         strange |= ((last <= 0) | (first >= width)).any(axis=1) & (last > first).all(axis=1)
-        if not form.normalized:  # boxes within the first pixel are shares
+        if form.normalized:  # numbers above 2 are pixels
+            strange |= (last > 2 * width).any(axis=1)
+        else:  # boxes within the first pixel are shares
             strange |= ((last <= 1) & (last > first) & (width > 1)).all(axis=1)
     if strange.any():
         example = {int(records[k]): k for k in np.flatnonzero(strange)[::-1]}
@@ -543,14 +557,21 @@ def window_points(
     inner = rows.shape[1:-1]
     point_records = np.repeat(records, int(np.prod(inner)))
     points = rows.reshape(-1, 2).astype(np.float64)
-    if normalized:
-        points *= geometry.sizes[point_records][:, ::-1]
     is_finite = np.isfinite(points).all(axis=1)
     refusals.add(
         point_records[~is_finite],
         lambda _: f"{columns[0].name} has a coordinate that is not a finite number",
     )
     points[~is_finite] = 0.0
+    refusals.add(
+        _other_units(points, geometry.sizes, point_records, normalized),
+        lambda _: (
+            f"the points of {columns[0].name} look like {'pixels' if normalized else 'shares'}, "
+            f"but normalized={normalized}. Pass normalized={not normalized}, or correct them"
+        ),
+    )
+    if normalized:
+        points *= geometry.sizes[point_records][:, ::-1]
     moved = _apply(geometry.matrix[point_records], points)
     with np.errstate(invalid="ignore"):
         is_visible = ((moved >= 0) & (moved < size[::-1])).all(axis=1)
@@ -568,3 +589,26 @@ def window_points(
     )
     result[1] = np.maximum(result[1], 0)  # padding is not visible
     return result
+
+
+def _other_units(points: Floats, sizes: Sizes, records: Any, normalized: bool) -> NDArray[np.int64]:
+    """Returns the records whose points are shares instead of pixels, or pixels instead of shares.
+
+    These are records whose points, except for those at (0, 0), all lie in the first pixel, some
+    between its edges; or, for shares, all have a coordinate above 2.
+
+    Args:
+        points: The points (x, y), [n, 2].
+        sizes: Image sizes, [records, 2].
+        records: The record of each point.
+        normalized: Whether the points should be shares.
+    """
+    is_set, strange = points.any(axis=1), np.zeros(len(sizes), np.bool_)
+    fits = (points <= 2).all(axis=1) if normalized else ((points < 0) | (points > 1)).any(axis=1)
+    strange[records[is_set]] = True
+    strange[records[is_set & fits]] = False
+    if not normalized and strange.any():
+        are_between = np.zeros_like(strange)
+        are_between[records[(points % 1 != 0).any(axis=1)]] = True
+        strange &= are_between & (sizes > 1).all(axis=1)
+    return np.flatnonzero(strange)

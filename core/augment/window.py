@@ -182,9 +182,9 @@ class Window:
             The boxes, float32 [max_boxes, 4], in the same format; each column, [max_boxes, ...];
             and the number of boxes, an int32 scalar. The rows after this number are 0 for boxes,
             floats and unsigned integers, -1 for signed integers, and False for booleans. Integers
-            and floats of 64 bits become 32 bits; a record with an integer that does not fit counts
-            as a bad record, as does one whose box isn't finite, ends before it starts, or lies
-            outside of the image.
+            and floats of 64 bits become 32 bits; a record counts as a bad record if an integer of a
+            box in the window does not fit, or if any box isn't finite, ends before it starts, or
+            lies outside of the image.
 
         Raises:
             TypeError: If an argument is not a field of the records; if the window's images may have
@@ -194,6 +194,8 @@ class Window:
         draw = self._with_draw("boxes", orientation)
         form = _box_form(format, normalized)
         check_numbers("boxes(boxes, min_size=1.0)", min_size=min_size)
+        if not 0 <= min_size < np.inf:
+            raise ValueError(f"min_size must be a number of pixels, 0 or more, not {min_size}")
         most = whole_number("max_boxes", max_boxes, "a number of boxes, 1 or more", 1)
         fields = _box_fields(draw, boxes, columns)
 
@@ -216,6 +218,7 @@ class Window:
             "normalized": normalized,
             "min_size": min_size,
             "truncate": truncate,
+            "orientation": orientation,
         }
         outputs = [((most, *field.shape), field.dtype) for field in fields]
         return self._part("boxes", boxes_of, [*outputs, ((), np.int32)], settings)
@@ -240,10 +243,11 @@ class Window:
 
         Args:
             points: A field of points (x, y), [n, 2] or [n, ..., 2] for each record; n may be 0.
-            visible: A field of integers, [n] or [n, ...], 0 for points that are not visible; None:
-                all points in the image are visible.
+            visible: A field of integers or booleans, [n] or [n, ...], 0 for points that are not
+                visible; None: all points in the image are visible.
             normalized: Whether points are shares of the image's width and height, and after the
-                call of the window's.
+                call of the window's. A record counts as bad if all its points except (0, 0) seem to
+                have the other unit: they lie in the first pixel, or have a share above 2.
             max_points: The number of rows of the results.
             truncate: If True, rows after the first ``max_points`` are omitted; otherwise their
                 record counts as a bad record.
@@ -267,7 +271,13 @@ class Window:
             )
         inner = fields[0].shape[:-1]
         if visible is not None:
-            fields.append(_ColumnField.from_node(draw, visible, "visible", np.dtype(np.int32)))
+            flags = _ColumnField.from_node(draw, visible, "visible", np.dtype(np.int32), inner)
+            if flags.declared.kind not in "iub":
+                raise TypeError(
+                    f"visible must be a field of integers or booleans, but {flags.name} is "
+                    f"{flags.declared}. Convert it in the records, by source.map"
+                )
+            fields.append(flags)
 
         def points_of(rows: DrawRows) -> list[NDArray[Any]]:
             return geometry.window_points(
@@ -284,6 +294,7 @@ class Window:
             "fields": [field.name for field in fields],
             "normalized": normalized,
             "truncate": truncate,
+            "orientation": orientation,
         }
         outputs = [((most, *inner, 2), np.float32), ((most, *inner), np.int32), ((), np.int32)]
         mapped, is_visible, count = self._part("points", points_of, outputs, settings)
@@ -452,14 +463,22 @@ class _ColumnField(NamedTuple):
         name: The name of the field.
         shape: The shape of a row.
         dtype: The dtype of the result.
+        declared: The dtype of the field.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    declared: np.dtype[Any]
 
     @staticmethod
-    def from_node(draw: Draw, node: Any, argument: str, dtype: Any = None) -> _ColumnField:
+    def from_node(
+        draw: Draw,
+        node: Any,
+        argument: str,
+        dtype: Any = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> _ColumnField:
         """Returns the field of a node of the graph.
 
         Args:
@@ -467,9 +486,11 @@ class _ColumnField(NamedTuple):
             node: The node.
             argument: The name of the argument, for errors.
             dtype: The dtype of the result; None: the dtype of the field, with 32 bits at most.
+            shape: The shape of a row; None: the shape in the first record.
 
         Raises:
-            TypeError: If the node is not a field, or its first record shows no rows.
+            TypeError: If the node is not a field, has another number of dimensions, or its first
+                record shows no rows.
         """
         name = draw._field_of(node, argument)
         kind = draw._kinds[name]
@@ -477,24 +498,27 @@ class _ColumnField(NamedTuple):
             raise TypeError(
                 f"{argument}: {name} must have a row for each box or point, not a number"
             )
-        shape: tuple[int, ...] = ()
-        if argument in ("boxes", "points") and kind.ndim == 2:
-            shape = (4,) if argument == "boxes" else (2,)
-        elif kind.ndim > 1:
-            shape = np.shape(draw._example(name))[1:]
+        if shape is not None and kind.ndim != 1 + len(shape):
+            raise TypeError(
+                f"{argument} must be a field [{', '.join(map(str, ['n', *shape]))}], but {name} "
+                f"has {kind.ndim} dimension{'s' * (kind.ndim != 1)}"
+            )
+        if shape is None and argument == "points" and kind.ndim == 2:
+            shape = (2,)
+        elif shape is None:
+            shape = np.shape(draw._example(name))[1:] if kind.ndim > 1 else ()
             if len(shape) != kind.ndim - 1:
                 raise TypeError(
                     f"{argument}: the first record has an empty {name}, which does not show the "
                     f"shape of its rows. Return arrays [0, ...] of {kind.ndim} dimensions for it"
                 )
         assert kind.dtype is not None  # fields without a dtype are not in the graph
-        return _ColumnField(
-            name, shape, np.dtype(dtype or _SHORTER.get(kind.dtype.name, kind.dtype))
-        )
+        dtype = np.dtype(dtype or _SHORTER.get(kind.dtype.name, kind.dtype))
+        return _ColumnField(name, shape, dtype, kind.dtype)
 
     def column(self, rows: DrawRows) -> Column:
         """Returns the field of some rows."""
-        return Column(self.name, rows.values(self.name), self.shape, self.dtype)
+        return Column(self.name, rows.values(self.name), self.shape, self.dtype, self.declared)
 
 
 def _box_fields(draw: Draw, boxes: Any, columns: Sequence[Any] = ()) -> list[_ColumnField]:
@@ -503,9 +527,7 @@ def _box_fields(draw: Draw, boxes: Any, columns: Sequence[Any] = ()) -> list[_Co
     Raises:
         TypeError: If one of them is not such a field.
     """
-    first = _ColumnField.from_node(draw, boxes, "boxes", np.dtype(np.float32))
-    if first.shape != (4,):
-        raise TypeError(f"boxes must be a field [n, 4], but {first.name} has rows {first.shape}")
+    first = _ColumnField.from_node(draw, boxes, "boxes", np.dtype(np.float32), (4,))
     return [first, *(_ColumnField.from_node(draw, node, "columns") for node in columns)]
 
 
@@ -727,10 +749,10 @@ def random_place(
     """Returns the window of `crop_window`, with further settings."""
     check_draw(draw, images)
     pair = windows.pair(size, "size")
-    sides = tuple(padding) if isinstance(padding, Sequence) else (padding,)
-    if len(sides) not in (1, 2, 4) or any(not isinstance(p, int) or p < 0 for p in sides):
+    sides = tuple(padding) if isinstance(padding, (Sequence, np.ndarray)) else (padding,)
+    if len(sides) not in (1, 2, 4) or not all(windows.is_whole(p) and p >= 0 for p in sides):
         raise ValueError(f"padding must be 1, 2 or 4 numbers of pixels, not {padding!r}")
-    sides *= 4 // len(sides)
+    sides = tuple(map(int, sides)) * (4 // len(sides))
     check_share("flip", flip)
 
     def make(rows: DrawRows, u: NDArray[np.float32], sizes: Sizes) -> Geometry:
@@ -921,8 +943,11 @@ def iou_window(
     check_share("flip", flip)
     form = _box_form(format, normalized)
     levels = [float(option) for option in options]
-    if not levels:
-        raise ValueError("options must be a list of at least one overlap, such as (0.5, 1.0)")
+    if not levels or not all(0 <= level < np.inf for level in levels):
+        raise ValueError(
+            "options must be a list of at least one overlap, 0 or more, such as (0.5, 1.0), not "
+            f"{options!r}"
+        )
     (field,) = _box_fields(draw, boxes)
     name = draw._named(name)
     keys = column_keys(name, 1 + iou_crops.NUMBERS)
@@ -1075,9 +1100,13 @@ def _around_zero(name: str, value: Any, most: float) -> Range:
         TypeError: If the value is neither.
         ValueError: If the range is out of order, or reaches ``most``.
     """
+    given = value
     if isinstance(value, (int, float, np.number)):
         value = (-abs(value), abs(value))
     low, high = _pair_of_numbers(name, value, "(-10, 10)")
     if not -most < low <= high < most:
-        raise ValueError(f"{name} must be (low, high) in order and within {most}, not {value!r}")
+        limits = f", between {-most} and {most}" * bool(np.isfinite(most))
+        raise ValueError(
+            f"{name} must be a finite number or a range (low, high) in order{limits}, not {given!r}"
+        )
     return low, high

@@ -8,6 +8,7 @@ CPUs give equal results.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,11 @@ ATTEMPTS = 10
 COLUMNS = 2 * ATTEMPTS + 2  # an area and a ratio for each attempt, and a position (y, x)
 
 
+def is_whole(value: Any) -> bool:
+    """Returns whether a value is an integer of Python or NumPy."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 def pair(value: int | Sequence[int], name: str) -> Pair:
     """Converts a size to (height, width); an int sets both.
 
@@ -29,7 +35,7 @@ def pair(value: int | Sequence[int], name: str) -> Pair:
         ValueError: If ``value`` is neither a positive int nor a pair of positive ints.
     """
     numbers = tuple(value) if isinstance(value, Sequence) else (value, value)
-    if len(numbers) != 2 or any(not isinstance(n, (int, np.integer)) or n < 1 for n in numbers):
+    if len(numbers) != 2 or not all(is_whole(n) and n >= 1 for n in numbers):
         raise ValueError(f"{name} must be pixels, or (height, width), above 0, not {value!r}")
     return int(numbers[0]), int(numbers[1])
 

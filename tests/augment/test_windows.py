@@ -345,6 +345,7 @@ BOX = [10.0, 10, 30, 30]
             "9 points in the window, more than max_points=4",
         ),
         ({"corners": np.full((3, 2, 2), np.inf, np.float32)}, "not a finite number"),
+        ({"corners": np.full((3, 2, 2), np.nan, np.float32)}, "not a finite number"),
         (
             {"corners": np.zeros((3, 3, 2), np.float32)},
             r"numbers \[n, 2, 2\], not float32 \[3, 3, 2\]",
