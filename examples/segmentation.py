@@ -43,9 +43,9 @@ def training_data(image: Any, mask: Any, *, draw: Any) -> Any:
 
 # An output is named "mask", so that the mask of the rows needs another name.
 @data_iterator(mask="valid", shuffle=False)
-def evaluation_data(image: Any, mask: Any, *, draw: Any) -> Any:
+def evaluation_data(image: Any, mask: Any) -> Any:
     images, masks = decoded(image, mask)
-    window = augment.fit_window(images, SIDE, draw=draw)
+    window = augment.fit_window(images, SIDE)
     return {"image": window.image(images), "mask": window.mask(masks, fill=IGNORED)}
 
 

@@ -13,7 +13,7 @@ from nvidia.dali.pipeline import do_not_convert
 from ..arguments import knows_its_names
 from ..random.draw import Draw, check_draw, check_images, check_share, draw_of_pipeline
 from . import window, window_pixels, windows
-from .layouts import with_layout
+from .layouts import dtype_and_layout, with_layout
 from .windows import Pair, Range
 
 _PIXELS = ((2,), np.float32)
@@ -95,9 +95,11 @@ def random_crop(
         with its padding, counts as a bad record.
 
     Raises:
-        ValueError: If the size or the padding is invalid.
+        ValueError: If the size, the padding or the value is invalid.
         TypeError: If ``draw`` cannot look up the sizes of the images.
     """
+    check_draw(draw, images)
+    window_pixels.check_fill("fill_value", fill_value, dtype_and_layout(images, draw)[0])
     crop = window.random_place(images, size, draw, padding, 0.0, name, "augment.random_crop", {})
     return crop.image(images, fill=fill_value)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from ..random.draw import Draw, operator_kind
+from ..random.draw import Draw, before_branches, operator_kind
 from ..state.operators import operator_inputs
 
 # Private in DALI: the split and merge operators that `if` uses with enable_conditionals=True.
@@ -21,6 +22,7 @@ _SET = {
     *("Equalize", "Flip", "RandomResizedCrop", "Resize", "Rotate", "Saturation", "WarpAffine"),
 }
 _DECODED = re.compile("(experimental__)?(decoders__Image|decoders__Video|readers__Video)")
+_DECODED_IMAGES = re.compile("(experimental__)?decoders__Image")
 # DALI's names of operators whose output has the layout of any input, or of the first input.
 _KEEP_ANY = {"ArithmeticGenericOp", "_conditional__Merge"}
 _KEEP = {"Cast", "Erase", "GaussianBlur", "Pad", "Slice", "_conditional__Split"} | _KEEP_ANY
@@ -71,6 +73,32 @@ def as_rgb(images: DataNode, draw: Draw, dtype: Any = None) -> DataNode:
     # Fails if the shape does not fit the bytes of the sample.
     rgb: DataNode = fn.reinterpret(images, shape=shape, dtype=dtype)
     return rgb
+
+
+def dtype_and_layout(images: DataNode, draw: Draw | None) -> tuple[np.dtype[Any] | None, str]:
+    """Returns the dtype and the layout of images; None and "" if they are unknown.
+
+    Args:
+        images, draw: As for `with_layout`.
+    """
+    images = before_branches(images)
+    field = None if draw is None else draw._array_field(images)
+    if field is not None:
+        return field.dtype, field.image_layout
+    kind = operator_kind(images.source)
+    # Private in DALI: the operator's arguments.
+    arguments = getattr(getattr(images.source, "_op", None), "_init_args", {})
+    dtype: np.dtype[Any] | None = None
+    layout = ""
+    if _DECODED_IMAGES.match(kind):
+        dtype, layout = np.dtype(np.uint8), "HWC"
+    elif kind == "CropMirrorNormalize":
+        dtype, layout = np.dtype(np.float32), arguments.get("output_layout", "CHW")
+    elif kind in _KEEP_RGB:
+        dtype, layout = dtype_and_layout(operator_inputs(images.source)[0], draw)
+    if "dtype" in arguments:
+        dtype = np.dtype(types.to_numpy_type(arguments["dtype"]))
+    return dtype, layout
 
 
 def sizes_in_graph(images: DataNode) -> Any:

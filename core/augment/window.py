@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from nvidia.dali import fn, types
+from nvidia.dali import Pipeline, fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
@@ -17,6 +18,7 @@ from ..arguments import knows_its_names, whole_number
 from ..random.draw import (
     Draw,
     DrawRows,
+    before_branches,
     check_draw,
     check_images,
     check_numbers,
@@ -26,7 +28,7 @@ from ..random.draw import (
 from ..random.hashing import column_keys, uniform
 from . import geometry, iou_crops, window_pixels, windows
 from .geometry import BoxForm, Column, Geometry
-from .layouts import sizes_in_graph, with_layout
+from .layouts import dtype_and_layout, sizes_in_graph, with_layout
 from .window_pixels import Pixels, Style
 from .windows import Pair, Range, Sizes
 
@@ -73,6 +75,8 @@ class Window:
         by_center: bool = False,
     ):
         self.size = size
+        current = Pipeline.current()  # None if the operators are added to a pipeline later
+        self._pipeline = (lambda: None) if current is None else weakref.ref(current)
         self._images, self._pixels, self._operands = images, pixels, operands
         # Without a draw, the graph computes the operands.
         self._draw, self._name, self._make, self._by_center = draw, name, make, by_center
@@ -100,15 +104,19 @@ class Window:
             antialias: Whether to apply a low-pass filter before scaling down.
             fill: Value outside of the image, a scalar or one value for each channel.
             orientation: If "equal", a record counts as bad if the decoder turns only one of two
-                images by its EXIF orientation. If "any", this is not compared.
+                images by its EXIF orientation. If "any", this is not compared; pass "any" for other
+                images over DALI's readers, where it can't be compared.
 
         Returns:
             Images [*size, channels], of the same dtype. A record of two images with different sizes
-            counts as a bad record.
+            counts as a bad record; over DALI's readers, the run fails.
 
         Raises:
-            TypeError: If the images may have been moved, flipped or resized before.
-            ValueError: If an argument is invalid.
+            TypeError: If the images may have been moved, flipped or resized before, or if they
+                can't be interpolated: other dtypes than uint8, int16, uint16 and float32 require
+                ``interp_type=types.INTERP_NN``.
+            ValueError: If an argument is invalid, or the dtype of the images cannot represent
+                ``fill``.
         """
         check_images(images)
         return self._window(images, interp_type, antialias, fill, orientation)
@@ -119,23 +127,26 @@ class Window:
         """Returns the window of masks, such as class numbers, by nearest neighbor.
 
         Nearest neighbors are at the centers of output pixels, as in Pillow and in torchvision's
-        ``NEAREST_EXACT``.
+        ``NEAREST_EXACT``, except if two pixels are equally near.
 
         Args:
             masks: Masks of the images' sizes, [height, width] or [height, width, channels]: a field
                 of arrays, or the output of ``fn.decoders.image(..., output_type=types.GRAY)``.
-            fill: Value outside of the image; 255 is often the class to ignore.
+            fill: Value outside of the image; 255 is often the class to ignore. For masks of bool or
+                int8, pass another number.
             orientation: As for `image`. For masks that were drawn on the images as they are
                 displayed, pass "any". For masks that were drawn on the stored pixels, decode the
                 images with ``adjust_orientation=False``.
 
         Returns:
             Masks [*size] or [*size, channels], of the same dtype. A record whose mask and image
-            have different sizes counts as a bad record.
+            have different sizes counts as a bad record; over DALI's readers, the run fails.
 
         Raises:
-            TypeError: If the masks may have been moved, flipped or resized before.
-            ValueError: If an argument is invalid.
+            TypeError: If the masks may have been moved, flipped or resized before. Windows of
+                `affine_window` do not take uint32 and dtypes of 64 bits.
+            ValueError: If an argument is invalid, or the dtype of the masks cannot represent
+                ``fill``.
         """
         check_images(masks)
         check_numbers("mask(masks, fill=255)", fill=fill)
@@ -188,7 +199,7 @@ class Window:
 
         Raises:
             TypeError: If an argument is not a field of the records; if the window's images may have
-                been moved, flipped or resized before; or if the window was made without ``draw``.
+                been moved, flipped or resized before; or over DALI's readers.
             ValueError: If an argument is invalid.
         """
         draw = self._with_draw("boxes", orientation)
@@ -308,7 +319,7 @@ class Window:
             A matrix [3, 3], float32, in pixels.
 
         Raises:
-            TypeError: If the window was made without ``draw``.
+            TypeError: If the sizes of the window's images are unknown, as over DALI's readers.
         """
         self._with_draw("matrix", "any")
 
@@ -354,12 +365,16 @@ class Window:
 
         Raises:
             TypeError: If there is none, or the window's images are not those of the records.
-            ValueError: If ``orientation`` is neither "equal" nor "any".
+            ValueError: If ``orientation`` is neither "equal" nor "any", or the window belongs to
+                another definition of the graph.
         """
+        self._check_graph()
+        if self._draw is None and draw_of_pipeline() is not None:
+            raise _moved(f"Window.{method} needs images of the records")
         if self._draw is None:
             raise TypeError(
-                f"Window.{method} needs draw=draw when the window is made, which only graphs over "
-                "a source or Grain have. Over DALI's readers, windows have images and masks"
+                f"Window.{method} needs a graph over a source, or over Grain's records with the "
+                "parameter draw. Over DALI's readers, windows have images and masks only"
             )
         if method == "matrix":
             return self._draw
@@ -384,31 +399,45 @@ class Window:
         self, images: DataNode, interp_type: Any, antialias: bool, fill: Any, orientation: str
     ) -> DataNode:
         """Returns the window of images or masks; see `image`."""
+        self._check_graph()
         is_equal = _is_equal(orientation)
-        operands = self._operands
-        if self._draw is None:
-            operands = [
-                window_pixels.checked_in_graph(self._images, images, operands[0]),
-                *operands[1:],
-            ]
-        elif images.name != self._images.name:
-            self._check_other(self._draw, images, is_equal)
         draw = self._draw or draw_of_pipeline()
+        dtype, layout = dtype_and_layout(images, draw)
+        window_pixels.check_fill("fill", fill, dtype)
+        operands = self._operands
+        if before_branches(images).name != before_branches(self._images).name:
+            if draw is not None:
+                self._check_other(draw, images, is_equal)
+            elif is_equal:
+                raise TypeError(
+                    "the EXIF orientations of two images can't be compared in this graph: pass "
+                    "orientation='any' if both fit each other as they are decoded. Graphs over a "
+                    "source, and over Grain's records with the parameter draw, compare them"
+                )
+            else:
+                first = window_pixels.checked_in_graph(self._images, images, operands[0])
+                operands = [first, *operands[1:]]
         field = None if draw is None else draw._array_field(images)
-        style = Style(interp_type, antialias, fill)
+        style = Style(interp_type, antialias, fill, dtype, layout + "C" * (layout == "HW"))
         if field is not None and field.ndim == 2:
             new = "C" if field.dali_layout else None
             images = fn.expand_dims(images, axes=[2], new_axis_names=new)
         if field is not None and field.dtype == np.bool_:  # which operators do not take
             images = fn.reinterpret(images, dtype=types.UINT8)
-        elif field is not None and field.dtype not in window_pixels.RESIZED:
-            style = style._replace(dtype=field.dtype)
         window: Any = self._pixels(images, operands, self.size, style)
         if field is not None and field.dtype == np.bool_:
             window = fn.reinterpret(window, dtype=types.BOOL)
         if field is not None and field.ndim == 2:
             window = fn.squeeze(window, axes=[2])
         return window if draw is None else draw.sized(window, self.size)
+
+    def _check_graph(self) -> None:
+        """Raises ValueError if the graph that is being defined is not the window's own."""
+        if self._pipeline() is not Pipeline.current():
+            raise ValueError(
+                "a window may only be used while its own graph function runs. Make the window "
+                "inside of that function"
+            )
 
     def _check_other(self, draw: Draw, images: DataNode, is_equal: bool) -> None:
         """Adds a check that other images show the same places as the window's images.
@@ -787,13 +816,14 @@ def center_window(
 ) -> Window:
     """Selects the center of the image, as `center_crop` does, but pads smaller images.
 
-    Nothing is random. Without ``draw``, over any reader or source, the graph computes the window,
-    which then has images and masks only.
+    Nothing is random. Over DALI's readers, and of images whose sizes are unknown, the graph
+    computes the window, which then has images and masks only.
 
     Args:
-        images: As for `random_window`; without ``draw`` any images [height, width, channels].
+        images: As for `random_window`, or without ``draw`` any images [height, width, channels].
         size: Height and width of the output, in pixels; an int sets both.
-        draw: The argument ``draw`` of the graph function, or None.
+        draw: The argument ``draw`` of the graph function, or None. Graphs over a source need it
+            only for images that are declared by ``draw.sized``.
         resize: Length to which the image's shorter side is resized before, in pixels; None: the
             image is not resized.
 
@@ -805,8 +835,8 @@ def center_window(
         TypeError: If ``draw`` cannot look up the sizes of the images.
     """
     pair, shorter = windows.pair(size, "size"), shorter_side(resize)
+    draw = _draw_for(images, draw)
     if draw is None:
-        check_images(images)
         sizes, scaled, room = window_pixels.center_in_graph(images, pair, shorter)
         offset = dali_math.max(-room, 0) // 2 - window_pixels.half(dali_math.max(room, 0))
         return Window(
@@ -815,7 +845,6 @@ def center_window(
             window_pixels.placed,
             window_pixels.placed_in_graph(sizes, scaled, offset, pair),
         )
-    check_draw(draw, images)
     return _drawn(
         images,
         pair,
@@ -854,13 +883,12 @@ def center_part(images: DataNode, pair: Pair, draw: Draw, shorter: int | None) -
 def fit_window(images: DataNode, size: int | Pair, *, draw: Draw | None = None) -> Window:
     """Selects the whole image, resized with its aspect ratio, and padded at the bottom or right.
 
-    Use it to evaluate detectors. Nothing is random. Without ``draw``, over any reader or source,
-    the graph computes the window, which then has images and masks only.
+    Use it to evaluate detectors. Nothing is random. Over DALI's readers, and of images whose sizes
+    are unknown, the graph computes the window, which then has images and masks only.
 
     Args:
-        images: As for `random_window`; without ``draw`` any images [height, width, channels].
+        images, draw: As for `center_window`.
         size: Height and width of the output, in pixels; an int sets both.
-        draw: The argument ``draw`` of the graph function, or None.
 
     Returns:
         The window.
@@ -870,8 +898,8 @@ def fit_window(images: DataNode, size: int | Pair, *, draw: Draw | None = None) 
         TypeError: If ``draw`` cannot look up the sizes of the images.
     """
     pair = windows.pair(size, "size")
+    draw = _draw_for(images, draw)
     if draw is None:
-        check_images(images)
         sizes = sizes_in_graph(images)
         scaled = window_pixels.fit_in_graph(sizes, pair)
         return Window(
@@ -880,7 +908,6 @@ def fit_window(images: DataNode, size: int | Pair, *, draw: Draw | None = None) 
             window_pixels.placed,
             window_pixels.placed_in_graph(sizes, scaled, 0 * sizes, pair),
         )
-    check_draw(draw, images)
     return _drawn(
         images,
         pair,
@@ -1056,6 +1083,23 @@ def affine_window(
         name=name,
         columns=6,
     )
+
+
+def _draw_for(images: DataNode, draw: Draw | None) -> Draw | None:
+    """Returns the draw of a window that needs no random numbers.
+
+    Args:
+        images, draw: As for the public functions.
+
+    Returns:
+        The argument; by default the draw of the graph, if the images are those of a field.
+    """
+    if draw is not None:
+        check_draw(draw, images)
+        return draw
+    check_images(images)
+    found = draw_of_pipeline()
+    return None if found is None or found._image_field(images) is None else found
 
 
 def _refuse(rows: DrawRows, texts: Mapping[int, str]) -> None:

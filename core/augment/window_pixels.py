@@ -14,7 +14,15 @@ from ..arrays.dtypes import dali_type
 from .layouts import sizes_in_graph
 from .windows import Pair
 
-RESIZED = tuple(map(np.dtype, ("uint8", "int16", "uint16", "float32")))  # dtypes of fn.resize
+# DALI's operators do not take all dtypes: fn.resize takes these,
+_RESIZED = ("uint8", "int16", "uint16", "float32")
+# and fn.warp_affine those that these become, without a change of a number.
+_WARPED = {
+    **{name: name for name in ("bool", "uint8", "int32", "float32")},  # bool as uint8
+    **dict.fromkeys(("int8", "int16", "uint16"), "int32"),
+    "float16": "float32",
+}
+_LARGEST = 1 << 24  # fn.slice and fn.warp_affine take the fill as float32
 
 
 class Style(NamedTuple):
@@ -24,23 +32,91 @@ class Style(NamedTuple):
         interp_type: Interpolation, a ``nvidia.dali.types.DALIInterpType``.
         antialias: Whether to apply a low-pass filter before scaling down.
         fill: Value outside of the image.
-        dtype: The dtype of the images, if it is known and ``fn.resize`` does not take it.
+        dtype: The dtype of the images; None if it is unknown.
+        layout: The layout of the images; "" if it is unknown.
     """
 
     interp_type: Any
     antialias: bool
     fill: Any
     dtype: np.dtype[Any] | None = None
+    layout: str = ""
 
 
 # Computes the pixels of a window: from images, operands, the size of the output, and a style.
 Pixels = Callable[[DataNode, Sequence[Any], Pair, Style], DataNode]
 
 
+def check_fill(name: str, fill: Any, dtype: np.dtype[Any] | None) -> None:
+    """Checks the value outside of images.
+
+    Args:
+        name: The argument's name.
+        fill: A number, or one for each channel.
+        dtype: The dtype of the images; None if it is unknown.
+
+    Raises:
+        TypeError: If ``fill`` is neither.
+        ValueError: If the dtype cannot represent a number.
+    """
+    values = fill.tolist() if isinstance(fill, np.ndarray) else fill
+    numbers = values if isinstance(values, (tuple, list)) and values else [values]
+    if not all(isinstance(number, (bool, int, float, np.number)) for number in numbers):
+        raise TypeError(f"{name} must be a number, or a number for each channel, not {fill!r}")
+    if dtype is None:
+        return
+    if dtype.kind == "f":
+        high = float(np.finfo(dtype).max)
+        fits, text = [not high < abs(number) < np.inf for number in numbers], "number"
+        low = -high
+    else:
+        limits = (0, 1) if dtype == np.bool_ else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        low, high = max(limits[0], -_LARGEST), min(limits[1], _LARGEST)
+        fits = [low <= number <= high and number == int(number) for number in numbers]
+        text = "whole number"
+    if not all(fits):
+        raise ValueError(
+            f"{name}={fill!r} does not fit into {dtype}, the dtype of the images or masks. Pass a "
+            f"{text} from {low} to {high}"
+        )
+
+
+def _check_style(style: Style) -> None:
+    """Checks that images can be interpolated.
+
+    Raises:
+        TypeError: If ``fn.resize`` does not take their dtype.
+    """
+    if style.dtype is None or style.dtype.name in _RESIZED or style.interp_type == types.INTERP_NN:
+        return
+    raise TypeError(
+        f"{style.dtype} images can't be interpolated. Pass interp_type=types.INTERP_NN for the "
+        f"nearest pixels, or cast the images to one of {list(_RESIZED)} in the records, by "
+        "source.map"
+    )
+
+
+def _check_layout(style: Style, images: str) -> None:
+    """Raises TypeError if the layout of images is known, and isn't [..., height, width, channels].
+
+    Args:
+        style: The style.
+        images: A description of images that need this layout.
+    """
+    if style.layout and not style.layout.endswith("HWC"):
+        raise TypeError(
+            f"the images have the layout {style.layout}, but {images} must have the layout HWC. "
+            "Call augment.normalize after the window, or with layout='HWC'; or transpose the "
+            "arrays in the records, by source.map"
+        )
+
+
 def resized(images: DataNode, operands: Sequence[Any], size: Any, style: Style) -> DataNode:
     """Resizes windows that lie in their images; the operands are their corners."""
-    as_bytes = style.dtype is not None and style.interp_type == types.INTERP_NN
+    _check_style(style)
+    as_bytes = style.dtype is not None and style.dtype.name not in ("bool", *_RESIZED)
     if as_bytes:  # as channels
+        _check_layout(style, f"{style.dtype} images")
         images = fn.reinterpret(images, dtype=types.UINT8)
     result: Any = fn.resize(
         images,
@@ -79,14 +155,28 @@ def warped(images: DataNode, operands: Sequence[Any], size: Pair, style: Style) 
     """Maps images by matrices; see `geometry.affine`.
 
     Antialiasing needs a resize before, since ``fn.warp_affine`` has none.
+
+    Raises:
+        TypeError: If ``fn.warp_affine`` does not take the images.
+        ValueError: If ``fill`` has a number for each channel.
     """
     if not isinstance(style.fill, (int, float, np.number)):
         raise ValueError(f"fill must be a number for windows of affine_window, not {style.fill!r}")
-    extent, from_resized, from_image = operands
-    matrix = from_image
-    if style.antialias:
+    _check_style(style)
+    _check_layout(style, "images of affine_window")
+    dtype = style.dtype
+    if dtype is not None and dtype.name not in _WARPED:
+        raise TypeError(
+            f"affine_window takes no {dtype} images or masks. Cast them to one of {[*_WARPED]} in "
+            "the records, by source.map"
+        )
+    extent, from_resized, matrix = operands
+    if style.antialias and style.interp_type != types.INTERP_NN:
         smaller: Any = fn.resize(images, size=extent, interp_type=style.interp_type, antialias=True)
         images, matrix = smaller, from_resized
+    is_cast = dtype is not None and _WARPED[dtype.name] != dtype.name
+    if dtype is not None and is_cast:
+        images = fn.cast(images, dtype=dali_type(np.dtype(_WARPED[dtype.name])))
     result: DataNode = fn.warp_affine(
         images,
         matrix=matrix,
@@ -95,6 +185,8 @@ def warped(images: DataNode, operands: Sequence[Any], size: Pair, style: Style) 
         interp_type=style.interp_type,
         inverse_map=False,
     )
+    if dtype is not None and is_cast:
+        result = fn.cast(result, dtype=dali_type(dtype))
     return result
 
 
@@ -141,11 +233,10 @@ def placed_in_graph(sizes: Any, scaled: Any, offset: Any, size: Pair) -> list[An
 def checked_in_graph(images: DataNode, other: DataNode, operand: Any) -> Any:
     """Returns an operand of a window, after a check that other images have equal sizes.
 
-    DALI has no operator that raises an error: a slice outside of its input does.
+    DALI has no operator that raises an error: a reshape to another number of elements does. Its
+    error has the shape 1 x 1 x 1 x 1 x 1, by which `core.pipeline.advice` recognizes it.
     """
-    if other.name == images.name:
-        return operand
     difference = dali_math.abs(sizes_in_graph(images) - sizes_in_graph(other))
-    start = fn.cast(difference[0] + difference[1], dtype=types.INT32)
-    zero: Any = fn.slice(types.Constant(np.zeros(1, np.float32)), start=start, shape=[1], axes=[0])
+    length = fn.stack(fn.cast(difference[0] + difference[1] + 1, dtype=types.INT32))
+    zero: Any = fn.reshape(types.Constant(np.zeros((1,) * 5, np.float32)), shape=length)
     return operand + zero

@@ -79,6 +79,9 @@ _INPUT_CURES = {
         "The layout of the input lacks this axis: pass numbers of dimensions, e.g. axes=[0, 1], or "
         "set the layout by fn.reinterpret(images, layout='HWC')"
     ),
+    r"same size in bytes(?s:.*)Input shape:\s+(1 x ){4}1\n": (
+        "An image and its mask, or two images of a window, differ in size. Omit such records"
+    ),
     r"(?s)same size in bytes.*Requested shape:\s+(\d+ x )+3$": (
         "If the operator belongs to dalijax.augment: color_jitter takes RGB images of 3 channels, "
         "and grayscale, solarize, rand_augment, trivial_augment and auto_augment take them as "

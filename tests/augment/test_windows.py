@@ -450,11 +450,6 @@ def wrong(call):
             "boxes must be a field of the records.*not the result of .*Arithmetic",
         ),
         (
-            lambda x, b, i, s, p, d: augment.fit_window(x, 32).boxes(b),
-            TypeError,
-            "Window.boxes needs draw=draw",
-        ),
-        (
             lambda x, b, i, s, p, d: augment.fit_window(x, 32, draw=d).boxes(b, format="yxxy"),
             ValueError,
             "format must be one of .*'yxxy'",
@@ -493,17 +488,6 @@ def test_misuse_is_refused(call, error, text):
 
 def draw_sized(draw, images):
     return draw.sized(images, (40, 40))
-
-
-def test_a_window_without_draw_refuses_images_of_other_sizes():
-    def pair(data, places):
-        image = fn.decoders.image(data)
-        return augment.fit_window(image, 32).mask(places)
-
-    records = [{**RECORDS[0], "places": RECORDS[1]["places"]}]
-    with pytest.raises(RuntimeError, match="(?i)slice"):
-        outputs(pair, records)
-    assert outputs(pair, RECORDS[:1])["x"].shape == (1, 32, 32, 2)
 
 
 @pytest.mark.parametrize(
