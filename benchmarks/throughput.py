@@ -197,8 +197,13 @@ def of_crop(data: Any, *, draw: Any) -> Any:
     return normalized(dalijax_augment.random_resized_crop(images, 224, flip=0.5, draw=draw), 0)
 
 
+def of_label(data: Any, label: Any, *, draw: Any) -> Any:
+    """Defines the same with a label."""
+    return of_crop(data, draw=draw), label
+
+
 def of_window(data: Any, *, draw: Any) -> Any:
-    """Defines the same as a window."""
+    """Defines the crop as a window."""
     images = decoded(data, 1.0)
     window = dalijax_augment.random_window(images, 224, flip=0.5, draw=draw)
     return normalized(window.image(images), 0)
@@ -276,7 +281,7 @@ def open_source(kind: str, files: list[str]) -> Any:
 
 
 def labelled(files: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns records of the files, with 0 to 8 boxes, and a mask of the ellipses in the boxes."""
+    """Returns records of files: a label, 0 to 8 boxes, and a mask of the ellipses in the boxes."""
     rng, records = np.random.default_rng(0), []
     for file in files:
         start = rng.uniform(0, 0.8, (rng.integers(9), 2))
@@ -288,7 +293,8 @@ def labelled(files: Sequence[str]) -> list[dict[str, Any]]:
             ImageDraw.Draw(image).ellipse(box, fill=label)
         image.save(png, "png")
         data = pathlib.Path(file).read_bytes()
-        records.append({"data": data, "boxes": boxes, "labels": labels, "mask": png.getvalue()})
+        record = {"data": data, "label": len(boxes), "boxes": boxes, "labels": labels}
+        records.append({**record, "mask": png.getvalue()})
     return records
 
 
@@ -533,6 +539,7 @@ def of_windows(
     boxes = "boxes", "labels", "count"
     return {
         PLAIN: windows(of_crop),
+        "plain crop and a label": windows(of_label, "label"),
         "random_window": windows(of_window),
         "random_window, boxes and labels": windows(of_boxes, *boxes),
         "iou_window, boxes and labels": windows(of_boxes, *boxes, by_iou=True),
