@@ -176,8 +176,9 @@ class Window:
             *columns: Fields with a row for each box, [n] or [n, ...], such as labels. They are not
                 mapped: for points of each box, use `matrix` in the training step.
             format: The four numbers of a box: "xyxy" (left, top, right, bottom), "xywh" (left, top,
-                width, height, as in COCO), "cxcywh" (center, width, height), or "yxyx" (top, left,
-                bottom, right, as in TensorFlow). The right and bottom edges are exclusive.
+                width, height, as in COCO's files; `sources.Coco` returns "xyxy"), "cxcywh" (center,
+                width, height), or "yxyx" (top, left, bottom, right, as in TensorFlow). The right
+                and bottom edges are exclusive.
             normalized: Whether the numbers are shares of the image's width and height, and after
                 the call of the window's.
             min_size: The least width and height of a box, after clipping, in pixels of the output.
@@ -696,7 +697,8 @@ def scale_window(
     """Resizes the image at random with its aspect ratio, then crops or pads it.
 
     This is the large-scale jitter of detectors and segmenters, torchvision's ``ScaleJitter``, then
-    a random crop. An image that is smaller than the output is at the top left.
+    a random crop. An image that is smaller than the output is at the top left; after a flip, at the
+    top right.
 
     Args:
         images: As for `random_window`.
@@ -883,8 +885,9 @@ def center_part(images: DataNode, pair: Pair, draw: Draw, shorter: int | None) -
 def fit_window(images: DataNode, size: int | Pair, *, draw: Draw | None = None) -> Window:
     """Selects the whole image, resized with its aspect ratio, and padded at the bottom or right.
 
-    Use it to evaluate detectors. Nothing is random. Over DALI's readers, and of images whose sizes
-    are unknown, the graph computes the window, which then has images and masks only.
+    Use it to evaluate detectors; the inverse of `Window.matrix` maps predictions back. The height
+    and the width are rounded separately. Nothing is random. Over DALI's readers, and of images
+    whose sizes are unknown, the graph computes the window, which then has images and masks only.
 
     Args:
         images, draw: As for `center_window`.

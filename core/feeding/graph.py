@@ -144,7 +144,9 @@ class FedGraph:
             draw = Draw(draw_rows, names, sized, self.inputs, self._example, self.read)
         outputs = self._call(nodes, draw)
         for name, are_paths in sized.items():
-            self.file_inputs.setdefault(name, ImageInput(is_path=are_paths))
+            # The graph may use only the sizes of the images, and not decode them.
+            is_path = are_paths or self.inputs[name].is_path
+            self.file_inputs.setdefault(name, ImageInput(is_path=is_path))
         return outputs
 
 

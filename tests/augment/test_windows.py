@@ -515,3 +515,22 @@ def test_other_colors_keep_boxes(change):
         return window(data, boxes, draw=draw, changed=True)
 
     np.testing.assert_array_equal(outputs(plain)["x"], outputs(recolored)["x"])
+
+
+def test_boxes_without_their_images(tmp_path):
+    for number, record in enumerate(RECORDS[:4]):
+        (tmp_path / f"{number}.png").write_bytes(record["data"])
+    files = sources.Files(tmp_path)
+
+    def matrix(data):
+        return augment.fit_window(fn.decoders.image(data), 96).matrix()
+
+    def both(data):
+        window = augment.fit_window(fn.decoders.image(data), 96)
+        return window.matrix(), window.image(fn.decoders.image(data))
+
+    def first(function, names):
+        iterator = data_iterator(function, output_map=names, shuffle=False)
+        return np.asarray(next(iterator(source=files, batch_size=4))["x"])
+
+    np.testing.assert_array_equal(first(matrix, ["x"]), first(both, ["x", "image"]))
