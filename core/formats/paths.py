@@ -146,7 +146,7 @@ def braces(text: str) -> Iterator[str]:
     Raises:
         ValueError: If a range is too long.
     """
-    start = text.find("{")
+    start = text.find("{", text.startswith("{}"))  # a shell does not expand {} at the start
     while start >= 0:
         parts = _parts(text, start)
         if parts is not None:

@@ -239,6 +239,7 @@ def test_the_public_functions():
         "dl_tensor_python_function",
         "jax_function",
         "numba_function",
+        "pad_rows",
         "read_file",
     }
     assert dalijax.LastBatchPolicy is LastBatchPolicy

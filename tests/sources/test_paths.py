@@ -38,7 +38,20 @@ PIECE = st.one_of(
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @settings(max_examples=200 if FULL else 8, deadline=None)
-@example(["{}b,}", "{a}b,}", "{},a}", "{}{a,b}", "{}}", "{a{},b}", "{1..2}b,c}", "{1..}b,c}"])
+@example(
+    [
+        "{1,2}{}b,}",
+        "{a,{}b,}c}",
+        "{}b,}",
+        "{a}b,}",
+        "{},a}",
+        "{}{a,b}",
+        "{}}",
+        "{a{},b}",
+        "{1..2}b,c}",
+        "{1..}b,c}",
+    ]
+)
 @given(st.lists(st.lists(PIECE, min_size=1, max_size=4).map("".join), min_size=20, max_size=20))
 def test_braces_expand_like_in_a_shell(texts):
     assert [list(braces("x" + text)) for text in texts] == by_shell(texts)
