@@ -109,13 +109,12 @@ def main() -> None:
     ]
     held_out = sources.Records(paths[:80])
     stream = training_data.stream(source=sources.Records(paths[80:]), batch_size=16, seed=1)
-    show(stream).save(options.out / "batch.png")
+    show(stream, samples=6).save(options.out / "batch.png")
     model = Network(nnx.Rngs(0))
     before = evaluate(model, held_out)
     train(model, loss_of, stream, options)
-    print(
-        f"mean IoU of {len(held_out)} images: {before:.3f} before, {evaluate(model, held_out):.3f}"
-    )
+    after = evaluate(model, held_out)
+    print(f"mean IoU of {len(held_out)} images: {before:.3f} before, {after:.3f} after")
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def test_input_bound_names_an_operator_and_draws_both_loops(tmp_path):
     assert high - low > 50
 
 
-@pytest.mark.parametrize("program", ("segmentation.py", "views.py"))
+@pytest.mark.parametrize("program", ("detection.py", "segmentation.py", "views.py"))
 def test_a_task_that_is_killed_resumes_with_equal_batches(program, tmp_path):
     command = [sys.executable, EXAMPLES / program, "--save-every", "4", "--steps"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
@@ -157,3 +157,14 @@ def test_a_task_that_is_killed_resumes_with_equal_batches(program, tmp_path):
     both = steps("killed")
     assert len(whole) == 14 and {line["step"] for line in both} == {*whole} and len(both) >= 14
     assert [line["batch"] for line in both] == [whole[line["step"]] for line in both]
+
+
+@pytest.mark.skipif(not FULL, reason="2 min: make test-full")
+@pytest.mark.parametrize(
+    ("program", "least"), (("detection.py", 0.5), ("segmentation.py", 0.8), ("views.py", 0.8))
+)
+def test_a_task_is_learned(program, least, tmp_path):
+    said = run(program, "--out", tmp_path)
+    before, after = map(float, re.search(r": ([\d.]+) before, ([\d.]+) after", said).groups())
+    assert before < 0.7 * least and after > least
+    assert Image.open(tmp_path / "batch.png").convert("L").getextrema()[1] > 100
