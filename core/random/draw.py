@@ -30,7 +30,6 @@ from .hashing import Bits, column_keys, uniform
 # int32 [rows, 2] or None, to an array [rows, ...]. Each row belongs to a sample of the batch.
 Compute = Callable[[NDArray[np.float32], Any], NDArray[Any]]
 _FLOAT, _INT = np.dtype(np.float32), np.dtype(np.int32)
-_MOST_PACKED = 64  # the most values per sample of an output that shares a graph input
 
 
 def _size(shape: Sequence[int]) -> int:
@@ -47,28 +46,6 @@ def _size(shape: Sequence[int]) -> int:
     if not all(isinstance(extent, (int, np.integer)) and extent >= 0 for extent in shape):
         raise ValueError(f"shape must be whole numbers, 0 or more, not {shape}")
     return math.prod(shape)
-
-
-def _packs(
-    forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], most: float = _MOST_PACKED
-) -> list[list[int]]:
-    """Groups outputs that share an input of the graph: small outputs of the same dtype.
-
-    Each graph input costs 60 us in the thread that calls next(), while slicing an input runs in
-    DALI's threads.
-
-    Args:
-        forms: Shape per sample and dtype of each output.
-        most: The most values per sample of an output that shares an input.
-
-    Returns:
-        A list of the indices of the outputs, for each group.
-    """
-    packs: dict[str, list[int]] = {}
-    for number, (shape, dtype) in enumerate(forms):
-        small = 0 < math.prod(shape) <= most
-        packs.setdefault(dtype.name if small else str(number), []).append(number)
-    return list(packs.values())
 
 
 def hstacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -294,31 +271,26 @@ class DrawFunction:
         name: The draw's name.
         function: Returns an array [rows, *shape] for each output.
         forms: Shape per sample and dtype of each output.
-        most_packed: The most values per sample of an output that shares an input of the graph.
-        packs: The outputs that each array contains; see `_packs`.
     """
 
     name: str
     function: Callable[[DrawRows], Sequence[Any]]
     forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
-    most_packed: dataclasses.InitVar[float] = _MOST_PACKED
 
-    def __post_init__(self, most_packed: float) -> None:
-        self.packs = _packs(self.forms, most_packed)
+    def __post_init__(self) -> None:
         self._is_pure = False  # set by the first call, after a check
 
     @do_not_convert
     def __call__(self, rows: DrawRows) -> list[NDArray[Any]]:
-        """Returns an array [rows, ...] for each pack of outputs."""
+        """Returns an array [rows, *shape] for each output."""
         outputs = self._outputs(rows)
         if not self._is_pure:
             _check_pure(self.name, outputs, self._outputs(rows))
             self._is_pure = True
-        arrays = [
+        return [
             _reshaped(self.name, values, (len(rows.records), *shape), dtype)
             for values, (shape, dtype) in zip(outputs, self.forms)
         ]
-        return [hstacked([arrays[k] for k in pack]) for pack in self.packs]
 
     def _outputs(self, rows: DrawRows) -> list[Any]:
         """Calls the function, checks the number of its outputs, and returns them."""
@@ -717,28 +689,22 @@ class Draw:
             self._draws[name] = kind, label, {"place": name, **described}
         else:
             self._draws[name] = kind, f"draw.{name}", described
-        drawn = DrawFunction(name, function, forms, _MOST_PACKED if of is None else math.inf)
-        packs = drawn.packs
-        # DALI warns of a source with several outputs if some of them are not used, such as the
-        # numbers of boxes. All results of a draw of its own are used.
-        groups = [packs] if of is None else [[pack] for pack in packs]
+        drawn = DrawFunction(name, function, forms)
         nodes: list[DataNode] = []
-        for group in groups:
-            nodes += fn.external_source(
-                source=_outputs_of(rows_of, drawn, len(nodes), len(group)),
-                num_outputs=len(group),
+        # An input for each output takes 0.04 to 0.08 ms per batch of 256. Slicing outputs from a
+        # common input takes DALI's threads 0.2 to 0.3 ms for each output, which limits graphs with
+        # many draws. A source of several inputs would warn of those that are not used.
+        for k, (shape, dtype) in enumerate(forms):
+            node = fn.external_source(
+                source=_output_of(rows_of, drawn, k),
                 batch=True,
-                dtype=[dali_type(forms[pack[0]][1]) for pack in group],
-                ndim=[len(forms[pack[0]][0]) if len(pack) == 1 else 1 for pack in group],
+                dtype=dali_type(dtype),
+                ndim=len(shape),
             )
-        parts: dict[int, DataNode] = {}
-        for node, pack in zip(nodes, packs):
-            suffix = f".{pack[0]}" if len(packs) > 1 else ""
+            suffix = f".{k}" if len(forms) > 1 else ""
             self._inputs[node.source.name] = f"drawn.{name}{suffix}"
-            shapes = [forms[k][0] for k in pack]
-            for index, k in enumerate(pack):
-                parts[k] = node if len(pack) == 1 else part_of(node, shapes, index)
-        return tuple(parts[k] for k in range(len(forms)))
+            nodes.append(node)
+        return tuple(nodes)
 
     def _described(self) -> list[tuple[str, str, dict[str, Any]]]:
         """Returns the kind, name and settings of each draw; see `described_draws`."""
@@ -864,11 +830,11 @@ class Draw:
         return declared
 
 
-def _outputs_of(
-    rows_of: Callable[[int], DrawRows], drawn: DrawFunction, first: int, count: int
-) -> Callable[[int], Sequence[Any]]:
-    """Returns a callback of DALI that returns some outputs of a draw, given the run."""
-    return lambda run: rows_of(run).drawn(drawn.name, drawn)[first : first + count]
+def _output_of(
+    rows_of: Callable[[int], DrawRows], drawn: DrawFunction, k: int
+) -> Callable[[int], Any]:
+    """Returns a callback of DALI that returns an output of a draw, given the run."""
+    return lambda run: rows_of(run).drawn(drawn.name, drawn)[k]
 
 
 def before_branches(node: Any) -> Any:

@@ -91,7 +91,7 @@ def test_a_function_may_have_several_outputs_in_any_order_of_memory():
     np.testing.assert_array_equal(second, (u[:, 1::-1] * 10).astype(np.int32))
 
 
-def test_small_outputs_of_one_dtype_are_one_input_of_the_graph():
+def test_outputs_have_any_shape_and_dtype():
     forms = [
         *(((2, 3), np.float32), ((), np.int32), ((4,), np.float32), ((), np.float32)),
         *(((), np.uint8), ((3, 1, 2), np.int32), ((9, 8), np.float32), ((0, 2), np.float32)),
@@ -112,14 +112,6 @@ def test_small_outputs_of_one_dtype_are_one_input_of_the_graph():
     for output, (shape, dtype), values in zip(outputs, forms, expected):
         assert output.dtype == dtype and output.shape == (5, *shape)
         np.testing.assert_array_equal(output, values)
-
-    def inputs_of(node):
-        operator = node.source
-        above = [inputs_of(one) for one in getattr(operator, "inputs", None) or []]
-        return {operator.name} if "External" in operator.name else set().union(*above)
-
-    # Small outputs of float32, int32 and uint8, a large output, and an output that can't be split.
-    assert len(set().union(*map(inputs_of, made))) == 5
 
 
 _buffer, _calls = np.empty((5, 2)), itertools.count()
@@ -198,11 +190,10 @@ def test_a_draw_is_computed_without_a_pipeline():
 
     forms = [((), np.dtype("float32")), ((2,), np.dtype("float32")), ((), np.dtype("int32"))]
     drawn = DrawFunction("a", function, forms)
-    assert drawn.packs == [[0, 1], [2]]
     for count in (3, 3, 2):
-        floats, integers = drawn(DrawRows(fold(3, 1, np.arange(count)), dict.get))
+        one, two, integers = drawn(DrawRows(fold(3, 1, np.arange(count)), dict.get))
         u = numbers(np.arange(count), "a", 4).astype(np.float32)
-        np.testing.assert_array_equal(floats, u[:, :3])
+        np.testing.assert_array_equal(np.column_stack([one, two]), u[:, :3])
         np.testing.assert_array_equal(integers, (u[:, 3] * 10).astype(np.int32))
     # The first call is repeated, to check that the function is pure.
     assert calls == [3, 3, 3, 2]
