@@ -314,7 +314,7 @@ def read_chunk(settings: ReadSettings, records: Indices, keys: Bits | None = Non
     chunk = _read(settings.source, records, settings.names, keys)
     with settings.turn:
         _check(settings, records, chunk)
-        if settings.reuse is not None and not chunk.errors:
+        if settings.reuse is not None:
             settings.reuse.check(records, chunk.columns, keys)
         if not chunk.errors:
             for name in settings.fed_fields:

@@ -16,7 +16,7 @@ from ..messages.printable import printable_repr, printable_text
 from ..messages.redacted_errors import redacted_error
 from ..random.hashing import fold
 from ..state.envelope import digest
-from .source import Source, announce, range_bytes, read_ahead_of, read_records
+from .source import Source, announce, range_bytes, read_ahead_of, read_records, record_count
 
 _MOST_RECORDS = 64
 _MOST_REPEATED = 4
@@ -109,7 +109,7 @@ def changing_record(source: Source) -> str:
     if getattr(source, "_gives_new_arrays", False):
         return ""
     names = sorted(source.fields)
-    for index in spread(len(source), _MOST_REPEATED).tolist():
+    for index in spread(record_count(source), _MOST_REPEATED).tolist():
         try:
             first, second = ([*map(bytes_of, _values(source, index, names))] for _ in range(2))
         except StateError:  # the batch of an unreadable record raises its error

@@ -344,6 +344,3 @@ def _shown(value: Any, is_path: bool) -> Any:
 
 
 map_classes.append(Map)
-
-
-map_classes.append(Map)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,11 @@ from numpy.typing import NDArray
 
 from ..order.shuffle import Indices
 from ..random.hashing import Bits
-from .source import Source, SourceFault, Values, read_records
+from .source import Source, SourceFault, Values, mapped_fields, read_records
 
 _Record = tuple[int, Bits | None]  # a record and its key
 
-_ENOUGH = 64  # pairs of records with equal values in the same memory, after which checks end
+_ENOUGH = 64  # pairs of equal records in the same memory, after which checks of a field end
 
 
 class ReuseCheck:
@@ -35,7 +36,9 @@ class ReuseCheck:
         # By memory and field. Weak, since the memory of a freed array may be used again.
         self._alive: dict[tuple[int, str], tuple[weakref.ref[NDArray[Any]], _Record]] = {}
         self._most = 1024  # entries, after which those of freed arrays are dropped
-        self._equal = 0
+        self._equal = collections.Counter[str]()  # by field
+        # Functions of random maps return other values for other keys of the same record.
+        self._by_key = mapped_fields(source)
         self._lock = threading.Lock()  # several threads read
 
     def check(
@@ -52,25 +55,27 @@ class ReuseCheck:
             SourceFault: If two records with different values have the same memory, while the array
                 of the first record is in use.
         """
-        if self._equal >= _ENOUGH:
-            return
         numbers = records.tolist()
         for name, values in columns.items():
+            if self._equal[name] >= _ENOUGH:
+                continue
             self._forget_freed()
             rows: Sequence[Any] = [values] if isinstance(values, np.ndarray) else values
+            by_key = keys is not None and name in self._by_key
             alike: list[tuple[_Record, _Record]] = []
             with self._lock:
                 for row, (number, array) in enumerate(zip(numbers, rows)):
                     if type(array) is np.ndarray and isinstance(array.base, bytes):
                         continue  # encoded files, which nobody can change
+                    record = number, None if keys is None else keys[row : row + 1]
                     before = self._alive.get((id(array), name))
-                    if before is not None and before[1][0] == number and before[0]() is array:
+                    is_same = before is not None and before[0]() is array and not by_key
+                    if is_same and before is not None and before[1][0] == number:
                         continue  # the usual case of records in memory
                     for memory in _memory_of(array):
                         before = self._alive.get((memory, name))
-                        record = number, None if keys is None else keys[row : row + 1]
                         is_alive = before is not None and before[0]() is not None
-                        if before is not None and is_alive and before[1][0] != number:
+                        if before is not None and is_alive and _differ(before[1], record, by_key):
                             alike.append((before[1], record))
                         self._alive[memory, name] = weakref.ref(array), record
             for pair in alike:
@@ -96,10 +101,15 @@ class ReuseCheck:
                 f"and {pair[1][0]} in the same memory, while the first was in use: batches would "
                 "have the wrong data. Return new arrays from each call, e.g. by .copy()"
             )
-        self._equal += 1
+        self._equal[name] += 1
 
     def __reduce__(self) -> Any:
         return ReuseCheck, (self._source,)
+
+
+def _differ(first: _Record, second: _Record, by_key: bool) -> bool:
+    """Returns whether two records have different numbers, or different keys if these count."""
+    return first[0] != second[0] or (by_key and first[1] != second[1])
 
 
 def _memory_of(value: Any) -> tuple[int, ...]:

@@ -136,11 +136,12 @@ class Source(Protocol):
 
         Args:
             function: Takes a dict of the fields ``inputs``, and returns a dict of fields, the same
-                for every record. Arrays in the dict are read-only. Encoded bytes and the contents
-                of files are uint8 arrays, so that text in them needs ``bytes(value)``. Fields of
-                kind ``Field(None)`` are Python objects, such as str. Results may be arrays,
-                numbers, lists, bytes (as uint8 arrays) and text (which bypasses the graph). If the
-                function raises an error, the record is a bad record.
+                for every record. Arrays in the dict are read-only; do not change lists and dicts in
+                it either. Encoded bytes and the contents of files are uint8 arrays, so that text in
+                them needs ``bytes(value)``. Fields of kind ``Field(None)`` are Python objects, such
+                as str. Results may be arrays, numbers, lists, bytes (as uint8 arrays) and text
+                (which bypasses the graph). If the function raises an error, the record is a bad
+                record.
             inputs: The fields that the function takes, and that its result replaces; None: all. The
                 other fields remain. A batch that needs no result does not call the function.
             fields: Kinds of the returned fields, to which values are converted. None: the function

@@ -544,3 +544,80 @@ def test_a_pickled_map_is_checked_again(inner):
     assert iterator.get_state()  # before its first call
     next(iterator)
     assert iterator.get_state()
+
+
+def delivered(source, **config):
+    """Returns the numbers and the first values of the rows that are delivered and valid."""
+
+    @data_iterator(shuffle=False, on_error="mask", mask="valid")
+    def numbers(i, x):
+        return {"i": i, "x": x}
+
+    batches = list(numbers(source=source, batch_size=8, seed=3, **config))
+    valid = np.concatenate([batch["valid"] for batch in batches])
+    return [np.concatenate([np.asarray(b[name]) for b in batches])[valid] for name in "ix"]
+
+
+def test_reused_memory_is_found_beside_bad_records():
+    buffer = np.zeros(2, np.float32)
+
+    def reused(record):
+        if record["i"] % 8 == 3:
+            raise ValueError("bad")
+        buffer[:] = record["i"]
+        return {"i": record["i"], "x": buffer}
+
+    with pytest.raises(ValueError, match="in the same memory"):
+        delivered(Arrays({"i": np.arange(64, dtype=np.int32)}).map(reused))
+
+
+def test_reused_memory_is_found_beside_a_constant():
+    constant, buffer = np.ones(2, np.float32), np.zeros(2, np.float32)
+
+    def reused(record):
+        i = int(record["i"])
+        x = np.full(2, i, np.float32) if i < 200 else buffer
+        x[:] = i
+        return {"i": record["i"], "x": x, "c": constant}
+
+    @data_iterator(shuffle=False)
+    def all_fields(i, x, c):
+        return {"i": i, "x": x, "c": c}
+
+    source = Arrays({"i": np.arange(400, dtype=np.int32)}).map(reused)
+    with pytest.raises(ValueError, match="in the same memory"):
+        list(all_fields(source=source, batch_size=8))
+
+
+def test_a_random_map_that_reuses_the_memory_of_a_record_is_refused():
+    buffers = np.zeros((24, 6), np.float32)
+
+    def reused(record, rng):
+        buffer = buffers[int(record["i"])]
+        buffer[:] = rng.normal(size=6)
+        return {"i": record["i"], "x": buffer}
+
+    source = Arrays({"i": np.arange(24, dtype=np.int32)}).random_map(reused)
+
+    @data_iterator
+    def numbers(i, x):
+        return {"i": i, "x": x}
+
+    iterator = numbers(source=source, batch_size=8, seed=3)
+    with pytest.raises(ValueError, match="in the same memory"):
+        for _, batches in iterator.epochs(9):
+            list(batches)
+
+
+def test_states_of_a_long_mixture():
+    source = Mixture([(Records([{"i": np.int32(k)} for k in range(2)]), 1)], length=5)
+
+    @data_iterator
+    def numbers(i):
+        return {"i": i}
+
+    iterator = numbers(source=source, batch_size=2)
+    next(iterator)
+    state, expected = iterator.get_state(), np.asarray(next(iterator)["i"])
+    iterator.set_state(state)
+    np.testing.assert_array_equal(next(iterator)["i"], expected)

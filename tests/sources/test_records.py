@@ -1,5 +1,6 @@
 """Records and arrays compared with the data that they were created from."""
 
+import collections
 import concurrent.futures
 import pathlib
 import pickle
@@ -630,3 +631,32 @@ def test_lists_of_dicts_need_a_map():
     )
     value = mapped.read(np.array([0]), ["box"])["box"][0]
     np.testing.assert_array_equal(value, [[1, 2], [3, 4]])
+
+
+def test_a_missing_key_of_a_record_with_defaults_is_an_error():
+    records = [collections.defaultdict(int, x=k, y=k) for k in range(5)]
+    del records[3]["y"]
+    source = Records(records)
+    with pytest.raises(ValueError, match="record 3 has no 'y'"):
+        source.read(np.arange(5), ["x", "y"])
+    assert "y" not in records[3]
+
+
+@pytest.mark.parametrize(
+    "values",
+    ([2**63, 2**24 + 1], [1, 2**31], [True, 1], [np.longdouble(1.5)] * 2, [1.5, 1], [None, 1]),
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", (np.float32, np.int32))
+def test_numbers_are_converted_together_as_alone(values, dtype):
+    source = Records([{"x": 1}] + [{"x": v} for v in values], kinds={"x": Field(dtype)})
+
+    def read(indices):
+        try:
+            return [*map(float, source.read(np.array(indices), ["x"])["x"])]
+        except ValueError as error:
+            return str(error).replace("record 2", "record 1")
+
+    both, alone = read([1, 2]), [read([1]), read([2])]
+    failed = [text for text in alone if isinstance(text, str)]
+    assert both == (failed[0] if failed else [x for row in alone for x in row])
