@@ -118,7 +118,11 @@ class PendingRows:
 
         Raises:
             Exception: The error of the source, or `WorkersEnded`.
+            SourceFault: If the source reuses memory, which may have changed these records.
         """
+        reuse = self._settings.reuse
+        if reuse is not None and reuse.fault is not None:
+            raise reuse.fault.with_traceback(None)
         if self._read is None:
             with calls.suspended():  # a read may take any time
                 self._read = self._result.get(self._workers)

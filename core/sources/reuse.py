@@ -29,9 +29,13 @@ class ReuseCheck:
 
     Args:
         source: The source.
+
+    Attributes:
+        fault: The first error of `check`. Records that were read before may be wrong, too.
     """
 
     def __init__(self, source: Source):
+        self.fault: SourceFault | None = None
         self._source = source
         # By memory and field. Weak, since the memory of a freed array may be used again.
         self._alive: dict[tuple[int, str], tuple[weakref.ref[NDArray[Any]], _Record]] = {}
@@ -96,11 +100,12 @@ class ReuseCheck:
                 return  # of a function that has returned a value before
             values.append(np.array(columns[name][0]))
         if not np.array_equal(values[0], values[1]):
-            raise SourceFault(
+            self.fault = SourceFault(
                 f"{type(self._source).__name__}.read() returned {name!r} of records {pair[0][0]} "
                 f"and {pair[1][0]} in the same memory, while the first was in use: batches would "
                 "have the wrong data. Return new arrays from each call, e.g. by .copy()"
             )
+            raise self.fault
         self._equal[name] += 1
 
     def __reduce__(self) -> Any:

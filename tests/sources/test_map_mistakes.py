@@ -621,3 +621,21 @@ def test_states_of_a_long_mixture():
     state, expected = iterator.get_state(), np.asarray(next(iterator)["i"])
     iterator.set_state(state)
     np.testing.assert_array_equal(next(iterator)["i"], expected)
+
+
+def test_no_batch_is_delivered_after_memory_was_reused():
+    buffer = np.zeros(2, np.float32)
+
+    def reused(record):
+        buffer[:] = record["i"]
+        return {"i": record["i"], "x": buffer}
+
+    @data_iterator(shuffle=False)
+    def numbers(i, x):
+        return {"i": i, "x": x}
+
+    # The first batch has run, and the second has been read, before the first is delivered.
+    iterator = numbers(source=rows(10).map(reused), batch_size=1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="in the same memory"):
+            next(iterator)
