@@ -71,7 +71,7 @@ class Window:
         *,
         draw: Draw | None = None,
         name: str = "",
-        make: Callable[[DrawRows, Sizes], Geometry] | None = None,
+        make: Callable[[DrawRows], Geometry] | None = None,
         by_center: bool = False,
     ):
         self.size = size
@@ -79,9 +79,9 @@ class Window:
         self._pipeline = (lambda: None) if current is None else weakref.ref(current)
         self._images, self._pixels, self._operands = images, pixels, operands
         # Without a draw, the graph computes the operands.
-        self._draw, self._name, self._make, self._by_center = draw, name, make, by_center
+        self._draw, self._name, self._by_center = draw, name, by_center
+        self._make = make or _unknown
         self._field = None if draw is None else draw._image_field(images)
-        self._image_sizes = None if draw is None else draw._sizes_of(images)
         self._checks: list[Callable[[DrawRows, Sizes], None]] = []
 
     @do_not_convert
@@ -233,7 +233,7 @@ class Window:
             "orientation": orientation,
         }
         outputs = [((most, *field.shape), field.dtype) for field in fields]
-        return self._part("boxes", boxes_of, [*outputs, ((), np.int32)], settings)
+        return self._part(draw, "boxes", boxes_of, [*outputs, ((), np.int32)], settings)
 
     @do_not_convert
     @knows_its_names
@@ -309,7 +309,7 @@ class Window:
             "orientation": orientation,
         }
         outputs = [((most, *inner, 2), np.float32), ((most, *inner), np.int32), ((), np.int32)]
-        mapped, is_visible, count = self._part("points", points_of, outputs, settings)
+        mapped, is_visible, count = self._part(draw, "points", points_of, outputs, settings)
         return mapped, is_visible, count
 
     @do_not_convert
@@ -322,25 +322,23 @@ class Window:
         Raises:
             TypeError: If the sizes of the window's images are unknown, as over DALI's readers.
         """
-        self._with_draw("matrix", "any")
+        draw = self._with_draw("matrix", "any")
 
         def matrix_of(rows: DrawRows) -> list[NDArray[Any]]:
             matrix = self._geometry(rows).matrix
             last = np.broadcast_to([[0.0, 0.0, 1.0]], (len(matrix), 1, 3))
             return [np.concatenate([matrix, last], axis=1)]
 
-        return self._part("matrix", matrix_of, [((3, 3), np.float32)], {})[0]
+        return self._part(draw, "matrix", matrix_of, [((3, 3), np.float32)], {})[0]
 
     @do_not_convert
     def _geometry(self, rows: DrawRows) -> Geometry:
         """Returns the geometry of some rows, which the first call computes."""
         found: Geometry | None = rows.shared.get(self._name)
         if found is None:
-            assert self._make is not None and self._image_sizes is not None
-            sizes = rows.sizes_of(self._image_sizes)
-            found = self._make(rows, sizes)
+            found = self._make(rows)
             for check in self._checks:
-                check(rows, sizes)
+                check(rows, found.sizes)
             for operand in found.operands:
                 operand.flags.writeable = False  # several draws receive it
             rows.shared[self._name] = found
@@ -348,14 +346,14 @@ class Window:
 
     def _part(
         self,
+        draw: Draw,
         name: str,
         function: Callable[[DrawRows], list[NDArray[Any]]],
         outputs: Sequence[tuple[Sequence[int], Any]],
         settings: dict[str, Any],
     ) -> tuple[DataNode, ...]:
         """Returns results of NumPy that depend on the window; see `Draw._compute_from_rows`."""
-        assert self._draw is not None
-        return self._draw._compute_from_rows(
+        return draw._compute_from_rows(
             function, outputs, name=name, kind=f"Window.{name}", settings=settings, of=self._name
         )
 
@@ -472,6 +470,11 @@ class Window:
             self._checks.append(check)
 
 
+def _unknown(rows: DrawRows) -> Geometry:
+    """The geometry of a window that the graph computes; no method asks for it."""
+    raise TypeError("the geometry of the window is computed in the graph")
+
+
 def _is_equal(orientation: str) -> bool:
     """Returns whether orientations must be equal; raises ValueError for an unknown value."""
     if orientation not in ("equal", "any"):
@@ -542,7 +545,6 @@ class _ColumnField(NamedTuple):
                     f"{argument}: the first record has an empty {name}, which does not show the "
                     f"shape of its rows. Return arrays [0, ...] of {kind.ndim} dimensions for it"
                 )
-        assert kind.dtype is not None  # fields without a dtype are not in the graph
         dtype = np.dtype(dtype or _SHORTER.get(kind.dtype.name, kind.dtype))
         return _ColumnField(name, shape, dtype, kind.dtype)
 
@@ -592,13 +594,14 @@ def _drawn(
     """
     name = draw._named(name)
     keys = column_keys(name, columns)
+    image_sizes = draw._sizes_of(images)
     window = Window(
         images,
         size,
         pixels,
         draw=draw,
         name=name,
-        make=lambda rows, sizes: make(rows, rows.uniform(keys), sizes),
+        make=lambda rows: make(rows, rows.uniform(keys), rows.sizes_of(image_sizes)),
         by_center=by_center,
     )
     window._operands = draw._compute_from_rows(
