@@ -36,7 +36,7 @@ from .field_names import (
     too_few,
 )
 from .source import Values
-from .values import UnfitValueError, fitted, infer_kind, leaf
+from .values import StoredArrays, UnfitValueError, fitted, infer_kind, leaf
 
 _ARRAY_RECORD_THREADS = 4  # its reads release the GIL
 _MOST_EXAMPLES = 64  # the records to search for a list with elements
@@ -270,7 +270,9 @@ class Records(BaseSource):
             value.dtype == field.dtype and value.ndim == field.ndim and value.flags.c_contiguous
             for value in values
         )
-        return values if are_fit and field.ndim else None
+        if not are_fit or not field.ndim:
+            return None
+        return StoredArrays(values) if type(self._records) in (list, tuple) else values
 
     def _read_column(
         self, columns: DatasetColumns, name: str, numbers: Sequence[int], rows: Indices

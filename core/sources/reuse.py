@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..order.shuffle import Indices
 from ..random.hashing import Bits
 from .source import Source, SourceFault, Values, mapped_fields, read_records
+from .values import StoredArrays
 
 _Record = tuple[int, Bits | None]  # a record and its key
 
@@ -61,7 +62,7 @@ class ReuseCheck:
         """
         numbers = records.tolist()
         for name, values in columns.items():
-            if self._equal[name] >= _ENOUGH:
+            if self._equal[name] >= _ENOUGH or isinstance(values, StoredArrays):
                 continue
             self._forget_freed()
             rows: Sequence[Any] = [values] if isinstance(values, np.ndarray) else values

@@ -19,6 +19,10 @@ class UnfitValueError(ValueError):
     """Raised for a value that is no array, or is of another kind than its field."""
 
 
+class StoredArrays(list[np.ndarray]):
+    """Arrays that the records of a list contain, so that no other record is in their memory."""
+
+
 def leaf(value: Any) -> np.ndarray:
     """Converts a value of a record to an array; bytes and text (as UTF-8) become uint8 [length].
 

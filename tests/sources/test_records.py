@@ -660,3 +660,25 @@ def test_numbers_are_converted_together_as_alone(values, dtype):
     both, alone = read([1, 2]), [read([1]), read([2])]
     failed = [text for text in alone if isinstance(text, str)]
     assert both == (failed[0] if failed else [x for row in alone for x in row])
+
+
+def test_only_records_of_a_list_are_known_to_contain_their_arrays():
+    records = [{"x": np.full(2, k, np.float32)} for k in range(4)]
+    stored = Records(records).read(np.arange(4), ["x"])["x"]
+    assert all(value is record["x"] for value, record in zip(stored, records))
+
+    class Refilling:
+        """Fills the same array for each record."""
+
+        array = np.zeros(2, np.float32)
+
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, k):
+            self.array[:] = k
+            return {"x": self.array}
+
+    iterator = data_iterator(lambda x: x, ["x"])(source=Records(Refilling()), batch_size=4)
+    with pytest.raises(ValueError, match="in the same memory"):
+        next(iterator)
