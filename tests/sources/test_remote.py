@@ -292,7 +292,10 @@ def test_bytes_of_another_range_are_refused(way, tmp_path, monkeypatch):
         with pytest.raises(OSError, match=re.escape(f"{url}/a.tar")):
             Tar(f"{url}/a.tar", FIELDS, cache_dir=tmp_path / "other", storage_options=options)
         monkeypatch.setattr(BadHandler, "way", "")
-        values = source.read(np.array([7, 30]), ["data"])["data"]
+        for _ in range(50):  # on a busy machine, a retry after a cut may take longer than 0.3 s
+            with contextlib.suppress(OSError):
+                values = source.read(np.array([7, 30]), ["data"])["data"]
+                break
         assert [v.tobytes() for v in values] == [samples(i, i + 1)[0][1] for i in (7, 30)]
 
 
