@@ -18,7 +18,7 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names, whole_number
-from ..random.draw import Draw, check_draw, hstacked, part_of
+from ..random.draw import Draw, check_draw
 from . import policies
 from .colors import solarized
 from .layouts import as_rgb, conditional
@@ -237,7 +237,7 @@ def _augmented(
         arrays: list[NDArray[Any]] = []
         for choice, names in zip(choose(u), stage_arguments):
             values = policies.arguments(choice, sizes, names, pixels=pixels)
-            arrays += [policies.branches(choice), hstacked(values)]
+            arrays += [policies.branches(choice), _hstacked(values)]
         return arrays
 
     nodes = iter(
@@ -255,6 +255,29 @@ def _augmented(
     for branches, names in zip(stages, stage_arguments):
         augmented = _select(branches, augmented, next(nodes), next(nodes), names, warp)
     return draw.sized(augmented, images)
+
+
+def _hstacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Concatenates arrays [rows, ...] to an array [rows, numbers]; a single array is unchanged."""
+    if len(arrays) == 1:
+        return arrays[0]
+    return np.hstack([a.reshape(len(a), math.prod(a.shape[1:])) for a in arrays])
+
+
+def _part_of(numbers: Any, shapes: Sequence[tuple[int, ...]], k: int) -> DataNode:
+    """Returns the k-th array of each sample, sliced out of the arrays of `_hstacked`.
+
+    Args:
+        numbers: The DataNode of the concatenated arrays, of shape [numbers] for each sample.
+        shapes: The shapes of the arrays before concatenation, for each sample.
+        k: The index of the array.
+    """
+    first, shape = sum(map(math.prod, shapes[:k])), shapes[k]
+    part = numbers[first : first + math.prod(shape)] if shape else numbers[first]
+    if len(shape) > 1:
+        part = fn.reshape(part, shape=list(shape))
+    node: DataNode = part
+    return node
 
 
 def _arguments_of(branches: Sequence[int]) -> list[str]:
@@ -290,7 +313,7 @@ def _select(
         value = None
         if argument is not None:
             shapes = [policies.FORMS[argument_name] for argument_name in names]
-            value = part_of(numbers, shapes, names.index(argument))
+            value = _part_of(numbers, shapes, names.index(argument))
         return _operate(name, images, value, warp)
     middle = len(branches) // 2
     chosen = branch < branches[middle]

@@ -30,7 +30,7 @@ from ..pipeline.failure import (
 from ..pipeline.failure_errors import describe, first_names, with_dali
 from ..pipeline.pipeline_factory import GraphPipelineFactory
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
-from ..random.draw import described_draws
+from ..random.draw import DrawnRows, described_draws
 from ..sources.source import is_of_record
 from ..state import random_state
 from ..state.operators import operators_of
@@ -246,7 +246,7 @@ class FedEngine(Engine[P]):
         """Returns a factory of pipelines that are fed with the rows that ``rows_of`` returns.
 
         A pipeline is defined by `graph` below, which calls `FedGraph`, which calls the user's
-        function. When the pipeline runs, DALI calls `inputs_of` and `draw_rows_of` for the values.
+        function. When the pipeline runs, DALI calls `inputs_of` and `draws_of` for the values.
 
         Args:
             rows_of: Returns the rows of a pipeline in a run.
@@ -262,14 +262,14 @@ class FedEngine(Engine[P]):
             return rows_of(run, part).inputs(name)
 
         @do_not_convert
-        def draw_rows_of(run: int, part: int) -> Any:
-            return rows_of(run, part).draw_rows()
+        def draws_of(run: int, part: int) -> DrawnRows:
+            return rows_of(run, part)
 
         def graph(part: int) -> Any:
             def input_of(name: str) -> Callable[[int], Any]:
                 return lambda run: inputs_of(run, part, name)
 
-            return define(input_of, lambda run: draw_rows_of(run, part))
+            return define(input_of, lambda run: draws_of(run, part))
 
         graph.__name__ = getattr(self._function, "__name__", repr(self._function))  # for errors
         call = {**self._call, **options}

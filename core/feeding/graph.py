@@ -19,7 +19,7 @@ from ..formats.image_size import FileInput, ImageInput
 from ..messages.replacements import suggest_name
 from ..messages.user_warnings import warn_user
 from ..pipeline.output_notes import notes_of
-from ..random.draw import DRAW, Draw, DrawRows, described_draws, draw_inputs
+from ..random.draw import DRAW, Draw, DrawnRows, described_draws, draw_inputs
 from ..sources.values import without_type
 from ..state.fingerprint import graph_lines, operator_line
 from ..state.operators import FIELD, Operator, file_inputs, graph_outputs
@@ -110,7 +110,7 @@ class FedGraph:
     def __call__(
         self,
         input_of: Callable[[str], Callable[[int], Any]],
-        draw_rows: Callable[[int], DrawRows],
+        rows_of: Callable[[int], DrawnRows],
     ) -> Any:
         """Defines the graph of one pipeline, and returns its outputs.
 
@@ -118,7 +118,7 @@ class FedGraph:
             input_of: Returns the callback of an input's external source, given its name. DALI calls
                 it with the number of each run. Its arrays have the layout of the input's field,
                 because DALI would spend 0.1 ms of ``next()`` to set it.
-            draw_rows: Returns the `DrawRows` of a run, given its number.
+            rows_of: Returns the rows of a run, for draws, given its number.
 
         Returns:
             The outputs of the function.
@@ -141,7 +141,7 @@ class FedGraph:
         sized: dict[str, bool] = {}
         draw = None
         if self.draws:
-            draw = Draw(draw_rows, names, sized, self.inputs, self._example, self.read)
+            draw = Draw(rows_of, names, sized, self.inputs, self._example, self.read)
         outputs = self._call(nodes, draw)
         for name, are_paths in sized.items():
             # The graph may use only the sizes of the images, and not decode them.

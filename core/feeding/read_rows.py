@@ -371,7 +371,6 @@ class ReadRows:
         self._epochs = epochs
         self._chunks = chunks
         self._columns: dict[str, Values] = {}
-        self._kept_hashes: Bits | None = None
         self._kept_indices: list[int] | None = None
         for number, chunk in enumerate(self._chunks):
             for index, error in chunk.errors.items():
@@ -383,7 +382,8 @@ class ReadRows:
                     self.errors.setdefault(row, error_before)
         if self.errors:
             self._replace(run.batch().tolist(), run.global_rows.tolist())
-        self._shared: dict[str, Any] = {}
+        # Not cached_property, whose lock (before Python 3.12) a fork could copy locked.
+        self._draw_rows: DrawRows | None = None
         self.inputs = {name: self._as_inputs(name) for name in settings.fed_fields}
         for name in settings.passed:
             self.column(name)
@@ -399,13 +399,6 @@ class ReadRows:
         except Exception:
             return f"record {record}"
 
-    def _hashes(self) -> Bits:
-        """Returns a hash of the seed, and of the epoch and record of each row, for draws."""
-        # Not a cached_property, whose lock (before Python 3.12) a fork could copy locked.
-        if self._kept_hashes is None:
-            self._kept_hashes = fold(self._settings.seed, self._epochs, self._records)
-        return self._kept_hashes
-
     def _indices_read(self) -> list[int]:
         """Returns the index of each row in the order of reading."""
         if self._kept_indices is None:
@@ -420,35 +413,27 @@ class ReadRows:
             self._columns[name] = self._in_row_order(parts)
         return self._columns[name]
 
-    def draw_rows(self, part: int) -> DrawRows:
-        """Returns the `DrawRows` of a pipeline, the inputs of its draws."""
-        rows = self._parts[part]
+    def drawn(self, name: str, function: DrawFunction, part: int) -> list[TensorListCPU]:
+        """Returns the outputs of a draw for a pipeline.
 
-        def drawn_before(name: str, function: DrawFunction) -> list[TensorListCPU]:
-            """Returns the outputs of a draw; from now on, the reading threads compute the draw."""
-            if name not in self._drawn:
-                self._drawn[name] = self._draw(function)
-            self._settings.draws[name] = function  # the first call has checked it
-            return self._drawn[name][part]
-
-        return DrawRows(
-            self._hashes()[rows],
-            lambda name: self._sizes(name)[rows],
-            lambda row, error: self._refuse(rows.start + row, error),
-            drawn_before,
-        )
+        From now on, the reading threads compute the draw.
+        """
+        if name not in self._drawn:
+            self._drawn[name] = self._draw(function)
+        self._settings.draws[name] = function  # the first call has checked it
+        return self._drawn[name][part]
 
     def _draw(self, function: DrawFunction) -> list[list[TensorListCPU]]:
         """Returns the outputs of a draw for each pipeline, a TensorList for each output."""
-        rows = DrawRows(
-            self._hashes(),
-            self._sizes,
-            self._refuse,
-            values=self.column,
-            orientations=self._orientations,
-            shared=self._shared,
-        )
-        arrays = function(rows)
+        if self._draw_rows is None:
+            self._draw_rows = DrawRows(
+                fold(self._settings.seed, self._epochs, self._records),
+                self._sizes,
+                self._refuse,
+                self.column,
+                self._orientations,
+            )
+        arrays = function(self._draw_rows)
         return [[TensorListCPU(array[rows]) for array in arrays] for rows in self._parts]
 
     def _refuse(self, row: int, error: Exception) -> None:

@@ -17,7 +17,7 @@ from ..formats.field import Field
 from ..formats.image_size import Look, look_at_input
 from ..order.shuffle import Indices
 from ..pipeline.calls import calls
-from ..random.draw import DrawRows
+from ..random.draw import DrawFunction, DrawRows
 from ..random.hashing import fold
 from .graph import FedGraph
 from .record_reader import Numbers, ReadError, RecordBatch, RecordPosition, RecordReader
@@ -267,7 +267,7 @@ class RecordRows:
         valid = prepared.batch.valid
         self.valid = np.ones(stop - start, bool) if valid is None else valid[start:stop]
         self.samples = prepared.samples[start:stop]
-        self._shared: dict[str, Any] = {}
+        self._draw_rows: DrawRows | None = None
 
     @property
     def errors(self) -> Mapping[int, Exception]:
@@ -299,18 +299,19 @@ class RecordRows:
         """Returns the values of a record key that bypasses the graph, one per row."""
         return values_of(self._rows_of(self._prepared.records), name, "", self._start)
 
-    def draw_rows(self) -> DrawRows:
-        """Returns the inputs of draws for the rows."""
-        numbers = self._prepared.numbers
-        row_numbers = None if numbers is None else self._rows_of(numbers)
-        return DrawRows(
-            fold(self._seed, 0, row_numbers),
-            self._sizes,
-            self._refuse,
-            values=self._arrays,
-            orientations=self._orientations,
-            shared=self._shared,
-        )
+    def drawn(self, name: str, function: DrawFunction) -> Sequence[Any]:
+        """Returns the results of a draw for the rows."""
+        if self._draw_rows is None:
+            numbers = self._prepared.numbers
+            row_numbers = None if numbers is None else self._rows_of(numbers)
+            self._draw_rows = DrawRows(
+                fold(self._seed, 0, row_numbers),
+                self._sizes,
+                self._refuse,
+                self._arrays,
+                self._orientations,
+            )
+        return self._draw_rows.drawn(name, function)
 
     def name(self, row: int) -> str:
         """Returns the name of a row's own record, and a short text of the record's values."""

@@ -14,7 +14,7 @@ from nvidia.dali.tensors import TensorListCPU
 from ..order.samples import SamplePlan, SamplePosition, SampleRows
 from ..order.shuffle import Indices
 from ..pipeline.calls import calls
-from ..random.draw import DrawRows
+from ..random.draw import DrawFunction
 from ..sources.source import Source, Values, read_ahead_of
 from ..threads.workers import Result, Workers, WorkersEnded, set_result
 from .announcer import Announcer
@@ -170,9 +170,9 @@ class SourceRows:
         """Returns a field of the records, one value per row, without a conversion for DALI."""
         return self._pending.read.column(name)[self._rows]
 
-    def draw_rows(self) -> DrawRows:
-        """Returns the inputs of draws for the rows."""
-        return self._pending.read.draw_rows(self._part)
+    def drawn(self, name: str, function: DrawFunction) -> list[TensorListCPU]:
+        """Returns the results of a draw for the rows, usually computed ahead."""
+        return self._pending.read.drawn(name, function, self._part)
 
     def name(self, row: int) -> str:
         """Returns the name of a row's own record."""

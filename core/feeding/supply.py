@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..order.shuffle import Indices
-from ..random.draw import DrawRows
+from ..random.draw import DrawnRows
 from .stand_ins import UnusableRecord
 
 P = TypeVar("P", contravariant=True)
 
 
-class RowBatch(Protocol):
+class RowBatch(DrawnRows, Protocol):
     """The rows of one run of one pipeline.
 
     Attributes:
@@ -37,10 +37,6 @@ class RowBatch(Protocol):
 
     def column(self, name: str) -> Any:
         """Returns the values of a field or record key that bypasses the graph, one per row."""
-        ...
-
-    def draw_rows(self) -> DrawRows:
-        """Returns the inputs of draws for the rows."""
         ...
 
     def name(self, row: int) -> str:

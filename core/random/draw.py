@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,29 +46,6 @@ def _size(shape: Sequence[int]) -> int:
     if not all(isinstance(extent, (int, np.integer)) and extent >= 0 for extent in shape):
         raise ValueError(f"shape must be whole numbers, 0 or more, not {shape}")
     return math.prod(shape)
-
-
-def hstacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Concatenates arrays [rows, ...] to an array [rows, numbers]; a single array is unchanged."""
-    if len(arrays) == 1:
-        return arrays[0]
-    return np.hstack([a.reshape(len(a), math.prod(a.shape[1:])) for a in arrays])
-
-
-def part_of(numbers: Any, shapes: Sequence[tuple[int, ...]], k: int) -> DataNode:
-    """Returns the k-th array of each sample, sliced out of arrays that `hstacked` has concatenated.
-
-    Args:
-        numbers: The DataNode of the concatenated arrays, of shape [numbers] for each sample.
-        shapes: The shapes of the arrays before concatenation, for each sample.
-        k: The index of the array.
-    """
-    first, shape = sum(map(math.prod, shapes[:k])), shapes[k]
-    part = numbers[first : first + math.prod(shape)] if shape else numbers[first]
-    if len(shape) > 1:
-        part = fn.reshape(part, shape=list(shape))
-    node: DataNode = part
-    return node
 
 
 def check_images(images: Any) -> None:
@@ -188,6 +165,14 @@ class ImageField(NamedTuple):
     turns: bool = True
 
 
+class DrawnRows(Protocol):
+    """The rows of one run of a pipeline, for which draws have results."""
+
+    def drawn(self, name: str, function: DrawFunction) -> Sequence[Any]:
+        """Returns the results of a draw: an array or a DALI batch for each output."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class DrawRows:
     """Inputs for drawing the random numbers of one run of a pipeline.
@@ -197,8 +182,6 @@ class DrawRows:
         sizes: Returns heights and widths of the images of a field, int32 [rows, 2]; -1 if the
             header does not contain the size.
         refuse: Called with the row of a record that can't be augmented, and the error.
-        ahead: Returns the results of a draw by name, possibly computed before the pipeline asks
-            for them.
         values: Returns the values of a field, one for each row.
         orientations: Returns the EXIF orientations of the images of a field, int32 [rows].
         shared: Results that several draws or operators of the rows use.
@@ -207,7 +190,6 @@ class DrawRows:
     records: Bits
     sizes: Callable[[str], NDArray[np.int32]]
     refuse: Callable[[int, Exception], None] = _raise
-    ahead: Callable[[str, DrawFunction], Sequence[Any]] | None = None
     values: Callable[[str], Sequence[Any] | NDArray[Any]] = _unknown
     orientations: Callable[[str], NDArray[np.int32]] = _unknown
     shared: dict[Any, Any] = dataclasses.field(default_factory=dict)
@@ -253,9 +235,7 @@ class DrawRows:
         return uniform(self.records, keys)
 
     def drawn(self, name: str, function: DrawFunction) -> Sequence[Any]:
-        """Returns the results of a draw for the rows: an array or a DALI batch for each output."""
-        if self.ahead is not None:
-            return self.ahead(name, function)
+        """Returns the results of a draw for the rows, which the first call computes."""
         key = "drawn", name
         if key not in self.shared:
             self.shared[key] = function(self)
@@ -359,7 +339,7 @@ class Draw:
     Functions of the graph that take a key receive it from a draw as well.
 
     Args:
-        rows: Returns the `DrawRows` of a run of the pipeline, given the number of the run.
+        rows: Returns the rows of a run of the pipeline, given the number of the run.
         fields: The field of each input of the graph, by the name of the input's node.
         sized: A dict to which the draw adds each field of encoded images whose sizes are needed.
             The value is True if the field contains paths of image files.
@@ -370,7 +350,7 @@ class Draw:
 
     def __init__(
         self,
-        rows: Callable[[int], DrawRows],
+        rows: Callable[[int], DrawnRows],
         fields: Mapping[str, str],
         sized: dict[str, bool] | None = None,
         kinds: Mapping[str, Any] = MappingProxyType({}),
@@ -831,7 +811,7 @@ class Draw:
 
 
 def _output_of(
-    rows_of: Callable[[int], DrawRows], drawn: DrawFunction, k: int
+    rows_of: Callable[[int], DrawnRows], drawn: DrawFunction, k: int
 ) -> Callable[[int], Any]:
     """Returns a callback of DALI that returns an output of a draw, given the run."""
     return lambda run: rows_of(run).drawn(drawn.name, drawn)[k]
