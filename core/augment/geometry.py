@@ -74,10 +74,9 @@ def placed(
     first, last = (low - offset) * back, (high - offset) * back
     place = low
     if flips is not None:
-        swapped = flips[:, np.newaxis] & np.array([False, True])
-        start, end = np.where(swapped, end, start), np.where(swapped, start, end)
-        first, last = np.where(swapped, last, first), np.where(swapped, first, last)
-        place = np.where(swapped, np.array(size) - high, low)
+        start, end = windows.mirrored(start, end, flips)
+        first, last = windows.mirrored(first, last, flips)
+        place, _ = windows.mirrored(low, np.array(size) - high, flips)
     operands = *(a.astype(np.float32) for a in (first, last, high - low)), -place.astype(np.int32)
     return Geometry(sizes, _matrix(start, end, size), operands)
 
@@ -135,8 +134,7 @@ def cropped(sizes: Sizes, start: NDArray[np.int32], size: Pair, flips: Any) -> G
     Returns:
         The windows. Their operands are the corners, and whether to flip each output, int32 [rows].
     """
-    end, swapped = start + size, flips[:, np.newaxis] & np.array([False, True])
-    matrix = _matrix(np.where(swapped, end, start), np.where(swapped, start, end), size)
+    matrix = _matrix(*windows.mirrored(start, start + size, flips), size)
     return Geometry(sizes, matrix, (start, flips.astype(np.int32)))
 
 

@@ -131,7 +131,17 @@ def flipped(
     Returns:
         Start and end of the windows, two arrays [rows, 2].
     """
-    swapped = (u[:, -1:] < share) & np.array([False, True])  # x alone
+    return mirrored(start, end, u[:, -1] < share)
+
+
+def mirrored(start: Any, end: Any, flips: NDArray[np.bool_]) -> tuple[Any, Any]:
+    """Returns pairs of corners (y, x), of which some exchange left and right.
+
+    Args:
+        start, end: The corners, two arrays [rows, 2].
+        flips: Whether to exchange left and right, [rows].
+    """
+    swapped = flips[:, np.newaxis] & np.array([False, True])  # x alone
     return np.where(swapped, end, start), np.where(swapped, start, end)
 
 
