@@ -74,13 +74,13 @@ class ReuseCheck:
                         continue  # encoded files, which nobody can change
                     record = number, None if keys is None else keys[row : row + 1]
                     before = self._alive.get((id(array), name))
-                    is_same = before is not None and before[0]() is array and not by_key
-                    if is_same and before is not None and before[1][0] == number:
+                    if before and before[1][0] == number and before[0]() is array and not by_key:
                         continue  # the usual case of records in memory
                     for memory in _memory_of(array):
                         before = self._alive.get((memory, name))
-                        is_alive = before is not None and before[0]() is not None
-                        if before is not None and is_alive and _differ(before[1], record, by_key):
+                        if before and before[0]() is None:
+                            before = None  # freed
+                        if before and _differ(before[1], record, by_key):
                             alike.append((before[1], record))
                         self._alive[memory, name] = weakref.ref(array), record
             for pair in alike:
