@@ -83,6 +83,11 @@ def name_of(function: Callable[..., Any]) -> str:
     return f"{getattr(function, '__name__', function)!s}()"
 
 
+def qualified_name(function: Any) -> str:
+    """Returns the name of a function with its classes, "Mask.decode", or of an object's class."""
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
 def is_pipeline_def(function: Callable[..., Any]) -> bool:
     """Returns whether a function was decorated by ``nvidia.dali.pipeline_def``."""
     # Private in DALI: the mark of its decorator. Without it, a function counts as a plain function.

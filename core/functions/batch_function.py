@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from ..arguments import qualified_name
 from ..arrays.dtypes import check_width
 from ..arrays.placement import GlobalPlacement, rows_sharding
 from . import checks
@@ -36,7 +37,7 @@ class BatchFunction:
         keyed: bool,
         inputs: int,
     ):
-        self.name = checks.name_of(function)
+        self.name = qualified_name(function)
         self.inputs = inputs
         self.keyed = keyed
         self.device_type = device_type

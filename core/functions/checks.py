@@ -13,16 +13,12 @@ import numpy as np
 from nvidia.dali import Pipeline, fn, types
 from nvidia.dali.data_node import DataNode
 
+from ..arguments import qualified_name
 from ..arrays.dtypes import KINDS, cast_to
 from ..pipeline import function_notes
 from ..random.draw import draw_of_pipeline
 
 _log = logging.getLogger("dalijax")
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """Returns a function's name, for messages."""
-    return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
 def wants(function: Callable[..., Any], name: str) -> bool:
@@ -96,7 +92,7 @@ def check_signature(
     except TypeError as error:
         keyword_text = "".join(f" and {name}=" for name in keywords)
         raise TypeError(
-            f"{name_of(function)}{signature} is called with {inputs} of the graph's "
+            f"{qualified_name(function)}{signature} is called with {inputs} of the graph's "
             f"inputs{keyword_text}: {error}. Give it a parameter for each input; {fillable} is "
             "filled in if it is keyword-only (after a *)"
         ) from None

@@ -11,7 +11,7 @@ import numpy as np
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..arguments import knows_its_names
+from ..arguments import knows_its_names, qualified_name
 from ..arrays.dtypes import check_width
 from ..messages.user_warnings import warn_user
 from . import checks
@@ -115,7 +115,7 @@ def dl_tensor_python_function(
         called = _filled(called, keywords, batch)
     if not nodes and not num_outputs:
         raise ValueError(
-            f"{checks.name_of(function)}() has neither inputs nor outputs, so that DALI would not "
+            f"{qualified_name(function)}() has neither inputs nor outputs, so that DALI would not "
             "call it: pass an input"
         )
     operator_arguments = checks.arguments(seed, bytes_per_sample_hint, name)
@@ -160,7 +160,7 @@ def _taking_capsules(function: Callable[..., Any], batch: bool) -> Callable[...,
             return function(*lists, **keywords)
         return function(*map(capsule_of, arrays), **keywords)
 
-    with_arrays.__qualname__ = checks.name_of(function)  # some functions have none
+    with_arrays.__qualname__ = qualified_name(function)  # some functions have none
     return with_arrays
 
 
@@ -182,7 +182,7 @@ def _filled(function: Callable[..., Any], names: Sequence[str], batch: bool) -> 
             keywords["key"] = checks.jax_key(key)
         return function(*inputs, **keywords)
 
-    filled.__qualname__ = checks.name_of(function)
+    filled.__qualname__ = qualified_name(function)
     return filled
 
 
@@ -210,7 +210,7 @@ def batch_operator(
     @functools.wraps(function)
     def with_jax_arrays(*inputs: Sequence[Any]) -> Any:
         for number, samples in enumerate(inputs):  # from_dlpack narrows dtypes silently
-            check_width(samples[0].dtype, f"{number} of {checks.name_of(function)}()", "input")
+            check_width(samples[0].dtype, f"{number} of {qualified_name(function)}()", "input")
         return function(*([_as_array(sample) for sample in samples] for samples in inputs))
 
     return _operator(with_jax_arrays, nodes, True, num_outputs, layouts, device_type, preserve)
@@ -232,7 +232,7 @@ def _callback(
         batch: Whether the function takes lists of samples.
         per_sample: Whether DALI calls the callback per sample.
     """
-    name = checks.name_of(function)
+    name = qualified_name(function)
     take, give = tensors.take, tensors.give
 
     def call_batch(*capsules: Sequence[Any]) -> Any:
@@ -285,7 +285,7 @@ def _operator(
     **arguments: Any,
 ) -> Any:
     """Adds DALI's operator for a function to the current pipeline, and returns its outputs."""
-    pipeline = checks.require_pipeline(checks.name_of(function))
+    pipeline = checks.require_pipeline(qualified_name(function))
     # DALI calls the callback once per batch, which is cheaper than once per sample. Without inputs
     # only DALI knows the number of samples, and calls it for each.
     per_sample = not batch and not nodes
@@ -303,4 +303,4 @@ def _operator(
         **checks.layout_argument(layouts),
         **arguments,
     )
-    return checks.nodes_of(outputs, checks.name_of(function))
+    return checks.nodes_of(outputs, qualified_name(function))

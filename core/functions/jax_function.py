@@ -10,7 +10,7 @@ import jax
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..arguments import knows_its_names
+from ..arguments import knows_its_names, qualified_name
 from . import checks
 from .batch_function import BatchFunction, OneDeviceFunction
 from .dali_operators import jax_operator
@@ -118,13 +118,13 @@ def jax_function(
     @do_not_convert
     @functools.wraps(called)
     def operator(*inputs: DataNode) -> Any:
-        pipeline = checks.require_pipeline(f"{checks.name_of(called)}() of fn.jax_function")
+        pipeline = checks.require_pipeline(f"{qualified_name(called)}() of fn.jax_function")
         watched = note(called, stateful)
         keyed = checks.wants(called, "key")
         device_type = checks.device_of(inputs, device)
         if not inputs and (ragged or not (num_outputs or keyed)):
             raise ValueError(
-                f"{checks.name_of(called)}() has no inputs, but "
+                f"{qualified_name(called)}() has no inputs, but "
                 + (f"ragged={ragged!r} requires samples" if ragged else "DALI would not call it")
                 + ". Pass it an input"
             )

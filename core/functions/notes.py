@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..arguments import qualified_name
 from ..pipeline.function_notes import FunctionNote, add
 from ..random.global_states import changed_by
 from ..state.purity import changes, reachable_values
-from .checks import name_of
 
 
 def note(
@@ -45,9 +45,9 @@ def note(
             drawn.append(changed_by(lambda: results.append(call(*arguments))))
             return results[0]
 
-        run.__qualname__ = name_of(call)
+        run.__qualname__ = qualified_name(call)
         return run if stateful is None else call
 
     before = reachable_values(function) if stateful is None else {}
-    add(FunctionNote(name_of(function), before, kept_state))
+    add(FunctionNote(qualified_name(function), before, kept_state))
     return watched

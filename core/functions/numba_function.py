@@ -14,7 +14,7 @@ from nvidia.dali import types
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import Pipeline, do_not_convert
 
-from ..arguments import knows_its_names
+from ..arguments import knows_its_names, qualified_name
 from ..arrays.dtypes import dali_type
 from ..environment.extras import version_of
 from ..state.envelope import digest
@@ -150,7 +150,7 @@ def numba_function(
     except Exception as error:
         _say_arguments(error, input_types, ins)
         raise
-    return checks.nodes_of(operator(*inputs), checks.name_of(run_fn))
+    return checks.nodes_of(operator(*inputs), qualified_name(run_fn))
 
 
 def _shapes_of_inputs(outs: Any, ins: Any) -> None:

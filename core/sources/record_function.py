@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import qualified_name
 from ..messages.printable import printable_repr
 from ..random.global_states import drawn_by
 from ..state.fingerprint import operator_line
@@ -170,4 +171,4 @@ def name_of(function: Any) -> str:
     """Returns a name that is equal in every process: "partial(crop)", or the class of an object."""
     if isinstance(function, functools.partial):
         return f"partial({name_of(function.func)})"
-    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+    return qualified_name(function)
