@@ -65,8 +65,9 @@ def as_rgb(images: DataNode, draw: Draw, dtype: Any = None) -> DataNode:
         images, draw: As for `with_layout`.
         dtype: DALI's type of the images; None for any type.
     """
+    is_rgb = _is_rgb(images, draw)
     images = with_layout(images, draw)
-    if _is_rgb(images):
+    if is_rgb:
         return images
     sizes: Any = images.shape()[:-1]  # int64
     shape = fn.cat(sizes, types.Constant([3], dtype=types.INT64), axis=0)
@@ -81,7 +82,7 @@ def dtype_and_layout(images: DataNode, draw: Draw | None) -> tuple[np.dtype[Any]
     Args:
         images, draw: As for `with_layout`.
     """
-    images = before_branches(images)
+    images = _before_recoloring(images, draw)
     field = None if draw is None else draw._array_field(images)
     if field is not None:
         return field.dtype, field.image_layout
@@ -110,8 +111,16 @@ def sizes_in_graph(images: DataNode) -> Any:
     return shape[first : first + 2]
 
 
+def _before_recoloring(images: DataNode, draw: Draw | None) -> DataNode:
+    """Returns the images of the same form from which images result by changes of their colors."""
+    result: DataNode = before_branches(images) if draw is None else draw._before_recoloring(images)
+    return result
+
+
 def _has_layout(node: DataNode, draw: Draw | None) -> bool:
     """Returns whether the samples of a node have a layout; False if that is unknown."""
+    if _before_recoloring(node, draw) is not before_branches(node):
+        return True  # with_layout added a missing layout
     layouts = None if draw is None else draw._layouts_of(node)
     if layouts is not None:
         return bool(layouts[0])
@@ -124,11 +133,11 @@ def _has_layout(node: DataNode, draw: Draw | None) -> bool:
     return any(_has_layout(image, draw) for image in inputs)
 
 
-def _is_rgb(node: DataNode) -> bool:
+def _is_rgb(node: DataNode, draw: Draw | None = None) -> bool:
     """Returns whether the samples of a node are RGB images, uint8; False if that is unknown."""
     nodes, visited = [node], set()
     while nodes:
-        operator = nodes.pop().source
+        operator = _before_recoloring(nodes.pop(), draw).source
         if id(operator) in visited:  # the two results of a split are merged again
             continue
         visited.add(id(operator))

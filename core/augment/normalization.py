@@ -88,7 +88,7 @@ def normalize(
         std=[value / scale for value in deviations],
     )
     if draw is not None:
-        draw._recolored(result, images)
+        draw._recolored(result, images, keeps_form=False)
     return mark_bfloat16(result) if dtype == BFLOAT16 else result
 
 

@@ -33,7 +33,7 @@ from .window_pixels import Pixels, Style
 from .windows import Pair, Range, Sizes
 
 # Computes the windows of rows, from the rows, uniform numbers [rows, columns], and image sizes.
-Make = Callable[[DrawRows, NDArray[np.float32], Sizes], Geometry]
+Make = Callable[[Any, NDArray[np.float32], Sizes], Geometry]
 _FLOATS, _INTS, _MATRIX = ((2,), np.float32), ((2,), np.int32), ((2, 3), np.float32)
 _SHORTER = {"int64": "int32", "uint64": "uint32", "float64": "float32"}
 
@@ -579,6 +579,7 @@ def _drawn(
     name: str | None,
     columns: int = 0,
     by_center: bool = False,
+    joins: bool = False,
 ) -> Window:
     """Returns a window that a draw computes.
 
@@ -591,17 +592,32 @@ def _drawn(
         settings: JSON values that the geometry depends on.
         columns: The number of uniform numbers that the geometry needs.
         by_center: Whether the window has only the boxes whose center it contains.
+        joins: Whether windows of equal settings are computed at once. ``make`` gets no rows then.
     """
     name = draw._named(name)
     keys = column_keys(name, columns)
     image_sizes = draw._sizes_of(images)
+
+    def arrays(u: NDArray[np.float32], sizes: Sizes) -> list[NDArray[Any]]:
+        found = make(None, u, sizes)
+        return [found.matrix, *found.operands]
+
+    joined = draw._joined(arrays, keys, image_sizes, kind, settings) if joins else None
+
+    def made(rows: DrawRows) -> Geometry:
+        sizes = rows.sizes_of(image_sizes)
+        if joined is None:
+            return make(rows, rows.uniform(keys), sizes)
+        matrix, *found = joined(rows)
+        return Geometry(sizes, matrix, tuple(found))
+
     window = Window(
         images,
         size,
         pixels,
         draw=draw,
         name=name,
-        make=lambda rows: make(rows, rows.uniform(keys), rows.sizes_of(image_sizes)),
+        make=made,
         by_center=by_center,
     )
     window._operands = draw._compute_from_rows(
@@ -668,7 +684,7 @@ def random_area(
     windows.check_ranges(scale, ratio)
     check_share("flip", flip)
 
-    def make(_: DrawRows, u: NDArray[np.float32], sizes: Sizes) -> Geometry:
+    def make(_: object, u: NDArray[np.float32], sizes: Sizes) -> Geometry:
         corners = windows.flipped(*windows.resized_crops(u, sizes, scale, ratio), u, flip)
         return geometry.inside(sizes, *corners, pair)
 
@@ -683,6 +699,7 @@ def random_area(
         settings={"scale": scale, "ratio": ratio, **settings},
         name=name,
         columns=windows.COLUMNS + 1,
+        joins=True,
     )
 
 
@@ -733,6 +750,7 @@ def scale_window(
         settings={"size": pair, "scale": scale, "flip": flip},
         name=name,
         columns=4,
+        joins=True,
     )
 
 
@@ -1088,6 +1106,7 @@ def affine_window(
         settings={"size": pair, **ranges, "flip": flip},
         name=name,
         columns=6,
+        joins=True,
     )
 
 

@@ -7,7 +7,7 @@ CPUs give equal results.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,31 +66,53 @@ def _positions(u: Floats, room: Floats) -> Floats:
     return np.floor(u * (room + 1))
 
 
-def _attempts(u: Floats, sizes: Sizes, scale: Range, ratio: Range, inverse: bool) -> Floats:
-    """Returns the heights and widths of ten random windows per image, float64 [2, rows, 10].
+def _attempts(u: Floats, sizes: Floats, scale: Range, ratio: Range, inverse: bool) -> Floats:
+    """Returns the heights and widths of random windows, float64 [2, rows, attempts].
 
-    ``ratio`` is the range of width / height, or of height / width if ``inverse``.
+    Args:
+        u: Uniform numbers for the areas, and then for the ratios, [rows, 2 * attempts].
+        sizes: Image sizes, [rows, 2].
+        scale: Range of the window's share of the image's area.
+        ratio: Range of width / height, or of height / width if ``inverse``.
+        inverse: See ``ratio``.
     """
-    area = np.prod(sizes, axis=1, dtype=np.float64)[:, None]
-    areas = area * (scale[0] + u[:, :ATTEMPTS] * (scale[1] - scale[0]))
+    count = u.shape[1] // 2
+    areas = np.prod(sizes, axis=1)[:, None] * (scale[0] + u[:, :count] * (scale[1] - scale[0]))
     low, high = np.log(ratio[0]), np.log(ratio[1])
-    ratios = np.exp(low + u[:, ATTEMPTS : 2 * ATTEMPTS] * (high - low))
+    ratios = np.exp(low + u[:, count:] * (high - low))
     flat, tall = np.sqrt(areas / ratios), np.sqrt(areas * ratios)
     return np.rint(np.stack([tall, flat] if inverse else [flat, tall]))
 
 
-def _first_fit(windows: Floats, fits: NDArray[np.bool_]) -> tuple[Floats, NDArray[np.bool_]]:
-    """Selects the first window that fits into each image.
+def _first_fit(
+    u: Floats,
+    sizes: Floats,
+    scale: Range,
+    ratio: Range,
+    fits: Callable[[Floats, Floats], NDArray[np.bool_]],
+    *,
+    inverse: bool = False,
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Selects the first of ten random windows that fits into each image.
 
     Args:
-        windows: Heights and widths of windows, [2, rows, attempts].
-        fits: Whether each window fits, bool [rows, attempts].
+        u: Uniform numbers for ten areas and ten ratios, [rows, 20].
+        sizes: Image sizes, [rows, 2].
+        scale, ratio, inverse: As for `_attempts`.
+        fits: Returns whether heights and widths fit, given windows and images.
 
     Returns:
         Heights and widths of the selected windows, [2, rows], and whether they fit, bool [rows].
     """
-    first, rows = fits.argmax(axis=1), np.arange(len(fits))
-    return windows[:, rows, first], fits[rows, first]
+    extent = _attempts(u[:, [0, ATTEMPTS]], sizes, scale, ratio, inverse)[:, :, 0]
+    fitting = fits(extent, sizes.T).all(axis=0)
+    others = np.flatnonzero(~fitting)
+    if others.size:  # few, since nine attempts for all images would take more time than the first
+        windows = _attempts(u[others], sizes[others], scale, ratio, inverse)
+        fit = fits(windows, sizes[others].T[..., None]).all(axis=0)
+        first, rows = fit.argmax(axis=1), np.arange(len(others))
+        extent[:, others], fitting[others] = windows[:, rows, first], fit[rows, first]
+    return extent, fitting
 
 
 def resized_crops(
@@ -108,9 +130,13 @@ def resized_crops(
         Start and end of the windows, (y, x) in whole pixels: two float32 arrays [rows, 2].
     """
     numbers, image_sizes = u.astype(np.float64), sizes.T.astype(np.float64)
-    windows = _attempts(numbers, sizes, scale, ratio, inverse=False)
-    fits = ((windows > 0) & (windows <= image_sizes[..., None])).all(axis=0)
-    chosen, fitting = _first_fit(windows, fits)
+    chosen, fitting = _first_fit(
+        numbers[:, : 2 * ATTEMPTS],
+        image_sizes.T,
+        scale,
+        ratio,
+        lambda window, image: (window > 0) & (window <= image),
+    )
     extent = np.where(fitting, chosen, _central(image_sizes, ratio))
     room = image_sizes - extent
     position = numbers[:, 2 * ATTEMPTS : COLUMNS].T
@@ -177,9 +203,8 @@ def erased(
         arrays [rows, 2]. Empty rectangles have height and width 0.
     """
     numbers, image_sizes = u.astype(np.float64), sizes.T.astype(np.float64)
-    windows = _attempts(numbers, sizes, scale, ratio, inverse=True)
-    fits = (windows < image_sizes[..., None]).all(axis=0)
-    chosen, fitting = _first_fit(windows, fits)
+    attempts = numbers[:, : 2 * ATTEMPTS]
+    chosen, fitting = _first_fit(attempts, image_sizes.T, scale, ratio, np.less, inverse=True)
     extent = np.where(fitting & (numbers[:, -1] < probability), chosen, 0.0)
     start = _positions(numbers[:, 2 * ATTEMPTS : -1].T, image_sizes - extent)
     return start.T.astype(np.float32), extent.T.astype(np.float32)

@@ -19,7 +19,14 @@ from nvidia.dali import Pipeline
 from ..order.epochs import EpochPlan
 from . import reader_files
 from .envelope import digest
-from .operators import FIELD, Operator, graph_outputs, read_operators, serialized_operators
+from .operators import (
+    FIELD,
+    Operator,
+    graph_outputs,
+    read_operators,
+    serialized_operators,
+    without_choices,
+)
 
 Fingerprint = dict[str, Any]
 
@@ -150,6 +157,7 @@ def graph_lines(
         bfloat16: Indices of the outputs that the batch contains as bfloat16.
     """
     lines = GraphLines([], [], [])
+    operators, outputs = without_choices(operators, outputs)
     # Sources of record fields are sorted by name, because their order in the graph has no effect.
     operators = sorted(
         operators, key=lambda item: (0, item[1]) if item[1].startswith(FIELD) else (1, "")

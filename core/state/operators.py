@@ -27,6 +27,9 @@ _MEDIA_DECODERS = {
 }
 _READ = ("io.file.read", "Read")
 FIELD = "record_field_"  # prefix of the names of the external sources that feed record fields
+# Prefix of the names of operators that choose the samples which other operators change. Graphs on
+# a GPU have no such operators, because they cost more there than changing all samples.
+CHOICE = "choice_of_"
 # Values of nvidia.dali.types, as text, because arguments that DALI has printed are texts. With
 # ANY_DATA, a decoder keeps the image's own channels.
 _GRAY, _ANY_DATA = "2", "4"
@@ -78,6 +81,28 @@ def operators_of(pipeline: Pipeline) -> list[Operator]:
 def operator_inputs(operator: Any) -> list[Any]:
     """Returns the inputs of an operator as a flat list; DALI nests several sets of inputs."""
     return jax.tree.leaves(operator.inputs)
+
+
+def without_choices(
+    operators: Sequence[Operator], outputs: Sequence[str]
+) -> tuple[list[Operator], list[str]]:
+    """Returns the operators and the outputs of a graph as if all samples were chosen; see `CHOICE`.
+
+    External sources that supply only choices are left out, too.
+    """
+    same: dict[str, str] = {}  # by the output of a choice: the data whose samples are chosen
+    kept: list[Operator] = []
+    suppliers: set[str] = set()
+    for kind, name, arguments in operators:
+        inputs = [[same.get(of, of), key] for of, key in arguments.get("inputs", ())]
+        if name.startswith(CHOICE):
+            same |= {output: inputs[0][0] for output in (name, f"{name}[0]", f"{name}[1]")}
+            suppliers.add(inputs[-1][0])  # of the predicate
+        else:
+            kept.append((kind, name, {**arguments, "inputs": inputs} if inputs else arguments))
+    used = {of for _, _, arguments in kept for of, _ in arguments.get("inputs", ())}
+    unused = suppliers - used
+    return [item for item in kept if item[1] not in unused], [same.get(of, of) for of in outputs]
 
 
 def file_inputs(operators: Sequence[Operator]) -> dict[str, FileInput]:

@@ -1,6 +1,7 @@
 """Augmentation of records of a source, through the iterator: layouts, states, small images."""
 
 import ast
+import functools
 import json
 import re
 
@@ -107,7 +108,7 @@ def test_a_state_resumes_with_other_draws_if_allowed(before, after):
             other.set_state(state)
             next(other)
         allow = ast.literal_eval(re.search(r"pass allow=(\[.*?\]) to", str(refused.value))[1])
-        assert {"operators.draw.jitter", "operators.color_twist"} <= {*allow}
+        assert {"operators.draw.jitter", "operators.coord_transform"} <= {*allow}
         other.set_state(state, allow=allow)
         assert next(other)["number"].tolist() == expected
 
@@ -136,6 +137,26 @@ def test_a_state_names_the_settings_of_a_view():
         ("augment.solarize.probability", "0.3 -> 0.1"),
     ):
         assert f"\n  operators.{name}: {values}\n" in str(refused.value)
+
+
+@pytest.mark.parametrize("is_output", (True, False))
+def test_a_state_does_not_depend_on_how_samples_are_chosen(is_output):
+    """Without a probability, all images are blurred, and the graph has no choice, as on a GPU."""
+
+    def blurred(number, data, draw, **options):
+        images = augment.random_resized_crop(fn.decoders.image(data), 16, draw=draw)
+        images = augment.gaussian_blur(images, 5, draw=draw, **options)
+        return number, images if is_output else fn.flip(images)
+
+    with make(4, function=blurred) as iterator:
+        next(iterator)
+        state = iterator.get_state()
+    other = make(4, function=functools.partial(blurred, probability=0.5))
+    with other, pytest.raises(ValueError) as refused:
+        other.set_state(state)
+        next(other)
+    differences = re.findall(r"^  (operators\S*: .*)$", str(refused.value), re.MULTILINE)
+    assert differences == ["operators.augment.gaussian_blur.probability: 1.0 -> 0.5"]
 
 
 def two_draws(number, data, draw, swapped=False):

@@ -10,6 +10,8 @@ from PIL import Image
 
 from dalijax import augment, data_iterator, sources
 from dalijax.errors import BatchError, StateError
+from drawing import drawn_image
+from drawing import run as run_graph
 
 MAKERS = {
     "random": lambda im, boxes, draw: augment.random_window(
@@ -534,3 +536,29 @@ def test_boxes_without_their_images(tmp_path):
         return np.asarray(next(iterator(source=files, batch_size=4))["x"])
 
     np.testing.assert_array_equal(first(matrix, ["x"]), first(both, ["x", "image"]))
+
+
+ALIKE = {
+    "random_window": lambda x, draw, **o: augment.random_window(x, 20, flip=0.5, draw=draw, **o),
+    "scale_window": lambda x, draw, **o: augment.scale_window(x, 20, flip=0.5, draw=draw, **o),
+    "affine_window": lambda x, draw, **o: augment.affine_window(x, 20, degrees=30, draw=draw, **o),
+}
+
+
+@pytest.mark.parametrize("maker", ALIKE)
+def test_windows_of_equal_settings_do_not_depend_on_each_other(maker):
+    """They are computed at once."""
+    originals = [drawn_image(k, 40 + k % 3, 60 - k % 5) for k in range(9)]
+
+    def graph(images, draw, names):
+        windows = [ALIKE[maker](images, draw, name=name) for name in names]
+        others = [augment.color_jitter(images, draw=draw, hue=0.1, name=f"{n}.c") for n in names]
+        return *(w.image(images) for w in windows), *(w.matrix() for w in windows), *others
+
+    together = run_graph(lambda x, d: graph(x, d, ["a", "b", "c"]), originals)
+    for k, name in enumerate("abc"):
+        alone = run_graph(lambda x, d, name=name: graph(x, d, [name]), originals)
+        for one, two in zip(alone, together[k::3], strict=True):
+            for a, b in zip(one, two, strict=True):
+                np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(together[3][0], together[4][0])

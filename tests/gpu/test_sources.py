@@ -28,6 +28,9 @@ def graph(data, label, *, draw, device="mixed"):
     images = fn.decoders.image(data, device=device)
     window = draw.compute(lambda u, sizes: sizes + u, (2,), np.float32, images=images)
     images = augment.random_resized_crop(images, 32, draw=draw, name="crop")
+    images = augment.color_jitter(images, draw=draw, brightness=0.2, name="jitter")
+    images = augment.grayscale(images, draw=draw, probability=0.5, name="gray")
+    images = augment.gaussian_blur(images, 5, draw=draw, probability=0.5, name="blur")
     return augment.flip(images, draw=draw, name="flip"), label, draw.uniform(name="u"), window
 
 

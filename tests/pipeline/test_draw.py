@@ -199,8 +199,8 @@ def test_a_draw_is_computed_without_a_pipeline():
     assert calls == [3, 3, 3, 2]
 
 
-def test_a_function_gets_its_own_sizes_and_may_refuse_rows():
-    calls, refused = [], {}
+def test_a_function_gets_its_own_sizes():
+    calls = []
 
     def function(u, sizes):
         calls.append(sizes.tolist())
@@ -213,11 +213,10 @@ def test_a_function_gets_its_own_sizes_and_may_refuse_rows():
             [((), np.float32)],
             columns=1,
             images=draw.sized(draw.uniform(), (7, 9)),
-            unfit=lambda sizes: {len(sizes) - 1: "small"},
         )
 
-    run(graph, np.arange(3), refuse=lambda row, error: refused.setdefault(row, str(error)))
-    assert set(map(str, calls)) == {str([[7, 9]] * 3)} and refused == {2: "small"}
+    run(graph, np.arange(3))
+    assert set(map(str, calls)) == {str([[7, 9]] * 3)}
 
 
 def test_distributions():

@@ -70,8 +70,8 @@ class RecordingDraw(Draw):
         self.drawn = []
 
     @do_not_convert
-    def _compute_outputs(self, *args, **options):
-        nodes = super()._compute_outputs(*args, **options)
+    def _compute_from_rows(self, *args, **options):
+        nodes = super()._compute_from_rows(*args, **options)
         self.drawn += nodes
         return nodes
 
