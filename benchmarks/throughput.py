@@ -41,7 +41,7 @@ import grain
 import jax
 import numpy as np
 from absl import flags
-from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali import OperatorConcurrency, fn, pipeline_def, types
 from nvidia.dali.plugin import jax as dax
 from PIL import Image, ImageDraw
 
@@ -509,10 +509,10 @@ def of_methods(
         device_id = 0 if GPU else None
         return turns.raw_loop(pipeline_def(eight_crops)(files, device_id=device_id, seed=1, **call))
 
-    def of_method(method: str, count: int) -> Iterator[Any]:
+    def of_method(method: str, count: int, **options: Any) -> Iterator[Any]:
         names = ["globals", *(["locals"] if method == "DINO" else []), "labels"]
         iterator_fn = data_iterator(of_views, names, source=open_source("Tar", files))
-        return iterator_fn.stream(None, method=method, colors=COLORS[:count], **call)
+        return iterator_fn.stream(None, method=method, colors=COLORS[:count], **call, **options)
 
     return {
         RAW: raw,
@@ -522,6 +522,9 @@ def of_methods(
             )
             for count in range(len(COLORS) + 1)
         },
+        "DINO, with OperatorConcurrency.FULL": functools.partial(
+            of_method, "DINO", len(COLORS), concurrency=OperatorConcurrency.FULL
+        ),
         **{name: functools.partial(of_method, name, len(COLORS)) for name in ("SimCLR", "BYOL")},
     }
 
