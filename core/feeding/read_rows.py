@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import os
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -408,12 +409,27 @@ class ReadRows:
         }
 
     def name(self, row: int) -> str:
-        """Returns the name of a row's own record, or its number if the source has no names."""
+        """Returns the name of a row's own record, or its number if the source has no names.
+
+        The paths of files that the graph decodes follow in parentheses.
+        """
         record = int(self.own_records[row])
         try:
-            return self._settings.source.name(record)
+            name = self._settings.source.name(record)
         except Exception:
-            return f"record {record}"
+            name = f"record {record}"
+        paths = ", ".join(self._own_paths(row))
+        return f"{name} ({paths})" if paths else name
+
+    def _own_paths(self, row: int) -> Iterator[str]:
+        """Yields the fields of a row's own record that are paths of files to decode."""
+        settings = self._settings
+        for field, file_input in list(settings.file_inputs.items()):
+            if not file_input.is_path or settings.source.fields[field].is_path:
+                continue  # a source of files names them
+            value = self._in_row_order([chunk.columns[field] for chunk in self._chunks])[row]
+            if value is not None:  # None if the record can't be read
+                yield os.fsdecode(bytes(value).partition(b"\0")[0])
 
     def _indices_read(self) -> list[int]:
         """Returns the index of each row in the order of reading."""

@@ -1,5 +1,6 @@
 """Invalid images are named before DALI decodes: a batch of 32 or more would crash it."""
 
+import io
 import json
 import re
 
@@ -12,6 +13,8 @@ from PIL import Image
 from shardings import rows_over
 
 from dalijax import augment, data_iterator, sources
+from dalijax.errors import BatchError
+from dalijax.fn import read_file
 from full import FULL, combinations
 
 CASES = [(how, bad) for how in bad_image_worker.HOWS for bad in bad_image_worker.BAD]
@@ -41,6 +44,8 @@ def test_an_invalid_image_is_masked_in_a_large_batch():
 GOOD = bad_image_worker.GOOD
 CUT = GOOD[: GOOD.index(b"\xff\xda") + 12]  # a complete header, and no pixels
 NONE = b"<html>"
+Image.new("L", (9, 7)).save(small_file := io.BytesIO(), "PNG")
+SMALL = small_file.getvalue()
 
 
 def decode(data, number):
@@ -71,6 +76,35 @@ def test_a_set_without_a_usable_image_names_files(tmp_path, on_error):
         words = r"00.jpg, .*01.jpg, .*02.jpg, .*03.jpg can't be read, and neither .* decoders: GIF$"
         with pytest.raises(ValueError, match=words):
             next(iterator)
+
+
+@pytest.mark.parametrize(
+    ("image", "mask", "words"),
+    (
+        (b"GIF89a" + bytes(50), GOOD, "image: not supported by DALI's decoders: GIF"),
+        (CUT, GOOD, "decoders.image"),
+        (GOOD, SMALL, "but mask has 7 x 9"),
+    ),
+    ids=("header", "pixels", "size"),
+)
+def test_an_error_names_the_files_that_the_graph_reads(tmp_path, image, mask, words):
+    def graph(image, mask, *, draw):
+        images, masks = (fn.decoders.image(read_file(path)) for path in (image, mask))
+        window = augment.random_window(images, 4, draw=draw)
+        return window.image(images), window.mask(masks)
+
+    records = []
+    for number, contents in enumerate(((GOOD, GOOD), (GOOD, GOOD), (image, mask))):
+        paths = [tmp_path / f"{number}.{end}" for end in ("jpg", "png")]
+        for path, content in zip(paths, contents):
+            path.write_bytes(content)
+        records.append({"image": str(paths[0]).encode() + b"\0", "mask": str(paths[1]).encode()})
+    source = sources.Selection(sources.Records(records), [False, True, True])
+    make = data_iterator(graph, ["x", "y"], source=source)
+    name = re.escape(f"record 2 ({tmp_path / '2.jpg'}, {tmp_path / '2.png'})")
+    with pytest.raises(BatchError, match=name) as raised:
+        next(make(batch_size=2))
+    assert words in str(raised.value)
 
 
 def test_an_image_of_impossible_size_is_invalid():

@@ -102,8 +102,8 @@ SOURCES = {
         r"a\.mp4 can't be read",
     ),
     "bytes": (lambda d: batch(sound, Records([{"data": POINTER}] * 2)), "record [01] can't be"),
-    "path of an image": (lambda d: batch(image_of, paths(d / "cat/0.jpg")), "record [01] can't be"),
-    "path of a sound": (lambda d: batch(sound_of, paths(d / "a.wav")), "record [01] can't be"),
+    "path of an image": (lambda d: batch(image_of, paths(d / "cat/0.jpg")), r"0\.jpg\) can't be"),
+    "path of a sound": (lambda d: batch(sound_of, paths(d / "a.wav")), r"a\.wav\) can't be"),
 }
 
 
