@@ -947,6 +947,44 @@ def fit_window(images: DataNode, size: int | Pair, *, draw: Draw | None = None) 
 
 @do_not_convert
 @knows_its_names
+def resize_window(images: DataNode, size: int | Pair, *, draw: Draw | None = None) -> Window:
+    """Selects the whole image, resized to the output: torchvision's ``Resize((height, width))``.
+
+    The aspect ratio becomes that of the output; `fit_window` keeps it. Nothing is random. Over
+    DALI's readers, and of images whose sizes are unknown, the graph computes the window, which then
+    has images and masks only.
+
+    Args:
+        images, draw: As for `center_window`.
+        size: Height and width of the output, in pixels; an int sets both.
+
+    Returns:
+        The window.
+
+    Raises:
+        ValueError: If the size is invalid.
+        TypeError: If ``draw`` cannot look up the sizes of the images.
+    """
+    pair = windows.pair(size, "size")
+    draw = _draw_for(images, draw)
+    if draw is None:
+        end: Any = fn.cast(sizes_in_graph(images), dtype=types.FLOAT)
+        return Window(images, pair, window_pixels.resized, [0 * end, end])
+    return _drawn(
+        images,
+        pair,
+        draw,
+        lambda _, u, sizes: geometry.inside(sizes, np.zeros_like(sizes), sizes, pair),
+        [_FLOATS, _FLOATS],
+        window_pixels.resized,
+        kind="augment.resize_window",
+        settings={"size": pair},
+        name=None,
+    )
+
+
+@do_not_convert
+@knows_its_names
 def iou_window(
     images: DataNode,
     boxes: DataNode,

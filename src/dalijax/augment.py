@@ -35,6 +35,7 @@ from .core.augment.window import crop_window as crop_window
 from .core.augment.window import fit_window as fit_window
 from .core.augment.window import iou_window as iou_window
 from .core.augment.window import random_window as random_window
+from .core.augment.window import resize_window as resize_window
 from .core.augment.window import scale_window as scale_window
 from .core.messages import replacements as _replacements
 
@@ -57,6 +58,7 @@ __all__ = [
     "random_erasing",
     "random_resized_crop",
     "random_window",
+    "resize_window",
     "scale_window",
     "solarize",
     "trivial_augment",

@@ -338,7 +338,9 @@ NUMBERS = {  # positional arguments
     "solarize": (128,),
     "gaussian_blur": (9,),
 }
-NEED_NO_DRAW = {"Window", "normalize", "center_crop", "center_window", "fit_window"}
+NEED_NO_DRAW = {"Window", "normalize", "center_crop"} | {
+    f"{name}_window" for name in ("center", "fit", "resize")
+}
 
 
 @pytest.mark.parametrize("name", sorted({*augment.__all__} - NEED_NO_DRAW))

@@ -243,7 +243,7 @@ def test_windows_without_the_argument_draw_have_boxes():
     np.testing.assert_array_equal(first(boxes), first(boxes_with_draw))
 
 
-@pytest.mark.parametrize("make", (augment.fit_window, augment.center_window))
+@pytest.mark.parametrize("make", (augment.fit_window, augment.resize_window, augment.center_window))
 def test_changed_images_without_draw_have_no_masks(make):
     def flipped(data):
         image = fn.flip(fn.decoders.image(data))

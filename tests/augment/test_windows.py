@@ -28,6 +28,7 @@ MAKERS = {
         im, (90, 96), draw=draw, resize=80
     ),
     "fit": lambda im, boxes, draw: augment.fit_window(im, (96, 120), draw=draw),
+    "resize": lambda im, boxes, draw: augment.resize_window(im, (96, 120), draw=draw),
     "iou": lambda im, boxes, draw: augment.iou_window(im, boxes, 96, draw=draw, flip=0.5, name="w"),
     "affine": lambda im, boxes, draw: augment.affine_window(
         im, (96, 110), draw=draw, degrees=30, scale=(0.7, 1.4), translate=(0.2, 0.1), shear=10,
@@ -208,6 +209,14 @@ EQUAL = {
     "fit in the graph": (
         lambda x, d: augment.fit_window(x, (90, 150), draw=d).image(x),
         lambda x, d: augment.fit_window(x, (90, 150)).image(x),
+    ),
+    "resize": (
+        lambda x, d: fn.resize(x, size=(90, 150)),
+        lambda x, d: augment.resize_window(x, (90, 150), draw=d).image(x),
+    ),
+    "resize in the graph": (
+        lambda x, d: fn.resize(fn.flip(x), size=(90, 150)),
+        lambda x, d: augment.resize_window(flipped := fn.flip(x), (90, 150)).image(flipped),
     ),
     "own pixels": (
         lambda x, d: augment.random_window(x, 40, draw=d, name="a").image(x),

@@ -87,7 +87,7 @@ PUBLIC_NAMES = {
         "Window affine_window auto_augment center_crop center_window color_jitter "
         "crop_window fit_window flip gaussian_blur grayscale iou_window normalize "
         "rand_augment random_crop random_erasing random_resized_crop random_window "
-        "scale_window solarize trivial_augment"
+        "resize_window scale_window solarize trivial_augment"
     ),
     "dalijax.show": "Page show",
     "dalijax.tune": "Tuned tune",

@@ -123,6 +123,10 @@ def fit_window(value, sizes, u, size, mode):
     return padded(F.resize(value, [int(side * ratio + 0.5) for side in sizes], mode), 0, 0, size)
 
 
+def resize_window(value, sizes, u, size, mode):
+    return F.resize(value, list(size), mode)
+
+
 def affine_window(value, sizes, u, size, mode):
     ratio = min(size[0] / sizes[0], size[1] / sizes[1])
     height, width = (int(side * ratio + 0.5) for side in sizes)
@@ -178,6 +182,12 @@ CASES = {
     "fit_window": (
         lambda x, size, d: augment.fit_window(x, size, draw=d),
         fit_window,
+        (224, 200),
+        None,
+    ),
+    "resize_window": (
+        lambda x, size, d: augment.resize_window(x, size, draw=d),
+        resize_window,
         (224, 200),
         None,
     ),
