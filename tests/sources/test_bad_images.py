@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 
 import bad_image_worker
@@ -135,6 +136,21 @@ def test_arrays_of_a_source_may_have_any_memory_layout():
 
     make = data_iterator(lambda x: x + 0, ["x"], source=Own(), shuffle=False)
     np.testing.assert_array_equal(next(make(batch_size=4))["x"], rows)
+
+
+def test_a_missing_file_of_a_record_is_named(tmp_path):
+    path = tmp_path / "0.png"
+    Image.new("RGB", (30, 20)).save(path)
+    missing = str(tmp_path / "missing.png")
+    records = [{"path": os.fsencode(path)}, {"path": os.fsencode(missing)}]
+
+    def crop(path, draw):
+        images = fn.decoders.image(read_file(path), device="cpu")
+        return augment.random_resized_crop(images, 8, draw=draw)
+
+    make = data_iterator(crop, ["x"], source=sources.Records(records))
+    with pytest.raises(BatchError, match=rf"record 1 \({re.escape(missing)}\).*no such file"):
+        next(make(batch_size=2))
 
 
 @pytest.mark.parametrize("on_error", ("raise", "mask", "skip"))

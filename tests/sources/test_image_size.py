@@ -278,9 +278,9 @@ def test_a_path_without_a_file_raises_at_once(tmp_path):
     said = Look(None, "it isn't a regular file")
     assert look_at_file(os.fsencode(tmp_path / "fifo")) == said
     assert look_at_file(os.fsencode(tmp_path)) == said
+    assert look_at_file(os.fsencode(tmp_path / "none")) == Look(None, "there is no such file")
     (tmp_path / "itself").symlink_to("itself")
-    for path in (tmp_path / "none", tmp_path / "itself"):  # reading them raises the reason
-        assert look_at_file(os.fsencode(path)) == Look(None)
+    assert look_at_file(os.fsencode(tmp_path / "itself")) == Look(None)  # reading it raises
     (tmp_path / "\udcff.png").write_bytes(encoded("PNG"))
     path = os.fsencode(tmp_path / "\udcff.png")
     assert look_at_file(np.frombuffer(path.ljust(200, b"\0"), np.uint8)) == Look((37, 61))
