@@ -129,7 +129,7 @@ def main() -> None:
     known = sources.Selection(source, ~is_held_out)
     held_out = sources.Selection(source, is_held_out)
     stream = training_data.stream(source=known, batch_size=64, seed=1)
-    show(stream, samples=8).save(options.out / "batch.png")
+    show(stream, samples=12).save(options.out / "batch.png")
     model = Encoder(nnx.Rngs(0))
     before = evaluate(model, known, held_out)
     train(model, loss_of, stream, options, rate=1e-3)
