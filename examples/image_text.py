@@ -1,120 +1,164 @@
-"""Images and captions in a batch: DALI decodes images, and Grain packs the tokens into rows.
+"""Trains an image encoder and a text encoder, as CLIP does, on images with several captions.
 
-A row has ROOM tokens and up to SLOTS captions with their images:
+    python examples/image_text.py
 
-    tokens    a red disc.|a small blue square.|.......    segments  1 1 1 1 2 2 2 2 2 2 0 0 0
-    images    [disc]      [square]  [none]  [none]        used      yes yes no no
-
-It prints the captions of a batch, and writes its images to examples/out/image_text.
+Kill it and run it again: it resumes from its last checkpoint, with the same batches.
 """
 
 from __future__ import annotations
 
-import argparse
-import io
 import json
 from pathlib import Path
 from typing import Any
 
-import grain
+import jax
+import jax.numpy as jnp
 import numpy as np
-import nvidia.dali.fn as fn
-from grain.experimental import FirstFitPackIterDataset, FlatMapIterDataset, FlatMapTransform
-from nvidia.dali import backend
+import optax
+from flax import nnx
+from nvidia.dali import backend, fn
 from PIL import Image, ImageDraw
+from trainer import Batch, parse_arguments, train
 
-from dalijax.adapters.grain import DALITransform
+from dalijax import augment, data_iterator, sources
+from dalijax import fn as jax_fn
 from dalijax.show import show
 
-OUT = Path(__file__).resolve().parent / "out" / "image_text"
-SIDE, ROOM, SLOTS, ROWS = 48, 96, 4, 4  # pixels, tokens and images per row, rows per batch
-COLORS = ("red", "green", "blue", "orange")
+SIDE, ROOM = 48, 48  # pixels of an image, bytes of a caption
+DEVICE = "mixed" if backend.GetCUDADeviceCount() and jax.default_backend() == "gpu" else "cpu"
+SHARDING = jax.sharding.SingleDeviceSharding(jax.devices()[0])  # of images and captions
+COLORS = ("red", "green", "blue", "orange", "purple", "black")
+KINDS = ("disc", "square", "triangle", "ring")
+PLACES = {"top left": (24, 24), "top right": (72, 24), "center": (48, 48)}
+PLACES |= {"bottom left": (24, 72), "bottom right": (72, 72)}
 
 
 def draw_pairs(folder: Path, count: int, seed: int = 0) -> Path:
-    """Writes images of discs and squares, and their captions as captions.json."""
-    rng = np.random.default_rng(seed)
+    """Writes images of a shape, and captions.json, a list of three captions for each file name.
+
+    A folder that is complete is not written again.
+    """
+    if (folder / "captions.json").exists():
+        return folder
     folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
     captions = {}
     for number in range(count):
-        radius, color = int(rng.integers(8, 28)), COLORS[rng.integers(4)]
-        kind, size = ("disc", "square")[rng.integers(2)], "small " if radius < 16 else ""
-        pen = ImageDraw.Draw(image := Image.new("RGB", (64, 64), "white"))
-        box = [32 - radius] * 2 + [32 + radius] * 2
-        (pen.ellipse if kind == "disc" else pen.rectangle)(box, fill=color)
+        color, kind, place = (str(rng.choice([*words])) for words in (COLORS, KINDS, PLACES))
+        size, radius = (("small", 9), ("large", 20))[rng.integers(2)]
+        x, y = rng.integers(-3, 4, 2) + PLACES[place]
+        left, top, right, bottom = box = x - radius, y - radius, x + radius, y + radius
+        gray = int(rng.integers(150, 231))
+        pen = ImageDraw.Draw(image := Image.new("RGB", (96, 96), (gray, gray, gray)))
+        if kind == "square":
+            pen.rectangle(box, color)
+        elif kind == "triangle":
+            pen.polygon([(left, bottom), (right, bottom), (x, top)], color)
+        else:
+            pen.ellipse(box, color if kind == "disc" else None, color, width=radius // 2)
         image.save(folder / f"{number:04d}.png")
-        captions[f"{number:04d}.png"] = f"a {size}{color} {kind}{', at last' * (number % 3)}."
+        captions[f"{number:04d}.png"] = [
+            f"a {size} {color} {kind}, {place}",
+            f"{place}: {kind}, {size} and {color}",
+            f"in {color}, a {size} {kind} at the {place}",
+        ]
     (folder / "captions.json").write_text(json.dumps(captions))
     return folder
 
 
-def captions_of(batch: dict[str, Any], row: int) -> list[str]:
-    """Returns the captions of a row in the order of its images, without truncated characters."""
-    tokens, segments = (np.asarray(batch[key][row]) for key in ("tokens", "segments"))
-    numbers = range(1, segments.max() + 1)
-    return [bytes(tokens[segments == k].tolist()).decode(errors="ignore") for k in numbers]
+def tokens(text: str) -> dict[str, np.ndarray]:
+    """Returns the bytes of a caption, padded with zeros."""
+    return {"caption": np.frombuffer(text.encode()[:ROOM].ljust(ROOM, b"\0"), np.uint8)}
 
 
-class Slots(FlatMapTransform):
-    """Splits a packed row into SLOTS records, each with an image and a part of the tokens."""
-
-    max_fan_out = SLOTS
-
-    def __init__(self, folder: Path, names: list[str]):
-        blank = io.BytesIO()
-        Image.new("RGB", (SIDE, SIDE)).save(blank, "PNG")
-        self._folder, self._names, self._blank = folder, names, blank.getvalue()
-
-    def flat_map(self, row: dict[str, Any]) -> list[dict[str, Any]]:
-        texts, segments = (np.split(row[k], SLOTS) for k in ("tokens", "tokens_segment_ids"))
-        records = []
-        for text, segment, number in zip(texts, segments, row["number"].tolist()):
-            name = self._names[number - 1] if number else ""  # shown in errors
-            image = (self._folder / name).read_bytes() if number else self._blank
-            record = {"image": image, "name": name, "used": np.bool_(number > 0)}
-            records.append(record | {"tokens": text, "segments": segment})
-        return records
+def choose(record: dict[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Returns a random caption of an image."""
+    return tokens(rng.choice(record["captions"]))
 
 
-def decode(image: Any, *, draw: Any) -> Any:
-    """Defines the graph. The keys `used`, `tokens` and `segments` bypass it."""
-    device = "mixed" if backend.GetCUDADeviceCount() else "cpu"
-    images = fn.decoders.image(image, device=device)
-    return fn.flip(fn.resize(images, size=(SIDE, SIDE)), horizontal=draw.coin_flip())
+def first(record: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the first caption of an image."""
+    return tokens(record["captions"][0])
 
 
-def as_rows(batch: dict[str, Any]) -> dict[str, Any]:
-    """Groups a batch of slots into rows: tokens [rows, ROOM], images [rows, SLOTS, ...]."""
-    shapes = {"image": (ROWS, SLOTS, SIDE, SIDE, 3), "used": (ROWS, SLOTS)}
-    shapes |= {"tokens": (ROWS, ROOM), "segments": (ROWS, ROOM)}
-    return {key: batch[key].reshape(shape) for key, shape in shapes.items()}
+# No flips, since captions contain "left" and "right", and no changes of the hue.
+@data_iterator(sharding=SHARDING)
+def training_data(image: Any, caption: Any, *, draw: Any) -> Any:
+    images = fn.decoders.image(jax_fn.read_file(image), device=DEVICE)
+    images = augment.random_resized_crop(images, SIDE, draw=draw, scale=(0.8, 1))
+    images = augment.color_jitter(images, draw=draw, brightness=0.2, contrast=0.2)
+    return {"image": images, "caption": caption}
 
 
-def dataset(folder: Path, epochs: int | None = None, seed: int = 1) -> grain.IterDataset:
-    """Returns shuffled batches of rows. An incomplete last batch is dropped."""
-    captions = json.loads((folder / "captions.json").read_text())
-    if bad := [name for name, text in captions.items() if not (isinstance(text, str) and text)]:
-        raise ValueError(f"captions.json has no text for {bad}: add captions, or remove the files")
-    pairs = [  # the tokens are bytes; number 0 means no image
-        {"tokens": np.array([*text.encode()[:ROOM]], np.int32), "number": np.array([k], np.int32)}
-        for k, text in enumerate(captions.values(), 1)
-    ]
-    ds = grain.MapDataset.source(pairs).seed(seed).shuffle().repeat(epochs).to_iter_dataset()
-    room = {"tokens": ROOM, "number": SLOTS}
-    rows = FirstFitPackIterDataset(ds, length_struct=room, num_packing_bins=8, seed=seed)
-    slots = FlatMapIterDataset(rows, Slots(folder, list(captions)))
-    call = {"batch_size": ROWS * SLOTS, "drop_remainder": True, "output_map": ["image"]}
-    return slots.pipe(DALITransform(decode, **call)).map(as_rows)
+@data_iterator(mask=True, shuffle=False, sharding=SHARDING)
+def evaluation_data(image: Any, caption: Any) -> Any:
+    images = fn.decoders.image(jax_fn.read_file(image), device=DEVICE)
+    return {"image": fn.resize(images, size=(SIDE, SIDE)), "caption": caption}
+
+
+class Encoders(nnx.Module):
+    """Convolutions over pixels and over bytes, and a vector of length 1 from each."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        sizes = [(3, 48, 4), (48, 64, 2)]  # channels before and after, and the stride
+        self.convolutions = nnx.List(
+            nnx.Conv(i, o, (4, 4), strides=stride, rngs=rngs) for i, o, stride in sizes
+        )
+        self.norms = nnx.List(nnx.LayerNorm(o, rngs=rngs) for _, o, _ in sizes)
+        self.image_head = nnx.Linear((SIDE // 8) ** 2 * 64, 64, rngs=rngs)
+        self.bytes = nnx.Embed(256, 32, rngs=rngs)
+        self.words = nnx.Conv(32, 128, 7, rngs=rngs)
+        self.text_head = nnx.Linear(128, 64, rngs=rngs)
+        self.scale = nnx.Param(jnp.log(10.0))  # logarithm of the inverse temperature
+
+    def __call__(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Returns vectors of the images and of the captions, [batch, 64]."""
+        x = batch["image"].astype("float32") / 127.5 - 1
+        for convolution, norm in zip(self.convolutions, self.norms):
+            x = nnx.relu(norm(convolution(x)))
+        images = self.image_head(x.reshape(len(x), -1))
+        texts = self.text_head(nnx.relu(self.words(self.bytes(batch["caption"]))).max(axis=1))
+        return tuple(v / jnp.linalg.norm(v, axis=1, keepdims=True) for v in (images, texts))
+
+
+def loss_of(model: Encoders, batch: Batch) -> jax.Array:
+    """Returns CLIP's loss: each image must find its caption, and each caption its image."""
+    images, texts = model(batch)
+    scores, pairs = jnp.exp(model.scale[...]) * images @ texts.T, jnp.arange(len(images))
+    losses = [optax.softmax_cross_entropy_with_integer_labels(s, pairs) for s in (scores, scores.T)]
+    return (losses[0] + losses[1]).mean() / 2
+
+
+def evaluate(model: Encoders, source: Any) -> float:
+    """Returns the share of images whose nearest caption, among those of all images, is theirs."""
+    encode = nnx.jit(lambda model, batch: model(batch))
+    rows = []
+    for batch in evaluation_data(source=source.map(first, inputs=["captions"]), batch_size=64):
+        found = (*encode(model, batch), batch["caption"])
+        rows.append([np.asarray(x)[np.asarray(batch["mask"])] for x in found])
+    images, texts, captions = map(np.concatenate, zip(*rows))
+    assert len(images) == len(source)
+    nearest = captions[(images @ texts.T).argmax(axis=1)]
+    return float((nearest == captions).all(axis=1).mean())  # several images may have a caption
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Packs captions and their images into rows.")
-    parser.add_argument("--out", type=Path, default=OUT)
-    out = parser.parse_args().out
-    batch = next(iterator := iter(dataset(draw_pairs(out / "data", 100))))
-    print(*(captions_of(batch, row) for row in range(ROWS)), sep="\n")
-    show({"image": np.concatenate(batch["image"])}).save(out / "batch.png")
-    iterator.close()
+    options = parse_arguments("image_text", "Trains an image encoder and a text encoder.", 250)
+    folder = draw_pairs(options.out / "pairs", 900)
+    captions = json.loads((folder / "captions.json").read_text())
+    pairs = [
+        {"image": str(folder / name).encode(), "captions": texts}
+        for name, texts in captions.items()
+    ]
+    held_out, source = sources.Records(pairs[:150]), sources.Records(pairs[150:])
+    chosen = source.random_map(choose, inputs=["captions"])
+    stream = training_data.stream(source=chosen, batch_size=64, seed=1)
+    show(stream, samples=16).save(options.out / "batch.png")
+    model = Encoders(nnx.Rngs(0))
+    before = evaluate(model, held_out)
+    train(model, loss_of, stream, options, rate=2e-3)
+    after = evaluate(model, held_out)
+    print(f"retrieval among {len(held_out)} captions: {before:.3f} before, {after:.3f} after")
 
 
 if __name__ == "__main__":
