@@ -50,7 +50,7 @@ class Window:
         boxes, labels, count = window.boxes(boxes, labels)
 
     Boxes and points are fields of the records, parameters of the graph function. They are computed
-    on the CPU before the graph runs.
+    on the CPU before the graph runs. All results are on the device of the window's images.
 
     Coordinates are pixels from the top left corner of the image, and refer to the edges of pixels:
     an image that is W pixels wide is from x = 0 to x = W, and a horizontal flip maps x to W - x.
@@ -353,9 +353,17 @@ class Window:
         settings: dict[str, Any],
     ) -> tuple[DataNode, ...]:
         """Returns results of NumPy that depend on the window; see `Draw._compute_from_rows`."""
-        return draw._compute_from_rows(
+        nodes = draw._compute_from_rows(
             function, outputs, name=name, kind=f"Window.{name}", settings=settings, of=self._name
         )
+        return tuple(map(self._with_images, nodes))
+
+    def _with_images(self, node: DataNode) -> DataNode:
+        """Returns a result on the device of the images.
+
+        JAX's compiled functions reject arrays on different devices.
+        """
+        return node.gpu() if self._images.device == "gpu" else node
 
     def _with_draw(self, method: str, orientation: str) -> Draw:
         """Returns the draw, for a method that needs it.
@@ -428,6 +436,7 @@ class Window:
             window = fn.reinterpret(window, dtype=types.BOOL)
         if field is not None and field.ndim == 2:
             window = fn.squeeze(window, axes=[2])
+        window = self._with_images(window)
         return window if draw is None else draw.sized(window, self.size)
 
     def _check_graph(self) -> None:

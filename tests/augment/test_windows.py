@@ -571,3 +571,22 @@ def test_windows_of_equal_settings_do_not_depend_on_each_other(maker):
             for a, b in zip(one, two, strict=True):
                 np.testing.assert_array_equal(a, b)
     assert not np.array_equal(together[3][0], together[4][0])
+
+
+@pytest.mark.parametrize("device", ("cpu", "mixed"))
+def test_results_are_on_the_device_of_the_images(device):
+    """Defines the graph alone, so that the test needs no GPU."""
+    devices = []
+
+    def graph(data, places, boxes, ids, corners, sizes, *, draw):
+        images = fn.decoders.image(data, device=device)
+        window = augment.random_window(images, 8, draw=draw)
+        results = [window.mask(places), window.matrix(), window.image(images)]
+        results += [*window.boxes(boxes), *window.points(corners)]
+        devices.extend(node.device for node in results)
+        raise KeyboardInterrupt
+
+    make = data_iterator(graph, source=sources.Records(RECORDS))
+    with pytest.raises(KeyboardInterrupt):
+        make(batch_size=2, device_id=0 if device == "mixed" else None)
+    assert devices == ["cpu" if device == "cpu" else "gpu"] * len(devices) and len(devices) == 8
