@@ -488,6 +488,16 @@ def window_boxes(
     )
 
 
+def extents(geometry: Geometry, size: Pair) -> NDArray[np.float32]:
+    """Returns the boxes (x0, y0, x1, y1) around the visible images in outputs, [rows, 4]."""
+    half = geometry.sizes[:, ::-1] / 2
+    center, reach = _apply(geometry.matrix, half), _linear(np.abs(geometry.matrix), half)
+    corners = np.clip([center - reach, center + reach], 0, size[::-1])
+    rounded = np.rint(corners)  # sizes of resized images are whole numbers
+    corners = np.where(np.abs(corners - rounded) < _TINY, rounded, corners)
+    return np.concatenate([*corners], axis=1).astype(np.float32)
+
+
 def _apply(matrix: Floats, points: Floats) -> Floats:
     """Returns points (x, y), [n, 2], mapped by matrices [n, 2, 3]."""
     return _linear(matrix, points) + matrix[:, :, 2]

@@ -332,6 +332,26 @@ class Window:
         return self._part(draw, "matrix", matrix_of, [((3, 3), np.float32)], {})[0]
 
     @do_not_convert
+    def extent(self) -> DataNode:
+        """Returns the part of the output that shows the image; the rest is padding.
+
+        Padding masks of detectors follow from it, and boxes as shares of their image.
+
+        Returns:
+            The corners (x0, y0, x1, y1) in pixels of the output, float32 [4]. In windows of
+            `affine_window`, the box around the image, which contains padding, too.
+
+        Raises:
+            TypeError: If the sizes of the window's images are unknown, as over DALI's readers.
+        """
+        draw = self._with_draw("extent", "any")
+
+        def extent_of(rows: DrawRows) -> list[NDArray[Any]]:
+            return [geometry.extents(self._geometry(rows), self.size)]
+
+        return self._part(draw, "extent", extent_of, [((4,), np.float32)], {})[0]
+
+    @do_not_convert
     def _geometry(self, rows: DrawRows) -> Geometry:
         """Returns the geometry of some rows, which the first call computes."""
         found: Geometry | None = rows.shared.get(self._name)
@@ -383,7 +403,7 @@ class Window:
                 f"Window.{method} needs a graph over a source, or over Grain's records with the "
                 "parameter draw. Over DALI's readers, windows have images and masks only"
             )
-        if method == "matrix":
+        if method in ("matrix", "extent"):
             return self._draw
         if self._field is None:
             raise _moved(f"{method} refer to the images of the records")

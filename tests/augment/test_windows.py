@@ -88,6 +88,7 @@ def graph(make, **options):
             "visible": visible,
             "num_points": num_points,
             "matrix": window.matrix(),
+            "extent": window.extent(),
             "sizes": sizes,
         }
 
@@ -130,6 +131,12 @@ def test_everything_follows_the_matrix(name):
         differs = (expected != result["places"][row]).any(axis=2)
         assert not (differs & ~is_at_edge).any()
         num_differing += differs.sum()
+        width_of, height_of = record["sizes"]
+        corners = matrix @ [[0, width_of, 0, width_of], [0, 0, height_of, height_of], np.ones(4)]
+        extent = np.clip(
+            [edge(corners[:2], axis=1) for edge in (np.min, np.max)], 0, (width, height)
+        )
+        np.testing.assert_allclose(result["extent"][row], extent.ravel(), atol=1e-3)
 
         boxes = by_loops(record, matrix, (width, height), name == "iou")
         count = result["count"][row]

@@ -123,7 +123,7 @@ def test_public_names_are_there():
 
 STATE = "get_state set_state "
 PUBLIC_ATTRIBUTES = {
-    "dalijax.augment.Window": "boxes image mask matrix points",
+    "dalijax.augment.Window": "boxes extent image mask matrix points",
     "dalijax.DALIGenericIterator": STATE
     + (
         "batch_size checkpoints close closed element_spec epoch epochs errors next num_errors peek "
