@@ -17,7 +17,7 @@ from . import windows
 from .windows import Floats, Pair, Range, Sizes
 
 FORMATS = ("xyxy", "xywh", "cxcywh", "yxyx")
-_TINY = 1e-9  # pixels; differences below are rounding errors
+TINY = 1e-9  # pixels; differences below are rounding errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,15 +102,33 @@ def scaled(u: Floats, sizes: Sizes, size: Pair, scale: Range, flip: float) -> Ge
         flip: Probability of a horizontal flip.
     """
     factor = scale[0] + u[:, :1] * (scale[1] - scale[0])
-    resized = np.maximum(np.floor(sizes * _fit(sizes, size) * factor + _TINY), 1.0)
+    resized = np.maximum(np.floor(sizes * _fit(sizes, size) * factor + TINY), 1.0)
     room = np.maximum(resized - size, 0.0)
     return placed(sizes, resized, -np.floor(u[:, 1:3] * (room + 1)), size, u[:, 3] < flip)
 
 
-def fitted(sizes: Sizes, size: Pair) -> Geometry:
-    """Returns windows of whole images, resized with their aspect ratio, and padded at the end."""
-    resized = np.clip(np.floor(sizes * _fit(sizes, size) + 0.5), 1.0, size)
-    return placed(sizes, resized, np.zeros_like(resized), size, None)
+def fitted(sizes: Sizes, size: Pair, shorter: Any = None, flips: Any = None) -> Geometry:
+    """Returns windows of whole images, resized with their aspect ratio, and padded at the end.
+
+    Args:
+        sizes: Image sizes, [rows, 2].
+        size: Height and width of the output.
+        shorter: Length of the image's shorter side after resizing, in pixels, a number or an array
+            [rows]; smaller if the image would not fit. None: the largest that fits.
+        flips: Whether to flip each image horizontally, [rows]; None for no flips.
+    """
+    factor = _fit(sizes, size)
+    if shorter is None:
+        resized = np.floor(sizes * factor + 0.5)
+    else:  # rounded down, as in torchvision
+        lengths = np.broadcast_to(shorter, len(sizes)).astype(np.float64)[:, np.newaxis]
+        factor = np.minimum(factor, lengths / sizes.min(axis=1, keepdims=True))
+        resized = np.floor(sizes * factor + TINY)
+    resized = np.clip(resized, 1.0, size)
+    offset = np.zeros_like(resized)
+    if flips is not None:  # the canvas is flipped, so that these images are at its left afterwards
+        offset[:, 1] = np.where(flips, size[1] - resized[:, 1], 0.0)
+    return placed(sizes, resized, offset, size, flips)
 
 
 def centered(sizes: Sizes, size: Pair, shorter: int | None) -> Geometry:
@@ -415,7 +433,7 @@ def image_boxes(
     if not len(corners):
         return corners
     with np.errstate(invalid="ignore"):
-        strange = ~np.isfinite(corners).all(axis=1) | (first > last + _TINY).any(axis=1)
+        strange = ~np.isfinite(corners).all(axis=1) | (first > last + TINY).any(axis=1)
         strange |= ((last <= 0) | (first >= width)).any(axis=1) & (last > first).all(axis=1)
         if form.normalized:  # numbers above 2 are pixels
             strange |= (last > 2 * width).any(axis=1)
@@ -472,7 +490,7 @@ def window_boxes(
     # The box that contains the four corners.
     half = _linear(np.abs(matrix), (visible[:, 2:] - visible[:, :2]) / 2)
     first, last = np.clip(center - half, 0, size[::-1]), np.clip(center + half, 0, size[::-1])
-    stays = ((last - first >= min_size - _TINY) & (last > first) & (half > 0)).all(axis=1)
+    stays = ((last - first >= min_size - TINY) & (last > first) & (half > 0)).all(axis=1)
     if by_center:
         centers = _apply(matrix, (corners[:, :2] + corners[:, 2:]) / 2)
         stays &= ((centers > 0) & (centers < size[::-1])).all(axis=1)
@@ -494,7 +512,7 @@ def extents(geometry: Geometry, size: Pair) -> NDArray[np.float32]:
     center, reach = _apply(geometry.matrix, half), _linear(np.abs(geometry.matrix), half)
     corners = np.clip([center - reach, center + reach], 0, size[::-1])
     rounded = np.rint(corners)  # sizes of resized images are whole numbers
-    corners = np.where(np.abs(corners - rounded) < _TINY, rounded, corners)
+    corners = np.where(np.abs(corners - rounded) < TINY, rounded, corners)
     return np.concatenate([*corners], axis=1).astype(np.float32)
 
 

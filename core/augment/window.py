@@ -932,45 +932,73 @@ def center_part(images: DataNode, pair: Pair, draw: Draw, shorter: int | None) -
 
 @do_not_convert
 @knows_its_names
-def fit_window(images: DataNode, size: int | Pair, *, draw: Draw | None = None) -> Window:
+def fit_window(
+    images: DataNode,
+    size: int | Pair,
+    *,
+    draw: Draw | None = None,
+    resize: int | Sequence[int] | None = None,
+    flip: float = 0.0,
+    name: str | None = None,
+) -> Window:
     """Selects the whole image, resized with its aspect ratio, and padded at the bottom or right.
 
-    Use it to evaluate detectors; the inverse of `Window.matrix` maps predictions back. The height
-    and the width are rounded separately. Nothing is random. Over DALI's readers, and of images
-    whose sizes are unknown, the graph computes the window, which then has images and masks only.
+    Use it to evaluate detectors; the inverse of `Window.matrix` maps predictions back. With several
+    lengths of the shorter side, it is the training window of DETR and Faster R-CNN, torchvision's
+    ``RandomShortestSize``. The height and width of the resized image are rounded; the matrix
+    contains both ratios. Without ``draw``, the window is as `center_window` without ``draw``.
 
     Args:
-        images, draw: As for `center_window`.
+        images, draw: As for `center_window`. Random lengths and flips need ``draw``.
         size: Height and width of the output, in pixels; an int sets both.
+        resize: Length to which the image's shorter side is resized, in pixels, or less if the image
+            would not fit into the output; None: the largest size that fits. Of several lengths,
+            such as ``range(480, 801, 32)``, each is equally likely.
+        flip: Probability of a horizontal flip. Flipped images are padded at the right, too.
+        name: Name of the draw, if it is random; see `dalijax.Draw`.
 
     Returns:
-        The window.
+        The window, which contains the whole image.
 
     Raises:
-        ValueError: If the size is invalid.
-        TypeError: If ``draw`` cannot look up the sizes of the images.
+        ValueError: If a size, length or probability is invalid.
+        TypeError: If ``draw`` cannot look up the sizes of the images, or is needed.
     """
-    pair = windows.pair(size, "size")
+    pair, lengths = windows.pair(size, "size"), _lengths(resize)
+    check_share("flip", flip)
+    is_random = flip > 0 or len(lengths) > 1
+    if is_random:
+        check_draw(draw, images)
+    shorter = lengths[0] if lengths else None
     draw = _draw_for(images, draw)
     if draw is None:
         sizes = sizes_in_graph(images)
-        scaled = window_pixels.fit_in_graph(sizes, pair)
+        scaled = window_pixels.fit_in_graph(sizes, pair, shorter)
         return Window(
             images,
             pair,
             window_pixels.placed,
             window_pixels.placed_in_graph(sizes, scaled, 0 * sizes, pair),
         )
+
+    def make(_: object, u: NDArray[np.float32], sizes: Sizes) -> Geometry:
+        if not is_random:
+            return geometry.fitted(sizes, pair, shorter)
+        chosen = (u[:, 0].astype(np.float64) * len(lengths)).astype(np.int64)
+        sides = np.array(lengths)[chosen] if lengths else None
+        return geometry.fitted(sizes, pair, sides, u[:, 1] < flip)
+
     return _drawn(
         images,
         pair,
         draw,
-        lambda _, u, sizes: geometry.fitted(sizes, pair),
+        make,
         [_FLOATS, _FLOATS, _FLOATS, _INTS],
         window_pixels.placed,
         kind="augment.fit_window",
-        settings={"size": pair},
-        name=None,
+        settings={"size": pair, "resize": lengths, "flip": flip},
+        name=name,
+        columns=2 if is_random else 0,
     )
 
 
@@ -1212,6 +1240,19 @@ def shorter_side(resize: int | None) -> int | None:
     if resize is None:
         return None
     return whole_number("resize", resize, "a number of pixels, 1 or more, or None", 1)
+
+
+def _lengths(resize: int | Sequence[int] | None) -> list[int]:
+    """Returns the lengths of `fit_window`, none for None; raises ValueError for other values."""
+    if resize is None:
+        return []
+    given = [*resize] if isinstance(resize, (Sequence, np.ndarray)) else [resize]
+    if not given or not all(windows.is_whole(length) and length >= 1 for length in given):
+        raise ValueError(
+            "resize must be a number of pixels, 1 or more, several such as (480, 640), or None, "
+            f"not {resize!r}"
+        )
+    return [*map(int, given)]
 
 
 def _pair_of_numbers(name: str, value: Any, example: str) -> tuple[float, float]:

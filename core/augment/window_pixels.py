@@ -11,6 +11,7 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from ..arrays.dtypes import dali_type
+from .geometry import TINY
 from .layouts import sizes_in_graph
 from .windows import Pair
 
@@ -211,11 +212,16 @@ def half(room: Any) -> Any:
     return floor + room % 2 * (floor % 2)
 
 
-def fit_in_graph(sizes: Any, size: Pair) -> Any:
+def fit_in_graph(sizes: Any, size: Pair, shorter: int | None) -> Any:
     """Returns the sizes of images that are resized to fit into an output; see `geometry.fitted`."""
     exact = fn.cast(sizes, dtype=types.FLOAT64)
     factors = types.Constant(np.array(size, np.float64)) / exact
-    scaled = dali_math.floor(exact * dali_math.min(factors[0], factors[1]) + 0.5)
+    factor, rounding = dali_math.min(factors[0], factors[1]), 0.5
+    if shorter is not None:
+        length = types.Constant(np.float64(shorter), dtype=types.FLOAT64)
+        factor = dali_math.min(factor, length / dali_math.min(exact[0], exact[1]))
+        rounding = TINY
+    scaled = dali_math.floor(exact * factor + types.Constant(rounding, dtype=types.FLOAT64))
     limit = types.Constant(np.array(size, np.int64))
     return dali_math.clamp(fn.cast(scaled, dtype=types.INT64), 1, limit)
 

@@ -103,6 +103,7 @@ AUGMENT: Mapping[str, str] = {
     "randomsolarize": "solarize",
     "randomioucrop": "iou_window",
     "scalejitter": "scale_window",
+    **dict.fromkeys(("randomshortestsize", "resizeshortestedge"), "fit_window"),
     "randomaffine": "affine_window",
     "sanitizeboundingboxes": "min_size= of window.boxes, of any window",
     "todtype": "normalize(images, mean, std)",

@@ -518,6 +518,27 @@ def test_points_and_boxes_of_another_unit_are_refused():
         ),
         (lambda w, x, b, d: augment.fit_window(x, True), ValueError, "size must be .*True"),
         (
+            lambda w, x, b, d: augment.fit_window(x, 32, resize=0),
+            ValueError,
+            "resize must be a number of pixels.*0",
+        ),
+        *(
+            (
+                lambda w, x, b, d, resize=resize: augment.fit_window(x, 32, draw=d, resize=resize),
+                ValueError,
+                "resize must be a number of pixels",
+            )
+            for resize in ((), 0, (30, 0), 2.5, (30, True))
+        ),
+        *(
+            (
+                lambda w, x, b, d, more=more: augment.fit_window(x, 32, **more),
+                TypeError,
+                "draw must be the draw argument",
+            )
+            for more in ({"resize": (30, 40)}, {"flip": 0.5})
+        ),
+        (
             lambda w, x, b, d: augment.affine_window(x, 32, draw=d, degrees=np.nan),
             ValueError,
             "degrees must be a finite number or a range.*nan",

@@ -28,6 +28,10 @@ MAKERS = {
         im, (90, 96), draw=draw, resize=80
     ),
     "fit": lambda im, boxes, draw: augment.fit_window(im, (96, 120), draw=draw),
+    "fit resized": lambda im, boxes, draw: augment.fit_window(im, (96, 120), draw=draw, resize=70),
+    "fit random": lambda im, boxes, draw: augment.fit_window(
+        im, (96, 120), draw=draw, resize=(40, 60, 90), flip=0.5, name="w"
+    ),
     "resize": lambda im, boxes, draw: augment.resize_window(im, (96, 120), draw=draw),
     "iou": lambda im, boxes, draw: augment.iou_window(im, boxes, 96, draw=draw, flip=0.5, name="w"),
     "affine": lambda im, boxes, draw: augment.affine_window(
@@ -191,6 +195,23 @@ def test_windows_resume(name):
             iterator(MAKERS[other]).set_state(state)
 
 
+def test_fitted_windows_have_each_length_and_begin_at_the_top_left():
+    result = run(MAKERS["fit random"])
+    lengths = []
+    for (left, top, right, bottom), matrix, (width, height) in zip(
+        result["extent"], result["matrix"], result["sizes"]
+    ):
+        assert (left, top) == (0, 0) and right == int(right) and bottom == int(bottom)
+        is_flipped = matrix[0, 0] < 0
+        np.testing.assert_allclose(matrix[0] @ [width * is_flipped, 0, 1], 0, atol=1e-3)
+        factor = min(96 / height, 120 / width)
+        wanted = [min(factor, length / min(height, width)) for length in (40, 60, 90)]
+        sizes = [(int(width * f + 1e-6), int(height * f + 1e-6)) for f in wanted]
+        assert (right, bottom) in sizes
+        lengths.append((sizes.index((right, bottom)), is_flipped))
+    assert len({*lengths}) == 6
+
+
 SCALE = {"scale": (0.2, 0.9), "flip": 0.5, "name": "a"}
 EQUAL = {
     "random": (
@@ -224,6 +245,10 @@ EQUAL = {
     "resize in the graph": (
         lambda x, d: fn.resize(fn.flip(x), size=(90, 150)),
         lambda x, d: augment.resize_window(flipped := fn.flip(x), (90, 150)).image(flipped),
+    ),
+    "fit resized in the graph": (
+        lambda x, d: augment.fit_window(x, (90, 150), draw=d, resize=70).image(x),
+        lambda x, d: augment.fit_window(x, (90, 150), resize=70).image(x),
     ),
     "own pixels": (
         lambda x, d: augment.random_window(x, 40, draw=d, name="a").image(x),

@@ -19,6 +19,7 @@ SEED, EPOCH = 5, 0
 BILINEAR, NEAREST = InterpolationMode.BILINEAR, InterpolationMode.NEAREST_EXACT
 AREA, SCALE, FACTOR = (0.3, 1.0), (0.1, 2.0), (0.7, 1.3)
 PADDING = 3, 5, 7, 9  # left, top, right, bottom
+LENGTHS = 120, 180, 300
 
 
 def make_records(photos, size):
@@ -127,6 +128,24 @@ def resize_window(value, sizes, u, size, mode):
     return F.resize(value, list(size), mode)
 
 
+def shortest(value, length, size, mode):
+    transform = v2.RandomShortestSize([length], size[0])  # limits the longer side, too
+    sizes, theirs = F.get_size(value), transform.make_params([value])["size"]
+    ratio = min(length / min(sizes), size[0] / max(sizes))
+    exact = [int(side * ratio + 1e-9) for side in sizes]  # torchvision rounds 240 - 1e-14 to 239
+    assert np.isin(np.subtract(exact, theirs), (0, 1)).all()
+    return F.resize(value, exact, mode)
+
+
+def fit_window_of_a_length(value, sizes, u, size, mode):
+    return padded(shortest(value, 180, size, mode), 0, 0, size)
+
+
+def random_fit_window(value, sizes, u, size, mode):
+    value = shortest(value, LENGTHS[int(u[0] * len(LENGTHS))], size, mode)
+    return padded(flipped(value, u[1] < 0.5), 0, 0, size)
+
+
 def affine_window(value, sizes, u, size, mode):
     ratio = min(size[0] / sizes[0], size[1] / sizes[1])
     height, width = (int(side * ratio + 0.5) for side in sizes)
@@ -189,6 +208,18 @@ CASES = {
         lambda x, size, d: augment.resize_window(x, size, draw=d),
         resize_window,
         (224, 200),
+        None,
+    ),
+    "fit_window of a length": (
+        lambda x, size, d: augment.fit_window(x, size, draw=d, resize=180),
+        fit_window_of_a_length,
+        (240, 240),
+        None,
+    ),
+    "fit_window of random lengths": (
+        lambda x, size, d: augment.fit_window(x, size, draw=d, resize=LENGTHS, flip=0.5, name="w"),
+        random_fit_window,
+        (240, 240),
         None,
     ),
     "affine_window": (

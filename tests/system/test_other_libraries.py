@@ -91,6 +91,7 @@ ATTRIBUTES = {
         "RandomApply": "probability=",
         "RandomIoUCrop": "use iou_window",
         "ScaleJitter": "use scale_window",
+        "RandomShortestSize": "use fit_window",
         "RandomAffine": "use affine_window",
         "SanitizeBoundingBoxes": "window.boxes",
         "ToDtype": "normalize",
