@@ -20,7 +20,7 @@ class UnfitValueError(ValueError):
 
 
 class StoredArrays(list[np.ndarray]):
-    """Arrays that the records of a list contain, so that no other record is in their memory."""
+    """Arrays whose memory no other record will use: bytes, or arrays that a list of records has."""
 
 
 def leaf(value: Any) -> np.ndarray:
