@@ -257,7 +257,7 @@ class Records(BaseSource):
         kind, *others = {*map(type, values)}
         if others:
             return None
-        if kind is bytes and (field.dtype, field.ndim) == (np.uint8, 1) and all(values):
+        if kind is bytes and field.dtype == np.uint8 and field.ndim == 1 and all(values):
             return StoredArrays([np.frombuffer(value, np.uint8) for value in values])
         if issubclass(kind, (int, float, np.number)) and not field.ndim and field.dtype is not None:
             array = np.array(values)

@@ -28,6 +28,7 @@ from .core.augment.crops import random_crop as random_crop
 from .core.augment.crops import random_erasing as random_erasing
 from .core.augment.crops import random_resized_crop as random_resized_crop
 from .core.augment.normalization import normalize as normalize
+from .core.augment.patches import patches as patches
 from .core.augment.window import Window as Window
 from .core.augment.window import affine_window as affine_window
 from .core.augment.window import center_window as center_window
@@ -53,6 +54,7 @@ __all__ = [
     "grayscale",
     "iou_window",
     "normalize",
+    "patches",
     "rand_augment",
     "random_crop",
     "random_erasing",

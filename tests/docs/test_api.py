@@ -85,7 +85,7 @@ PUBLIC_NAMES = {
     ),
     "dalijax.augment": (
         "Window affine_window auto_augment center_crop center_window color_jitter "
-        "crop_window fit_window flip gaussian_blur grayscale iou_window normalize "
+        "crop_window fit_window flip gaussian_blur grayscale iou_window normalize patches "
         "rand_augment random_crop random_erasing random_resized_crop random_window "
         "resize_window scale_window solarize trivial_augment"
     ),

@@ -1,0 +1,159 @@
+"""Patches at the aspect ratio of the image: grids of SigLIP 2, pixels compared with NumPy."""
+
+import io
+import math
+
+import numpy as np
+import pytest
+from nvidia.dali import fn
+from PIL import Image
+
+from dalijax import augment, data_iterator, sources
+from dalijax.core.augment.patches import grids
+from drawing import drawn_image, png
+
+SIZES = [(40, 60), (60, 40), (33, 97), (7, 120), (1, 1), (200, 200), (16, 16), (31, 5)]
+IMAGES = [drawn_image(k, *size) for k, size in enumerate(SIZES)]
+
+
+def grid_of(height, width, patch, tokens, number=float):
+    """The bisection of SigLIP 2 in Python (float) or of big_vision in TensorFlow (float32)."""
+
+    def cells(scale):
+        sides = (number(side) * scale for side in (height, width))
+        return [max(math.ceil(side / number(patch)), 1) for side in sides]
+
+    low, high = number(1e-6), number(100)
+    while high - low >= number(1e-5):
+        middle = (low + high) / number(2)
+        if middle in (low, high):  # float32 is not precise enough
+            break
+        low, high = (middle, high) if math.prod(cells(middle)) <= tokens else (low, middle)
+    return cells(low)
+
+
+@pytest.mark.parametrize("number", (float, np.float32))
+@pytest.mark.parametrize(("patch", "tokens"), ((16, 256), (14, 1024), (16, 64), (32, 49), (8, 1)))
+def test_grids_are_those_of_siglip(patch, tokens, number):
+    rng = np.random.default_rng(0)
+    sizes = np.concatenate(
+        [
+            rng.integers(1, 4000, (150, 2)),
+            rng.integers(1, 40, (30, 2)),
+            rng.choice([224, 256, 375, 384, 480, 500, 512, 640], (70, 2)),
+        ]
+    ).astype(np.int32)
+    found = grids(sizes, patch, tokens)
+    expected = [grid_of(*size, patch, tokens, number) for size in sizes.tolist()]
+    np.testing.assert_array_equal(found, expected)
+    assert (found.prod(axis=1) <= tokens).all()
+
+
+def resized(pixels, size):
+    """Resizes with a triangular filter, antialiased; the pixels at the edges are repeated."""
+    result = pixels.astype(float)
+    for axis, length in enumerate(size):
+        count = result.shape[axis]
+        step = count / length
+        radius = max(step, 1.0)
+        weights = np.zeros((length, count))
+        for k in range(length):
+            center = (k + 0.5) * step
+            for at in range(math.floor(center - radius), math.ceil(center + radius) + 1):
+                weight = max(0.0, 1 - abs(at + 0.5 - center) / radius)
+                weights[k, min(max(at, 0), count - 1)] += weight
+        weights /= weights.sum(axis=1, keepdims=True)
+        result = np.moveaxis(np.tensordot(weights, result, axes=(1, axis)), 0, axis)
+    return result
+
+
+def make(source, patch=8, tokens=24, **options):
+    @data_iterator(shuffle=False)
+    def cut(data, *, draw):
+        images = fn.decoders.image(data)
+        found = augment.patches(images, draw=draw, patch=patch, tokens=tokens)
+        return dict(zip(("patches", "positions", "mask", "grid"), found))
+
+    return cut(source=source, batch_size=4, **options)
+
+
+def test_patches_are_the_pixels_of_the_resized_image():
+    source = sources.Records([{"data": png(image)} for image in IMAGES])
+    rows = [{k: np.asarray(v)[r] for k, v in b.items()} for b in make(source) for r in range(4)]
+    for row, image in zip(rows, IMAGES, strict=True):
+        height, width = grid_of(*image.shape[:2], 8, 24)
+        count = height * width
+        assert row["grid"].tolist() == [height, width] and row["grid"].dtype == np.int32
+        np.testing.assert_array_equal(row["mask"], np.arange(24) < count)
+        wanted = [[y, x] for y in range(height) for x in range(width)]
+        assert row["positions"].tolist() == wanted + [[0, 0]] * (24 - count)
+        pixels = resized(image, (height * 8, width * 8)).reshape(height, 8, width, 8, 3)
+        difference = row["patches"][:count] - pixels.swapaxes(1, 2).reshape(count, -1)
+        assert row["patches"].shape == (24, 8 * 8 * 3) and row["patches"].dtype == np.uint8
+        assert np.abs(difference).max() <= 1.01 and not row["patches"][count:].any()
+
+
+def test_arrays_of_other_channels_and_dtypes():
+    images = [np.float32(image[..., :2]) / 255 for image in IMAGES[:4]]
+
+    @data_iterator(shuffle=False, source=sources.Records([{"image": x} for x in images]))
+    def cut(image, *, draw):
+        return {"patches": augment.patches(image, draw=draw, patch=4, tokens=30)[0]}
+
+    batch = np.asarray(next(cut(batch_size=4))["patches"])
+    assert batch.shape == (4, 30, 4 * 4 * 2) and batch.dtype == np.float32
+    for rows, image in zip(batch, images):
+        height, width = grid_of(*image.shape[:2], 4, 30)
+        pixels = resized(image, (height * 4, width * 4)).reshape(height, 4, width, 4, 2)
+        expected = pixels.swapaxes(1, 2).reshape(height * width, -1)
+        np.testing.assert_allclose(rows[: height * width], expected, atol=1e-3)
+
+
+def test_patches_follow_colors_and_resume():
+    source = sources.Records([{"data": png(image)} for image in IMAGES * 3])
+
+    @data_iterator(source=source)
+    def cut(data, *, draw):
+        images = augment.color_jitter(fn.decoders.image(data), draw=draw, brightness=0.4)
+        return {"patches": augment.patches(images, draw=draw, patch=8, tokens=24)[0]}
+
+    with cut(batch_size=6, seed=3) as iterator:
+        next(iterator)
+        state = iterator.get_state()
+        expected = np.asarray(next(iterator)["patches"])
+    with cut(batch_size=6, seed=3) as other:
+        other.set_state(state)
+        np.testing.assert_array_equal(np.asarray(next(other)["patches"]), expected)
+    with make(source) as iterator:
+        next(iterator)
+        state = iterator.get_state()
+    with make(source, tokens=25) as another, pytest.raises(ValueError, match="tokens: 24 -> 25"):
+        another.set_state(state)
+        next(another)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    (
+        ({"patch": 0}, "patch must be a number of pixels.*not 0"),
+        ({"tokens": 2.5}, "tokens must be a number of patches.*not 2.5"),
+        ({"tokens": True}, "tokens must be a number of patches.*not True"),
+    ),
+)
+def test_numbers_are_checked(options, text):
+    source = sources.Records([{"data": png(IMAGES[0])}])
+    with pytest.raises((ValueError, TypeError), match=text):
+        make(source, **options)
+
+
+def test_moved_images_are_refused():
+    file = io.BytesIO()
+    Image.fromarray(IMAGES[0]).save(file, "PNG")
+
+    @data_iterator(source=sources.Records([{"data": file.getvalue()}]))
+    def cut(data, *, draw):
+        images = fn.rotate(fn.decoders.image(data), angle=45)
+        return {"patches": augment.patches(images, draw=draw)[0]}
+
+    with pytest.raises(TypeError, match="sized"):
+        cut(batch_size=1)
