@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from nvidia.dali import types
 from torchvision.transforms import v2
+from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
 from dalijax import augment
@@ -49,13 +51,20 @@ def test_erased_windows_have_torchvisions_distribution(size, ratio):
     check_windows("erased", ours, theirs, size)
 
 
-@pytest.mark.parametrize("antialias", [True, False])
+# Bicubic pixels differ more at sharp edges, also from torchvision's floats.
+@pytest.mark.parametrize(
+    ("mode", "antialias", "most"),
+    [("bilinear", True, 2), ("bilinear", False, 2), ("bicubic", True, 12)],
+)
 @pytest.mark.parametrize("side", [64, 224])
-def test_a_resized_crop_has_torchvisions_pixels_but_at_its_edge(photos, side, antialias):
+def test_a_resized_crop_has_torchvisions_pixels_but_at_its_edge(
+    photos, side, mode, antialias, most
+):
     images = photos * 4
+    interp_type = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC}[mode]
     (ours,) = run(
         lambda x, draw: augment.random_resized_crop(
-            x, side, antialias=antialias, draw=draw, name="crop"
+            x, side, interp_type=interp_type, antialias=antialias, draw=draw, name="crop"
         ),
         images,
     )
@@ -63,17 +72,25 @@ def test_a_resized_crop_has_torchvisions_pixels_but_at_its_edge(photos, side, an
     sizes = np.array([one.shape[:2] for one in images], np.int32)
     start, end = windows.resized_crops(u, sizes, (0.08, 1.0), (3 / 4, 4 / 3))
     theirs = [
-        pixels(F.resized_crop(tensor(one), *window, [side, side], antialias=antialias))
+        pixels(
+            F.resized_crop(
+                tensor(one),
+                *window,
+                [side, side],
+                interpolation=InterpolationMode(mode),
+                antialias=antialias,
+            )
+        )
         for one, window in zip(images, np.hstack([start, end - start]).astype(int).tolist())
     ]
     within = np.s_[2:-2, 2:-2]
-    piece = f"resized crop to {side}{'' if antialias else ' without antialias'}"
+    piece = f"{mode} crop to {side}{'' if antialias else ' without antialias'}"
     inner = differences(
         f"{piece}, without 2 pixels of edge",
         [one[within] for one in ours],
         [one[within] for one in theirs],
     )
-    assert np.median(inner) == 0 and inner.max() <= 2
+    assert np.median(inner) == 0 and inner.max() <= most and np.mean(inner > 2) < 0.001
     whole = differences(piece, ours, theirs)  # torchvision cuts the neighbors off before resizing
     assert np.median(whole) == 0 and np.mean(whole > 2) < 0.02
 
