@@ -141,6 +141,10 @@ def fit_window_of_a_length(value, sizes, u, size, mode):
     return padded(shortest(value, 180, size, mode), 0, 0, size)
 
 
+def fit_window_of_its_size(value, sizes, u, size, mode):
+    return padded(F.resize(value, None, mode, max_size=size[0]), 0, 0, size)
+
+
 def random_fit_window(value, sizes, u, size, mode):
     value = shortest(value, LENGTHS[int(u[0] * len(LENGTHS))], size, mode)
     return padded(flipped(value, u[1] < 0.5), 0, 0, size)
@@ -214,6 +218,12 @@ CASES = {
         lambda x, size, d: augment.fit_window(x, size, draw=d, resize=180),
         fit_window_of_a_length,
         (240, 240),
+        None,
+    ),
+    "fit_window of its size": (
+        lambda x, size, d: augment.fit_window(x, size, draw=d, resize=size[0]),
+        fit_window_of_its_size,
+        (320, 320),
         None,
     ),
     "fit_window of random lengths": (
