@@ -118,13 +118,10 @@ def fitted(sizes: Sizes, size: Pair, shorter: Any = None, flips: Any = None) -> 
         flips: Whether to flip each image horizontally, [rows]; None for no flips.
     """
     factor = _fit(sizes, size)
-    if shorter is None:
-        resized = np.floor(sizes * factor + 0.5)
-    else:  # rounded down, as in torchvision
+    if shorter is not None:
         lengths = np.broadcast_to(shorter, len(sizes)).astype(np.float64)[:, np.newaxis]
         factor = np.minimum(factor, lengths / sizes.min(axis=1, keepdims=True))
-        resized = np.floor(sizes * factor + TINY)
-    resized = np.clip(resized, 1.0, size)
+    resized = np.clip(np.floor(sizes * factor + TINY), 1.0, size)  # down, as in torchvision
     offset = np.zeros_like(resized)
     if flips is not None:  # the canvas is flipped, so that these images are at its left afterwards
         offset[:, 1] = np.where(flips, size[1] - resized[:, 1], 0.0)

@@ -945,9 +945,9 @@ def fit_window(
 
     Use it to evaluate detectors; the inverse of `Window.matrix` maps predictions back. With several
     lengths of the shorter side, it is the training window of DETR and Faster R-CNN, torchvision's
-    ``RandomShortestSize``. The height and width of the resized image are rounded, or with
-    ``resize`` rounded down, as in torchvision; the matrix contains both ratios. Without ``draw``,
-    the window is as `center_window` without ``draw``.
+    ``RandomShortestSize``. The height and width of the resized image are rounded down, as in
+    torchvision; the matrix contains both ratios. Without ``draw``, the window is as `center_window`
+    without ``draw``.
 
     Args:
         images, draw: As for `center_window`. Random lengths and flips need ``draw``.

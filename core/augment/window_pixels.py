@@ -216,12 +216,11 @@ def fit_in_graph(sizes: Any, size: Pair, shorter: int | None) -> Any:
     """Returns the sizes of images that are resized to fit into an output; see `geometry.fitted`."""
     exact = fn.cast(sizes, dtype=types.FLOAT64)
     factors = types.Constant(np.array(size, np.float64)) / exact
-    factor, rounding = dali_math.min(factors[0], factors[1]), 0.5
+    factor = dali_math.min(factors[0], factors[1])
     if shorter is not None:
         length = types.Constant(np.float64(shorter), dtype=types.FLOAT64)
         factor = dali_math.min(factor, length / dali_math.min(exact[0], exact[1]))
-        rounding = TINY
-    scaled = dali_math.floor(exact * factor + types.Constant(rounding, dtype=types.FLOAT64))
+    scaled = dali_math.floor(exact * factor + types.Constant(TINY, dtype=types.FLOAT64))
     limit = types.Constant(np.array(size, np.int64))
     return dali_math.clamp(fn.cast(scaled, dtype=types.INT64), 1, limit)
 

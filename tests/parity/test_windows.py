@@ -121,7 +121,7 @@ def resized_center_window(value, sizes, u, size, mode):
 
 def fit_window(value, sizes, u, size, mode):
     ratio = min(size[0] / sizes[0], size[1] / sizes[1])
-    return padded(F.resize(value, [int(side * ratio + 0.5) for side in sizes], mode), 0, 0, size)
+    return padded(F.resize(value, [int(side * ratio + 1e-9) for side in sizes], mode), 0, 0, size)
 
 
 def resize_window(value, sizes, u, size, mode):
@@ -221,7 +221,7 @@ CASES = {
         None,
     ),
     "fit_window of its size": (
-        lambda x, size, d: augment.fit_window(x, size, draw=d, resize=size[0]),
+        lambda x, size, d: augment.fit_window(x, size, draw=d),
         fit_window_of_its_size,
         (320, 320),
         None,
