@@ -249,6 +249,7 @@ def _augmented(
             settings=settings,
             name=name,
             kind=kind,
+            joins=True,
         )
     )
     augmented = as_rgb(images, draw, types.UINT8)

@@ -101,6 +101,7 @@ def color_jitter(
         settings={**ranges, **({} if probability == 1 else {"probability": probability})},
         name=name,
         kind="augment.color_jitter",
+        joins=True,
     )
     return draw._recolored(_mixed(images, drawn, draw), images)
 
@@ -242,6 +243,7 @@ def gaussian_blur(
         settings={"sigma": (low, high), "probability": probability},
         name=name,
         kind="augment.gaussian_blur",
+        joins=True,
     )
 
     def blurred(sharp: DataNode, width: DataNode) -> Any:
@@ -319,6 +321,7 @@ def _choice(
         settings={**settings, "probability": probability},
         name=name,
         kind=kind,
+        joins=True,
     )
     return first, second
 

@@ -208,12 +208,14 @@ def flip(
     """
     check_draw(draw, images)
     check_share("probability", probability)
-    flipped = draw.compute(
-        lambda u, _: u < probability,
-        dtype=np.int32,
+    (flipped,) = draw._compute_outputs(
+        lambda u, _: [u < probability],
+        [((), np.int32)],
+        columns=1,
         settings={"probability": probability},
         name=name,
         kind="augment.flip",
+        joins=True,
     )
     if vertical:
         return draw.sized(fn.flip(images, horizontal=0, vertical=flipped), images)
@@ -267,6 +269,7 @@ def random_erasing(
         settings={"probability": probability, "scale": scale, "ratio": ratio},
         name=name,
         kind="augment.random_erasing",
+        joins=True,
     )
     erased = fn.erase(
         with_layout(images, draw), anchor=start, shape=extent, axis_names="HW", fill_value=value

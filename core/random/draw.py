@@ -616,6 +616,7 @@ class Draw:
         settings: Mapping[str, Any] | None = None,
         name: str | None = None,
         kind: str = "draw.compute",
+        joins: bool = False,
     ) -> tuple[DataNode, ...]:
         """Computes several outputs from uniform random numbers; see `compute`.
 
@@ -627,6 +628,7 @@ class Draw:
             settings: As in `compute`.
             name: Name of the draw; see `dalijax.Draw`.
             kind: As in `compute`.
+            joins: Whether draws of equal settings are computed at once; see `_joined`.
 
         Raises:
             ValueError: If the name is taken, or the draw's own graph is not being defined.
@@ -641,8 +643,6 @@ class Draw:
             sizes = None if image_sizes is None else rows.sizes_of(image_sizes)
             return function(rows.uniform(keys), None if sizes is None else sizes.copy())
 
-        # Functions of users may not compute each row by itself.
-        joins = kind.startswith("augment.")
         joined = self._joined(function, keys, image_sizes, kind, settings) if joins else None
         return self._compute_from_rows(
             joined or from_numbers, outputs, name=name, kind=kind, settings=settings

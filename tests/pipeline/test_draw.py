@@ -327,3 +327,20 @@ def test_draws_are_described_with_their_settings():
         assert [k for k, (a, b) in enumerate(zip(changed, lines(graph))) if a != b] == [number]
     plain = pipeline_def(lambda: fn.constant(fdata=[1.0]), batch_size=1, num_threads=1)
     assert described_draws(plain(device_id=None)) == []
+
+
+def test_functions_of_users_are_computed_for_each_draw_by_itself():
+    """Whatever they are called, since they may be different, and may depend on all rows."""
+
+    def graph(draw):
+        functions = (lambda u, _: u, lambda u, _: -u, lambda u, _: u - u.mean())
+        return tuple(
+            draw.compute(function, name=name, kind="augment.mine")
+            for function, name in zip(functions, "abc")
+        )
+
+    a, b, c = run(graph, range(ROWS))
+    np.testing.assert_array_equal(a, numbers(range(ROWS), "a", 1)[:, 0])
+    np.testing.assert_array_equal(b, -numbers(range(ROWS), "b", 1)[:, 0])
+    expected = numbers(range(ROWS), "c", 1)[:, 0]
+    np.testing.assert_allclose(c, expected - expected.mean(), atol=1e-6)
