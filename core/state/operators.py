@@ -30,6 +30,7 @@ FIELD = "record_field_"  # prefix of the names of the external sources that feed
 # Prefix of the names of operators that choose the samples which other operators change. Graphs on
 # a GPU have no such operators, because they cost more there than changing all samples.
 CHOICE = "choice_of_"
+_CHOICES = ("_conditional.split", "_conditional.merge")  # users may name other operators so
 # Values of nvidia.dali.types, as text, because arguments that DALI has printed are texts. With
 # ANY_DATA, a decoder keeps the image's own channels.
 _GRAY, _ANY_DATA = "2", "4"
@@ -88,21 +89,35 @@ def without_choices(
 ) -> tuple[list[Operator], list[str]]:
     """Returns the operators and the outputs of a graph as if all samples were chosen; see `CHOICE`.
 
-    External sources that supply only choices are left out, too.
+    Operators that supply only choices are left out, too: external sources, and the splits of their
+    data by an ``if``.
     """
     same: dict[str, str] = {}  # by the output of a choice: the data whose samples are chosen
     kept: list[Operator] = []
     suppliers: set[str] = set()
     for kind, name, arguments in operators:
         inputs = [[same.get(of, of), key] for of, key in arguments.get("inputs", ())]
-        if name.startswith(CHOICE):
+        if kind in _CHOICES and name.startswith(CHOICE):
             same |= {output: inputs[0][0] for output in (name, f"{name}[0]", f"{name}[1]")}
-            suppliers.add(inputs[-1][0])  # of the predicate
+            suppliers.add(_producer(inputs[-1][0]))  # of the predicate
         else:
             kept.append((kind, name, {**arguments, "inputs": inputs} if inputs else arguments))
-    used = {of for _, _, arguments in kept for of, _ in arguments.get("inputs", ())}
-    unused = suppliers - used
-    return [item for item in kept if item[1] not in unused], [same.get(of, of) for of in outputs]
+    outputs = [same.get(of, of) for of in outputs]
+    used = {*map(_producer, outputs)}
+    result: list[Operator] = []
+    for kind, name, arguments in reversed(kept):  # operators that use an output come first
+        producers = {_producer(of) for of, _ in arguments.get("inputs", ())}
+        if name in suppliers and name not in used:
+            suppliers |= producers
+        else:
+            used |= producers
+            result.append((kind, name, arguments))
+    return result[::-1], outputs
+
+
+def _producer(data: str) -> str:
+    """Returns the name of the operator with an output: "reader" of "reader[1]"."""
+    return data.partition("[")[0]
 
 
 def file_inputs(operators: Sequence[Operator]) -> dict[str, FileInput]:

@@ -2,13 +2,16 @@
 
 import itertools
 
+import numpy as np
 import pytest
-from nvidia.dali import pipeline_def
+from nvidia.dali import fn, pipeline_def
 
-from dalijax import LastBatchPolicy
+from dalijax import LastBatchPolicy, augment
 from dalijax.core.order.epochs import EpochPlan
+from dalijax.core.random.draw import Draw
 from dalijax.core.state.differences import differences
 from dalijax.core.state.fingerprint import fingerprint
+from dalijax.core.state.operators import graph_outputs, read_operators, without_choices
 from numbered import graph
 
 
@@ -39,3 +42,46 @@ def test_fingerprints_contain_the_epochs(policy, jpegs_many):
             (difference,) = differences(found, other)
             assert difference.name == name and difference.before == str(value)
             assert difference.fixed == (name != "seed")
+
+
+def built(graph):
+    """Returns a pipeline of a graph of (images, condition), with conditionals."""
+
+    def define():
+        images = fn.external_source(source=lambda: [np.zeros((4, 4, 3), np.uint8)], batch=True)
+        condition = fn.external_source(source=lambda: [np.bool_(True)], batch=True)
+        return graph(images, condition)
+
+    pipeline = pipeline_def(
+        define, batch_size=1, num_threads=1, device_id=None, enable_conditionals=True
+    )()
+    pipeline.build()
+    return pipeline
+
+
+@pytest.mark.parametrize("name", ("size", "choice_of_size"))
+def test_operators_with_any_name_are_compared(name):
+    first, second = (
+        fingerprint([built(lambda x, _: fn.resize(x, size=(size, size), name=name))], None, (0,))
+        for size in (8, 16)
+    )
+    assert any(difference.name.endswith("size.size") for difference in differences(first, second))
+
+
+def changed(images, condition):
+    draw = Draw(lambda *_: None, {})
+    if condition:
+        images = augment.grayscale(images, draw=draw, probability=0.5)
+    return augment.solarize(images, 128, draw=draw)
+
+
+def test_choices_leave_no_unused_operators():
+    """Graphs on a GPU, whose states are the same, have no choices, and DALI drops what feeds them.
+
+    Here, the `if` splits the choice of the images, too.
+    """
+    pipeline = built(changed)
+    operators, outputs = without_choices(read_operators(pipeline)[0], graph_outputs(pipeline))
+    data = [of for _, _, arguments in operators for of, _ in arguments.get("inputs", ())]
+    used = {of.partition("[")[0] for of in [*data, *outputs]}
+    assert {name for _, name, _ in operators} == used
