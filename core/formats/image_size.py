@@ -201,7 +201,8 @@ def look_at(data: Any, image_input: ImageInput = _RGB) -> Look:
 def look_at_file(path: Any, image_input: ImageInput = _RGB) -> Look:
     """Looks at the header of the image in a file; see `look_at`.
 
-    The result is empty if the file exists but can't be read, because DALI will report the error.
+    The result is empty if the path is a URL, which DALI may be able to read, or if the file exists
+    but can't be read, because DALI will report the error.
 
     Args:
         path: The bytes of the path, up to the first zero, with the buffer protocol.
@@ -215,7 +216,8 @@ def look_at_file(path: Any, image_input: ImageInput = _RGB) -> Look:
                 look = look_at(os.pread(file, size, 0), image_input)
             return look
     except FileNotFoundError:
-        return Look(None, "there is no such file")
+        is_url = b"://" in bytes(path)
+        return Look(None) if is_url else Look(None, "there is no such file")
     except OSError:
         return Look(None)
     except ValueError as error:

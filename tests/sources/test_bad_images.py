@@ -153,6 +153,22 @@ def test_a_missing_file_of_a_record_is_named(tmp_path):
         next(make(batch_size=2))
 
 
+def test_paths_may_be_urls_that_dali_reads(tmp_path):
+    rows = np.arange(4 * 30, dtype=np.uint8).reshape(4, 30)
+    records = []
+    for number, row in enumerate(rows):
+        path = tmp_path / f"{number}.png"
+        Image.fromarray(row.reshape(2, 5, 3)).save(path)
+        records.append({"path": path.as_uri().encode()})
+    make = data_iterator(
+        lambda path: fn.decoders.image(read_file(path), device="cpu"),
+        ["x"],
+        source=sources.Records(records),
+        shuffle=False,
+    )
+    np.testing.assert_array_equal(next(make(batch_size=4))["x"].reshape(4, 30), rows)
+
+
 @pytest.mark.parametrize("on_error", ("raise", "mask", "skip"))
 def test_an_image_without_a_size_is_a_bad_record(tmp_path, on_error):
     """Crops need the size before DALI decodes; a file that was deleted has none."""
