@@ -29,6 +29,7 @@ _CHROMA = np.eye(3) - _GRAY
 _TURNED_CHROMA = np.linalg.inv(_YIQ) @ [[0, 0, 0], [0, 0, 1], [0, -1, 0]] @ _YIQ  # by 90 degrees
 _UNCHANGED = np.eye(3, 4, dtype=np.float32)
 _MATRIX = (3, 4), np.float32  # of a color and 1
+_MIXABLE = ("uint8", "uint16", "int16", "int32", "float32")  # dtypes that coord_transform takes
 _NARROWEST = 1e-3  # pixels; a blur of this sigma changes nothing
 
 
@@ -281,9 +282,10 @@ def _mixed(images: DataNode, matrices: DataNode, draw: Draw) -> DataNode:
     """Returns images whose colors are multiplied by matrices [3, 4], in the dtype of the images."""
     rgb = as_rgb(images, draw)
     dtype, _ = dtype_and_layout(images, draw)
-    if dtype is None:
-        return fn.cast_like(fn.coord_transform(rgb, MT=matrices), rgb)
-    return fn.coord_transform(rgb, MT=matrices, dtype=dali_type(dtype))
+    if dtype in _MIXABLE:
+        return fn.coord_transform(rgb, MT=matrices, dtype=dali_type(dtype))
+    floats = fn.cast(rgb, dtype=types.FLOAT)
+    return fn.cast_like(fn.coord_transform(floats, MT=matrices), rgb)
 
 
 def _choice(

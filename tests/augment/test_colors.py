@@ -2,13 +2,14 @@
 
 import hypothesis
 import hypothesis.strategies as st
+import jax
 import numpy as np
 import pytest
 from nvidia.dali import fn, types
 from PIL import Image, ImageEnhance, ImageOps
 from plain_colors import plain_blur, plain_jitter
 
-from dalijax import augment
+from dalijax import augment, data_iterator, sources
 from dalijax.core.augment import layouts
 from drawing import drawn_image, numbers, run
 
@@ -56,6 +57,28 @@ def test_float_images_are_jittered_as_bytes_are_but_not_rounded(is_known):
         assert image.dtype == np.float32
         inside = (expected > 0) & (expected < 255)  # the oracle clips
         np.testing.assert_allclose(image[inside], expected[inside], atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", (np.int8, np.uint16, np.int64, np.float16, np.float64))
+def test_arrays_of_each_dtype_are_jittered(dtype):
+    arrays = [(drawn_image(k) // 2).astype(dtype) for k in range(4)]
+    factors = {"brightness": 0.7, "contrast": 0.8, "saturation": 1.1, "hue": 0.1}
+
+    def jitter(x, draw):
+        options = {name: (factor, factor) for name, factor in factors.items()}
+        known = augment.color_jitter(x, draw=draw, **options)
+        return known, augment.color_jitter(fn.reshape(x, src_dims=[0, 1, 2]), draw=draw, **options)
+
+    make = data_iterator(jitter, ["known", "unknown"], source=sources.Arrays({"x": arrays}))
+    with jax.enable_x64(True):
+        batch = next(make(batch_size=4, shuffle=False))
+    for number, array in enumerate(arrays):
+        expected = plain_jitter(array.astype(float), *factors.values())
+        inside = expected > 0  # the oracle clips
+        for name in ("known", "unknown"):
+            assert batch[name].dtype == dtype
+            found = batch[name][number].astype(float)
+            np.testing.assert_allclose(found[inside], expected[inside], atol=0.51)
 
 
 @pytest.mark.parametrize("factor", (0, 0.6, 1.4))
