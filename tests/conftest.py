@@ -54,10 +54,9 @@ if reads_cache and not {"DALIJAX_TEST_GPU", "JAX_COMPILATION_CACHE_DIR"} & set(o
         jax.config.update(option, value)
         os.environ[option.upper()] = str(value)
 
-# CI repeats the same cases; local runs try new cases.
-hypothesis.settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    hypothesis.settings.load_profile("ci")
+# CI repeats the same cases; local runs try new cases. Tests do not depend on a machine's speed.
+hypothesis.settings.register_profile("ours", deadline=None, derandomize=bool(os.environ.get("CI")))
+hypothesis.settings.load_profile("ours")
 
 # xdist's workers share the processes of `forks`.
 FORKS = None

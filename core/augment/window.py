@@ -631,7 +631,8 @@ def _drawn(
         found = make(None, u, sizes)
         return [found.matrix, *found.operands]
 
-    joined = draw._joined(arrays, keys, image_sizes, kind, settings) if joins else None
+    matrix_settings = {**settings, "size": size}
+    joined = draw._joined(arrays, keys, image_sizes, kind, matrix_settings) if joins else None
 
     def made(rows: DrawRows) -> Geometry:
         sizes = rows.sizes_of(image_sizes)

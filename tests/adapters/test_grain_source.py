@@ -206,7 +206,7 @@ def test_an_endless_dataset_continues_and_resumes(jpegs_many):
         next(iter(source(jpegs_many, n=3, num_epochs=None, drop_remainder=True)))
 
 
-@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.settings(max_examples=15)
 @hypothesis.given(st.integers(3, 13), st.integers(1, 3), st.booleans())
 def test_shards_have_grains_sizes(jpegs_many, n, shards, drop):
     mine, theirs = [], []

@@ -165,7 +165,7 @@ def test_solarizing_is_pillows(threshold):
         np.testing.assert_array_equal(image, np.asarray(expected))
 
 
-@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.settings(max_examples=25)
 @hypothesis.given(
     size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     radius=st.integers(0, 12),

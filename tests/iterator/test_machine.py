@@ -328,7 +328,6 @@ def test_any_path(machine):
         settings=settings(
             max_examples=1000 if FULL else 25,
             stateful_step_count=25,
-            deadline=None,
             print_blob=True,
             suppress_health_check=[HealthCheck.too_slow],
         ),

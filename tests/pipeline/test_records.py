@@ -138,7 +138,7 @@ def flat(tree, path=()):
     return {k: v for key in tree for k, v in flat(tree[key], (*path, key)).items()}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(TREES)
 def test_the_function_gets_the_record_s_structure(tree):
     schema = schema_of(tree, lambda whole: 0, {})
@@ -178,7 +178,7 @@ def test_records_unlike_the_first_are_named(other, words):
         schema.column(0, [first, other])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.one_of(st.binary(max_size=4), st.text(max_size=4)), min_size=1, max_size=5))
 def test_texts_and_bytes_are_batched_as_they_are(values):
     for own in (values, [as_object_array(value) for value in values]):

@@ -73,13 +73,13 @@ def transferred(packed):
     return shared_memory_array.open_from_shm(pickle.loads(sent))
 
 
-@settings(max_examples=1000 if FULL else 40, deadline=None)
+@settings(max_examples=1000 if FULL else 40)
 @given(st.one_of(st.lists(RECORDS, max_size=4), LIKE))
 def test_packing_round_trips(records):
     assert exact(pack_records(records).records()) == exact(records)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.one_of(st.lists(RECORDS, max_size=4), LIKE))
 def test_packing_round_trips_in_another_process(records):
     assert exact(transferred(pack_records(records)).records()) == exact(records)

@@ -934,7 +934,7 @@ STEP = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(STEP, max_size=12))
 def test_journals_are_like_a_dict(tmp_path_factory, steps):
     """Compares three journals with a dict from ranges to checksums."""

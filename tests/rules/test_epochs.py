@@ -16,7 +16,7 @@ CASES = st.builds(
     padded=st.booleans(),
     stick=st.booleans(),
 ).filter(Case.readable)
-run = settings(max_examples=400, deadline=None, print_blob=True)
+run = settings(max_examples=400, print_blob=True)
 
 
 def plan_of(case: Case) -> EpochPlan:
@@ -78,7 +78,7 @@ def test_the_example_of_dalis_documentation():
 sizes = st.integers(1, 10**7)
 
 
-@settings(max_examples=300, deadline=None, print_blob=True)
+@settings(max_examples=300, print_blob=True)
 @given(sizes, st.integers(1, 64), st.integers(1, 4096), st.booleans(), st.booleans(), st.data())
 def test_laws_at_any_size(n, shards, batch, padded, stick, data):
     plan = EpochPlan(n, shards, batch, LastBatchPolicy.FILL, padded, stick)

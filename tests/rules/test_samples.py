@@ -28,8 +28,8 @@ def plan_of(case, **changes):
 
 
 def cases(*more, max_examples=300):
-    """Runs a test for generated cases without a deadline."""
-    run = hypothesis.settings(max_examples=max_examples, deadline=None, print_blob=True)
+    """Runs a test for generated cases."""
+    run = hypothesis.settings(max_examples=max_examples, print_blob=True)
     return lambda function: run(hypothesis.given(CASES, *more)(function))
 
 
@@ -93,7 +93,7 @@ def test_slices_partition_each_batch(case, shards):
         here = plan.skip(here, 1)
 
 
-@hypothesis.settings(max_examples=300, deadline=None, print_blob=True)
+@hypothesis.settings(max_examples=300, print_blob=True)
 @hypothesis.given(epoch=st.integers(0, 49), host=st.integers(0, 1023), data=st.data())
 def test_1024_hosts_of_8_devices_over_a_billion_records(epoch, host, data):
     plan = SamplePlan(10**9, 1024 * 8 * 4)
@@ -103,7 +103,7 @@ def test_1024_hosts_of_8_devices_over_a_billion_records(epoch, host, data):
     assert rows.samples.nbytes + rows.valid.nbytes == 32 * 9
 
 
-@hypothesis.settings(max_examples=300, deadline=None, print_blob=True)
+@hypothesis.settings(max_examples=300, print_blob=True)
 @hypothesis.given(
     n=st.integers(8, 40),
     policy=st.sampled_from(LastBatchPolicy),

@@ -206,7 +206,7 @@ def composed(steps):
     return source, value
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(STEPS, st.integers(1, 7), st.integers(1, 7), st.integers(0, 10))
 def test_compositions_equal_a_model_and_resume(steps, batch_size, other_size, skipped):
     for k, step in enumerate(steps):

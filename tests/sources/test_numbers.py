@@ -77,7 +77,7 @@ def test_the_network_of_large_orders_permutes_any_count(seed, monkeypatch):
         assert found == [by_feistel(k, count, seed, count % 3) for k in range(count)]
 
 
-@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.settings(max_examples=100)
 @hypothesis.given(st.integers(1, 3 * order.MOST_SORTED), SEEDS, EPOCHS)
 @hypothesis.example(order.MOST_SORTED, 0, 0)
 @hypothesis.example(order.MOST_SORTED + 1, 0, 0)
@@ -165,7 +165,7 @@ def test_invalid_weights_are_refused(weights, text):
         counts_per_period(weights)
 
 
-@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.settings(max_examples=100)
 @hypothesis.given(
     st.lists(st.integers(1, 80), min_size=1, max_size=12), SEEDS, st.integers(0, 10**9)
 )

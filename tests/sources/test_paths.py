@@ -37,7 +37,7 @@ PIECE = st.one_of(
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-@settings(max_examples=200 if FULL else 8, deadline=None)
+@settings(max_examples=200 if FULL else 8)
 @example(
     [
         "{1,2}{}b,}",

@@ -56,7 +56,7 @@ def read(files, offsets, sizes, gap=3):
     return counts.tolist(), parts, set(buffer[outside].tolist())
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(st.integers(0, 5), st.integers(0, 71_000), st.integers(0, 9_000)), max_size=80

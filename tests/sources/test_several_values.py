@@ -333,7 +333,7 @@ def test_a_damaged_record_is_bad(tmp_path):
 lists = st.lists(st.lists(st.binary(max_size=300), max_size=5), min_size=1, max_size=6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(rows=lists, numbers=st.lists(st.integers(0, 3), min_size=1, max_size=4))
 def test_any_lists_of_bytes(rows, numbers, tmp_path_factory):
     folder = tmp_path_factory.mktemp("any")

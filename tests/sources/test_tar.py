@@ -69,9 +69,7 @@ ENTRY = st.one_of(
 )
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(entries=st.lists(ENTRY, max_size=8), form=st.sampled_from(["gnu", "pax"]))
 def test_members_match_tarfile(entries, form, tmp_path):
     path = write_tar(tmp_path / "a.tar", entries, FORMATS[form])
@@ -81,9 +79,7 @@ def test_members_match_tarfile(entries, form, tmp_path):
     assert ours == theirs  # tarfile strips the slash at the end of some names
 
 
-@settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     names=st.lists(st.text("abc", min_size=1, max_size=90), min_size=1, max_size=5),
     content=st.binary(max_size=1200),

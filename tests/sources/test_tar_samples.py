@@ -152,9 +152,7 @@ def test_bytes_after_the_end_mark_warn_and_damage_raises(tmp_path, caplog):
         Tar(concatenated(tmp_path, gzip.compress(whole)), FIELDS)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     archives=st.lists(
         st.lists(

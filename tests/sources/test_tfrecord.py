@@ -120,7 +120,7 @@ VALUE = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(row=st.dictionaries(st.text(max_size=5), VALUE, min_size=1, max_size=5))
 def test_any_example_is_read_as_tensorflow_reads_it(row, tmp_path_factory):
     folder = tmp_path_factory.mktemp("any")

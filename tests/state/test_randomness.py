@@ -221,7 +221,7 @@ def test_bytes_that_are_not_a_checkpoint_are_refused(odd):
 # The short text
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.binary(max_size=99), st.binary(max_size=99)), max_size=4))
 def test_a_difference_restores_the_checkpoints(pairs):
     first, now = [a for a, _ in pairs], [b for _, b in pairs]
