@@ -34,7 +34,7 @@ PLACES |= {"bottom left": (24, 72), "bottom right": (72, 72)}
 
 
 def draw_pairs(folder: Path, count: int, seed: int = 0) -> Path:
-    """Writes images of a shape, and captions.json, a list of three captions for each file name.
+    """Writes images of one shape each, and captions.json: three captions for each file name.
 
     A folder that is complete is not written again.
     """
@@ -67,7 +67,7 @@ def draw_pairs(folder: Path, count: int, seed: int = 0) -> Path:
 
 
 def tokens(text: str) -> dict[str, np.ndarray]:
-    """Returns the bytes of a caption, padded with zeros."""
+    """Returns the first bytes of a caption, padded with zeros."""
     return {"caption": np.frombuffer(text.encode()[:ROOM].ljust(ROOM, b"\0"), np.uint8)}
 
 
@@ -97,7 +97,7 @@ def evaluation_data(image: Any, caption: Any) -> Any:
 
 
 class Encoders(nnx.Module):
-    """Convolutions over pixels and over bytes, and a vector of length 1 from each."""
+    """Encodes images and captions to vectors of length 1, by convolutions over pixels and bytes."""
 
     def __init__(self, rngs: nnx.Rngs):
         sizes = [(3, 48, 4), (48, 64, 2)]  # channels before and after, and the stride
@@ -139,7 +139,7 @@ def evaluate(model: Encoders, source: Any) -> float:
     images, texts, captions = map(np.concatenate, zip(*rows))
     assert len(images) == len(source)
     nearest = captions[(images @ texts.T).argmax(axis=1)]
-    return float((nearest == captions).all(axis=1).mean())  # several images may have a caption
+    return float((nearest == captions).all(axis=1).mean())  # images may share a caption
 
 
 def main() -> None:

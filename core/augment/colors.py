@@ -20,7 +20,7 @@ from .windows import Range
 
 _WHITE = types.Constant(255, dtype=types.UINT8)
 _MIDDLE = 128.0  # the gray level that contrast does not change
-# A color is its gray and two coordinates of chroma.
+# From RGB to YIQ: gray, and two coordinates of chroma.
 _YIQ = np.array(
     [[0.299, 0.587, 0.114], [0.595716, -0.274453, -0.321263], [0.211456, -0.522591, 0.311135]]
 )
@@ -28,7 +28,7 @@ _GRAY = np.tile(_YIQ[0], (3, 1))
 _CHROMA = np.eye(3) - _GRAY
 _TURNED_CHROMA = np.linalg.inv(_YIQ) @ [[0, 0, 0], [0, 0, 1], [0, -1, 0]] @ _YIQ  # by 90 degrees
 _UNCHANGED = np.eye(3, 4, dtype=np.float32)
-_MATRIX = (3, 4), np.float32  # of a color and 1
+_MATRIX = (3, 4), np.float32  # multiplies (R, G, B, 1)
 _MIXABLE = ("uint8", "uint16", "int16", "int32", "float32")  # dtypes that coord_transform takes
 _NARROWEST = 1e-3  # pixels; a blur of this sigma changes nothing
 
@@ -92,7 +92,7 @@ def color_jitter(
         numbers = u.astype(np.float64)
         low, high = bounds.T
         changed = _matrices(low + numbers[:, :-1] * (high - low))
-        # An unchanged matrix instead of a branch of the graph: the operator costs little.
+        # The identity instead of a branch of the graph: the operator costs little.
         return [np.where(numbers[:, -1:, None] < probability, changed, _UNCHANGED)]
 
     (drawn,) = draw._compute_outputs(
@@ -257,13 +257,13 @@ def gaussian_blur(
 
 
 def solarized(images: DataNode, threshold: DataNode, inverted: Any = _WHITE) -> DataNode:
-    """Returns images, uint8, of whose values from the threshold on some bits are inverted."""
+    """Inverts bits, by default all, of the values at or above a threshold, in uint8 images."""
     result: Any = images ^ ((images >= threshold) * inverted)
     return result
 
 
 def _matrices(factors: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Returns the matrices of `color_jitter` for colors and 1, float32 [rows, 3, 4].
+    """Returns the matrices by which `color_jitter` multiplies (R, G, B, 1), float32 [rows, 3, 4].
 
     Args:
         factors: Brightness, contrast, saturation and hue of each row, [rows, 4].
@@ -279,7 +279,7 @@ def _matrices(factors: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def _mixed(images: DataNode, matrices: DataNode, draw: Draw) -> DataNode:
-    """Returns images whose colors are multiplied by matrices [3, 4], in the dtype of the images."""
+    """Multiplies colors (R, G, B, 1) by matrices [3, 4], and keeps the dtype of the images."""
     rgb = as_rgb(images, draw)
     dtype, _ = dtype_and_layout(images, draw)
     if dtype in _MIXABLE:
@@ -302,7 +302,7 @@ def _choice(
     Args:
         draw: The draw of the graph.
         probability: The probability that an image is changed.
-        values: The argument of an image that is changed, and of one that is not.
+        values: The argument for a changed image, and for an unchanged image.
         form: The shape and the dtype of the argument.
         settings, name, kind: As for `Draw.compute`.
 
@@ -331,12 +331,12 @@ def _choice(
 def _some_changed(
     chosen: DataNode, function: Callable[..., Any], images: DataNode, *arguments: DataNode
 ) -> DataNode:
-    """Returns images, of which those that are chosen are passed through a function.
+    """Applies a function to the chosen images of a batch.
 
     On a CPU, the batch is split and merged without copying images, so that the other images cost
     nothing. On a GPU, splitting and merging 256 images takes 2 ms, and changing all of them 0.1 to
-    0.6 ms, so the function gets all images. States describe both graphs equally; see
-    `core.state.operators.CHOICE`.
+    0.6 ms, so the function gets all images. States describe both graphs in the same way;
+    see `core.state.operators.CHOICE`.
 
     Args:
         chosen: Whether to change each image, bool.

@@ -17,7 +17,7 @@ from . import windows
 from .windows import Floats, Pair, Range, Sizes
 
 FORMATS = ("xyxy", "xywh", "cxcywh", "yxyx")
-TINY = 1e-9  # pixels; differences below are rounding errors
+TINY = 1e-9  # pixels; smaller differences are rounding errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ def fitted(sizes: Sizes, size: Pair, shorter: Any = None, flips: Any = None) -> 
         factor = np.minimum(factor, lengths / sizes.min(axis=1, keepdims=True))
     resized = np.clip(np.floor(sizes * factor + TINY), 1.0, size)  # down, as in torchvision
     offset = np.zeros_like(resized)
-    if flips is not None:  # the canvas is flipped, so that these images are at its left afterwards
+    if flips is not None:  # place images at the right, because the flip moves them to the left
         offset[:, 1] = np.where(flips, size[1] - resized[:, 1], 0.0)
     return placed(sizes, resized, offset, size, flips)
 
@@ -504,7 +504,7 @@ def window_boxes(
 
 
 def extents(geometry: Geometry, size: Pair) -> NDArray[np.float32]:
-    """Returns the boxes (x0, y0, x1, y1) around the visible images in outputs, [rows, 4]."""
+    """Returns boxes (x0, y0, x1, y1) around the visible part of each image, float32 [rows, 4]."""
     half = geometry.sizes[:, ::-1] / 2
     center, reach = _apply(geometry.matrix, half), _linear(np.abs(geometry.matrix), half)
     corners = np.clip([center - reach, center + reach], 0, size[::-1])

@@ -112,7 +112,7 @@ def sizes_in_graph(images: DataNode) -> Any:
 
 
 def _before_recoloring(images: DataNode, draw: Draw | None) -> DataNode:
-    """Returns the images of the same form from which images result by changes of their colors."""
+    """Returns the images before the changes of colors that kept layout, channels and dtype."""
     result: DataNode = before_branches(images) if draw is None else draw._before_recoloring(images)
     return result
 

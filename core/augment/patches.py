@@ -30,26 +30,26 @@ def patches(
     antialias: bool = True,
     name: str | None = None,
 ) -> tuple[DataNode, DataNode, DataNode, DataNode]:
-    """Cuts images into patches at their own aspect ratio, as NaFlex encoders take them.
+    """Cuts images into patches at their own aspect ratio, for NaFlex encoders such as SigLIP 2's.
 
-    An image is resized to the largest grid with at most ``tokens`` patches whose aspect ratio is
-    the image's; height and width are rounded up to whole patches. The grids are those of SigLIP 2,
-    of big_vision's ``resize_to_sequence``. Small images are enlarged. Nothing is random.
+    An image is resized, with its aspect ratio, to the largest grid of at most ``tokens`` patches.
+    Its height and width are rounded up to whole patches, as in SigLIP 2 and in big_vision's
+    ``resize_to_sequence``. Small images are enlarged. Nothing is random.
 
     Args:
         images: The output of ``fn.decoders.image`` for a field, or other images [height, width,
             channels] whose sizes ``draw`` can look up.
         draw: The argument ``draw`` of the graph function.
         patch: Height and width of a patch, in pixels.
-        tokens: The number of patches of each result.
+        tokens: Number of patches per image, including padding.
         antialias: Whether to apply a low-pass filter before scaling down.
         name: Name of the draw; see `dalijax.Draw`.
 
     Returns:
         The patches [tokens, patch * patch * channels], row by row, in the dtype of the images; 0
-        after the last patch. A patch contains its pixels row by row. The positions (y, x) of the
-        patches in the grid, int32 [tokens, 2]; a mask, bool [tokens], which is False after the last
-        patch; and the height and width of the grid in patches, int32 [2].
+        in the padding. A patch contains its pixels row by row. The positions (y, x) of the
+        patches in the grid, int32 [tokens, 2]; a mask, bool [tokens], which is False for
+        padding; and the height and width of the grid in patches, int32 [2].
 
     Raises:
         ValueError: If ``patch`` or ``tokens`` is not a positive whole number.
@@ -93,10 +93,10 @@ def patches(
 
 
 def grids(sizes: Sizes, patch: int, tokens: int) -> NDArray[np.int64]:
-    """Returns the height and width, in patches, of the largest grids with at most some patches.
+    """Returns the height and width, in patches, of the largest grids of at most ``tokens`` patches.
 
     The scale of each image is found by bisection, with the steps of SigLIP 2, so that the grids are
-    equal.
+    the same.
 
     Args:
         sizes: Image sizes in pixels, [rows, 2].

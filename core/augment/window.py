@@ -335,11 +335,11 @@ class Window:
     def extent(self) -> DataNode:
         """Returns the part of the output that shows the image; the rest is padding.
 
-        Padding masks of detectors follow from it, and boxes as shares of their image.
+        Use it to compute the padding mask of a detector, or boxes relative to the image alone.
 
         Returns:
-            The corners (x0, y0, x1, y1) in pixels of the output, float32 [4]. In windows of
-            `affine_window`, the box around the image, which contains padding, too.
+            The corners (x0, y0, x1, y1) in pixels of the output, float32 [4]. For
+            `affine_window`, the box around the moved image, which also contains padding.
 
         Raises:
             TypeError: If the sizes of the window's images are unknown, as over DALI's readers.
@@ -621,7 +621,8 @@ def _drawn(
         settings: JSON values that the geometry depends on.
         columns: The number of uniform numbers that the geometry needs.
         by_center: Whether the window has only the boxes whose center it contains.
-        joins: Whether windows of equal settings are computed at once. ``make`` gets no rows then.
+        joins: Whether windows of equal settings are computed at once. ``make`` gets None
+            instead of the rows then.
     """
     name = draw._named(name)
     keys = column_keys(name, columns)
@@ -947,8 +948,8 @@ def fit_window(
     Use it to evaluate detectors; the inverse of `Window.matrix` maps predictions back. With several
     lengths of the shorter side, it is the training window of DETR and Faster R-CNN, torchvision's
     ``RandomShortestSize``. The height and width of the resized image are rounded down, as in
-    torchvision; the matrix contains both ratios. Without ``draw``, the window is as `center_window`
-    without ``draw``.
+    torchvision; the matrix contains the scale of each. Over DALI's readers, and for images whose
+    sizes are unknown, the graph computes the window, which then has images and masks only.
 
     Args:
         images, draw: As for `center_window`. Random lengths and flips need ``draw``.
@@ -964,7 +965,7 @@ def fit_window(
 
     Raises:
         ValueError: If a size, length or probability is invalid.
-        TypeError: If ``draw`` cannot look up the sizes of the images, or is needed.
+        TypeError: If ``draw`` cannot look up the sizes of the images, or is missing but needed.
     """
     pair, lengths = windows.pair(size, "size"), _lengths(resize)
     check_share("flip", flip)
@@ -1010,8 +1011,8 @@ def resize_window(images: DataNode, size: int | Pair, *, draw: Draw | None = Non
     """Selects the whole image, resized to the output: torchvision's ``Resize((height, width))``.
 
     The aspect ratio becomes that of the output; `fit_window` keeps it. Nothing is random. Over
-    DALI's readers, and of images whose sizes are unknown, the graph computes the window, which then
-    has images and masks only.
+    DALI's readers, and for images whose sizes are unknown, the graph computes the window, which
+    then has images and masks only.
 
     Args:
         images, draw: As for `center_window`.
@@ -1245,7 +1246,7 @@ def shorter_side(resize: int | None) -> int | None:
 
 
 def _lengths(resize: int | Sequence[int] | None) -> list[int]:
-    """Returns the lengths of `fit_window`, none for None; raises ValueError for other values."""
+    """Returns the lengths of `fit_window` as a list; raises ValueError for invalid values."""
     if resize is None:
         return []
     given = [*resize] if isinstance(resize, (Sequence, np.ndarray)) else [resize]

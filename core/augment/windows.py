@@ -99,7 +99,7 @@ def _first_fit(
         u: Uniform numbers for ten areas and ten ratios, [rows, 20].
         sizes: Image sizes, [rows, 2].
         scale, ratio, inverse: As for `_attempts`.
-        fits: Returns whether heights and widths fit, given windows and images.
+        fits: Returns whether heights and widths fit, given windows' and images' sizes.
 
     Returns:
         Heights and widths of the selected windows, [2, rows], and whether they fit, bool [rows].
@@ -107,7 +107,7 @@ def _first_fit(
     extent = _attempts(u[:, [0, ATTEMPTS]], sizes, scale, ratio, inverse)[:, :, 0]
     fitting = fits(extent, sizes.T).all(axis=0)
     others = np.flatnonzero(~fitting)
-    if others.size:  # few, since nine attempts for all images would take more time than the first
+    if others.size:  # usually few, so that further attempts take little time
         windows = _attempts(u[others], sizes[others], scale, ratio, inverse)
         fit = fits(windows, sizes[others].T[..., None]).all(axis=0)
         first, rows = fit.argmax(axis=1), np.arange(len(others))

@@ -426,7 +426,7 @@ class ReadRows:
         settings = self._settings
         for field, file_input in list(settings.file_inputs.items()):
             if not file_input.is_path or settings.source.fields[field].is_path:
-                continue  # a source of files names them
+                continue  # the source's name is the path already
             value = self._in_row_order([chunk.columns[field] for chunk in self._chunks])[row]
             if value is not None:  # None if the record can't be read
                 yield os.fsdecode(bytes(value).partition(b"\0")[0])

@@ -410,8 +410,8 @@ class Draw:
         self._sizes: dict[str, ImageField | NDArray[np.int32]] = {}
         # By the name of a node of images: the images of a field, pixel for pixel at the same place.
         self._unmoved: dict[str, ImageField] = {}
-        self._joins: dict[str, _JoinedDraws] = {}  # by a text of what their function depends on
-        # By the name of a node of images: images of the same layout, channels and dtype.
+        self._joins: dict[str, _JoinedDraws] = {}  # keys: all that a function depends on
+        # By the name of a node of images: the images before a change that kept all but the colors.
         self._forms: dict[str, DataNode] = {}
         pipeline = Pipeline.current()
         if pipeline is not None:  # an attribute, since a table here would keep the pipeline alive
@@ -656,7 +656,7 @@ class Draw:
         kind: str,
         settings: Mapping[str, Any],
     ) -> Callable[[DrawRows], Sequence[NDArray[Any]]]:
-        """Returns a draw's function of rows, which computes all draws of equal settings at once.
+        """Returns a function of rows for a draw; it computes all draws of equal settings at once.
 
         NumPy takes nearly the same time for the crops of eight views as for those of one.
 
@@ -808,7 +808,7 @@ class Draw:
         return self.sized(images, like)
 
     def _before_recoloring(self, images: DataNode) -> DataNode:
-        """Returns the images of which other images are changed colors, of the same form."""
+        """Returns the images before the changes of colors that kept layout, channels and dtype."""
         node = before_branches(images)
         while (like := self._forms.get(getattr(node, "name", ""))) is not None:
             node = before_branches(like)

@@ -20,7 +20,7 @@ class UnfitValueError(ValueError):
 
 
 class StoredArrays(list[np.ndarray]):
-    """Arrays whose memory no other record will use: bytes, or arrays that a list of records has."""
+    """Arrays in memory that no other record reuses: bytes, or arrays in a list of records."""
 
 
 def leaf(value: Any) -> np.ndarray:

@@ -30,7 +30,7 @@ FIELD = "record_field_"  # prefix of the names of the external sources that feed
 # Prefix of the names of operators that choose the samples which other operators change. Graphs on
 # a GPU have no such operators, because they cost more there than changing all samples.
 CHOICE = "choice_of_"
-_CHOICES = ("_conditional.split", "_conditional.merge")  # users may name other operators so
+_CHOICES = ("_conditional.split", "_conditional.merge")  # user operators may share the names
 # Values of nvidia.dali.types, as text, because arguments that DALI has printed are texts. With
 # ANY_DATA, a decoder keeps the image's own channels.
 _GRAY, _ANY_DATA = "2", "4"
