@@ -48,7 +48,8 @@ def normalize(
         mean: Mean of the channels, a scalar or one value for each channel.
         std: Standard deviation of the channels, a scalar or one value for each channel.
         dtype: "float32", "float16" or "bfloat16", or the dtype in NumPy's, JAX's or DALI's form.
-        layout: Layout of the result: "HWC" or "CHW"; "FHWC" or "FCHW" for videos.
+        layout: Layout of the result: "HWC" or "CHW"; "FHWC" or "FCHW" for videos, and for images
+            that ``fn.stack`` has joined.
         scale: Factor of the images. torchvision's constants are for images from 0 to 1: pass
             scale=1/255 with them, or omit scale if mean and std are in units of the pixels.
 

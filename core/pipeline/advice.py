@@ -91,6 +91,11 @@ _INPUT_CURES = {
         "Give the samples one shape, e.g. by fn.resize, or pass ragged='pad' or ragged='group' to "
         "dalijax.fn.jax_function"
     ),
+    "output layout is not a permutation of input layout": (
+        "The images have another number of dimensions than the layout. To augment.normalize, pass "
+        "layout='HWC' or 'CHW' for images, and layout='FHWC' or 'FCHW' for videos and for views "
+        "that fn.stack has joined"
+    ),
     "number of per-channel arguments should match": (
         "Pass one number, or a number for each channel of the images, as mean= and std="
     ),

@@ -7,6 +7,7 @@ from numbers_source import Numbers
 from nvidia.dali import fn, types
 
 from dalijax import augment, data_iterator, sources
+from dalijax.errors import GraphError
 
 ROWS, HEIGHT, WIDTH = 4, 6, 5
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
@@ -91,6 +92,29 @@ def test_videos_and_gray_images():
 
     gray = IMAGES[..., :1]
     np.testing.assert_allclose(batch_of(of_gray_images, gray), (gray - 128.0) / 64, atol=2e-6)
+
+
+def stacked(images, layout):
+    views = fn.stack(fn.reshape(images, layout="HWC"), fn.flip(images))
+    return augment.normalize(views, MEAN, STD, layout=layout)
+
+
+def test_stacked_views():
+    result = batch_of(lambda images: stacked(images, "FHWC"))
+    views = np.stack([IMAGES, IMAGES[:, :, ::-1]], axis=1)
+    np.testing.assert_allclose(result, normalized(views), atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    (
+        lambda images: stacked(images, "HWC"),
+        lambda images: augment.normalize(images, MEAN, STD, layout="FHWC"),
+    ),
+)
+def test_a_layout_of_other_dimensions_names_both_layouts(graph):
+    with pytest.raises(GraphError, match="pass layout='HWC'.*layout='FHWC'"):
+        batch_of(graph)
 
 
 def test_a_draw_after_it_knows_the_sizes():
