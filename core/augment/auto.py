@@ -18,15 +18,13 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names, whole_number
-from ..random.draw import Draw, check_draw
+from ..random.draw import Draw, check_draw, on_device
 from . import policies
-from .colors import solarized
+from .colors import GRAY, WHITE, solarized
 from .layouts import as_rgb, conditional
 from .policies import Choice
 
 _NAMES = list(policies.BRANCHES)
-_WHITE = types.Constant(255, dtype=types.UINT8)
-_GRAY = [0.299, 0.587, 0.114]  # weights of red, green and blue (ITU-R BT.601), as in Pillow
 
 
 @do_not_convert
@@ -352,10 +350,10 @@ def _operate(branch: str, images: DataNode, value: Any, warp: Mapping[str, Any])
         output = fn.saturation(images, saturation=value)
     elif branch == "contrast":
         # The mean of the gray image is the gray of the mean.
-        mean = fn.coord_transform(_over_pixels(fn.reductions.mean, images), M=_GRAY)
+        mean = fn.coord_transform(_over_pixels(fn.reductions.mean, images), M=GRAY)
         output = fn.cast_like(images * value + mean * (1 - value), images)
     elif branch == "sharpness":
-        output = fn.filter(images, value.gpu() if images.device == "gpu" else value)
+        output = fn.filter(images, on_device(value, images.device))
     elif branch == "posterize":
         output = images & fn.cast(value, dtype=types.UINT8)
     elif branch == "solarize":
@@ -365,7 +363,7 @@ def _operate(branch: str, images: DataNode, value: Any, warp: Mapping[str, Any])
     elif branch == "equalize":
         # DALI and Pillow round the two ends of the histogram differently: DALI's range starts after
         # the lowest value, Pillow's ends before the highest. Inverting the values swaps the ends.
-        output = fn.equalize(images ^ _WHITE) ^ _WHITE
+        output = fn.equalize(images ^ WHITE) ^ WHITE
     return output
 
 
@@ -385,6 +383,6 @@ def _auto_contrast(images: DataNode) -> DataNode:
     """
     low, high = (_over_pixels(r, images) for r in (fn.reductions.min, fn.reductions.max))
     uneven = high > low
-    scale = 255 / ((high - low) * uneven + _WHITE * (high == low))
+    scale = 255 / ((high - low) * uneven + WHITE * (high == low))
     stretched: DataNode = fn.cast_like((images - low * uneven) * scale, images)
     return stretched

@@ -18,13 +18,12 @@ from ..state.operators import CHOICE
 from .layouts import as_rgb, conditional, dtype_and_layout, with_layout
 from .windows import Range
 
-_WHITE = types.Constant(255, dtype=types.UINT8)
+WHITE = types.Constant(255, dtype=types.UINT8)
+GRAY = [0.299, 0.587, 0.114]  # weights of red, green and blue (ITU-R BT.601), as in Pillow
 _MIDDLE = 128.0  # the gray level that contrast does not change
 # From RGB to YIQ: gray, and two coordinates of chroma.
-_YIQ = np.array(
-    [[0.299, 0.587, 0.114], [0.595716, -0.274453, -0.321263], [0.211456, -0.522591, 0.311135]]
-)
-_GRAY = np.tile(_YIQ[0], (3, 1))
+_YIQ = np.array([GRAY, [0.595716, -0.274453, -0.321263], [0.211456, -0.522591, 0.311135]])
+_GRAY = np.tile(GRAY, (3, 1))
 _CHROMA = np.eye(3) - _GRAY
 _TURNED_CHROMA = np.linalg.inv(_YIQ) @ [[0, 0, 0], [0, 0, 1], [0, -1, 0]] @ _YIQ  # by 90 degrees
 _UNCHANGED = np.eye(3, 4, dtype=np.float32)
@@ -256,7 +255,7 @@ def gaussian_blur(
     return draw._recolored(result, images)
 
 
-def solarized(images: DataNode, threshold: DataNode, inverted: Any = _WHITE) -> DataNode:
+def solarized(images: DataNode, threshold: DataNode, inverted: Any = WHITE) -> DataNode:
     """Inverts bits, by default all, of the values at or above a threshold, in uint8 images."""
     result: Any = images ^ ((images >= threshold) * inverted)
     return result

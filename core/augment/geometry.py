@@ -483,11 +483,8 @@ def window_boxes(
     edges = np.tile(geometry.sizes[records, ::-1], 2)
     matrix = geometry.matrix.take(records, axis=0)
     visible = np.clip(corners, 0, edges)
-    center = _apply(matrix, (visible[:, :2] + visible[:, 2:]) / 2)
-    # The box that contains the four corners.
-    half = _linear(np.abs(matrix), (visible[:, 2:] - visible[:, :2]) / 2)
-    first, last = np.clip(center - half, 0, size[::-1]), np.clip(center + half, 0, size[::-1])
-    stays = ((last - first >= min_size - TINY) & (last > first) & (half > 0)).all(axis=1)
+    first, last = _around(matrix, visible, size)
+    stays = ((last - first >= min_size - TINY) & (last > first)).all(axis=1)
     if by_center:
         centers = _apply(matrix, (corners[:, :2] + corners[:, 2:]) / 2)
         stays &= ((centers > 0) & (centers < size[::-1])).all(axis=1)
@@ -505,12 +502,23 @@ def window_boxes(
 
 def extents(geometry: Geometry, size: Pair) -> NDArray[np.float32]:
     """Returns boxes (x0, y0, x1, y1) around the visible part of each image, float32 [rows, 4]."""
-    half = geometry.sizes[:, ::-1] / 2
-    center, reach = _apply(geometry.matrix, half), _linear(np.abs(geometry.matrix), half)
-    corners = np.clip([center - reach, center + reach], 0, size[::-1])
+    images = np.concatenate([0 * geometry.sizes, geometry.sizes[:, ::-1]], axis=1)
+    corners = np.concatenate(_around(geometry.matrix, images, size), axis=1)
     rounded = np.rint(corners)  # sizes of resized images are whole numbers
-    corners = np.where(np.abs(corners - rounded) < TINY, rounded, corners)
-    return np.concatenate([*corners], axis=1).astype(np.float32)
+    return np.where(np.abs(corners - rounded) < TINY, rounded, corners).astype(np.float32)
+
+
+def _around(matrix: Floats, boxes: Any, size: Pair) -> tuple[Floats, Floats]:
+    """Returns the first and last corners of the boxes that contain mapped boxes, in the output.
+
+    Args:
+        matrix: The matrix of each box; see `Geometry`.
+        boxes: Boxes (x0, y0, x1, y1) in the image, [n, 4].
+        size: Height and width of the output.
+    """
+    center = _apply(matrix, (boxes[:, :2] + boxes[:, 2:]) / 2)
+    half = _linear(np.abs(matrix), (boxes[:, 2:] - boxes[:, :2]) / 2)
+    return np.clip(center - half, 0, size[::-1]), np.clip(center + half, 0, size[::-1])
 
 
 def _apply(matrix: Floats, points: Floats) -> Floats:

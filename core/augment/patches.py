@@ -11,7 +11,7 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names, whole_number
-from ..random.draw import Draw, check_draw
+from ..random.draw import Draw, check_draw, on_device
 from .layouts import with_layout
 from .windows import Sizes
 
@@ -86,9 +86,7 @@ def patches(
     # [rows, patch, columns, patch * channels]: the last extent is inferred.
     parts: Any = fn.transpose(fn.reshape(resized, shape=cells), perm=[0, 2, 1, 3])
     tokenized: Any = fn.pad(fn.reshape(parts, shape=rows), axes=[0], shape=[tokens])
-    if tokenized.device == "gpu":
-        found = [node.gpu() for node in found]
-    positions, mask, grid = found
+    positions, mask, grid = (on_device(node, tokenized.device) for node in found)
     return tokenized, positions, mask, grid
 
 

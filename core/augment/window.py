@@ -24,6 +24,7 @@ from ..random.draw import (
     check_numbers,
     check_share,
     draw_of_pipeline,
+    on_device,
 )
 from ..random.hashing import column_keys, uniform
 from . import geometry, iou_crops, window_pixels, windows
@@ -32,8 +33,8 @@ from .layouts import dtype_and_layout, sizes_in_graph, with_layout
 from .window_pixels import Pixels, Style
 from .windows import Pair, Range, Sizes
 
-# Computes the windows of rows, from the rows, uniform numbers [rows, columns], and image sizes.
-Make = Callable[[Any, NDArray[np.float32], Sizes], Geometry]
+# Computes windows from uniform numbers [rows, columns] and image sizes, each row by itself.
+Make = Callable[[NDArray[np.float32], Sizes], Geometry]
 _FLOATS, _INTS, _MATRIX = ((2,), np.float32), ((2,), np.int32), ((2, 3), np.float32)
 _SHORTER = {"int64": "int32", "uint64": "uint32", "float64": "float32"}
 
@@ -376,14 +377,8 @@ class Window:
         nodes = draw._compute_from_rows(
             function, outputs, name=name, kind=f"Window.{name}", settings=settings, of=self._name
         )
-        return tuple(map(self._with_images, nodes))
-
-    def _with_images(self, node: DataNode) -> DataNode:
-        """Returns a result on the device of the images.
-
-        JAX's compiled functions reject arrays on different devices.
-        """
-        return node.gpu() if self._images.device == "gpu" else node
+        # JAX's compiled functions reject arrays on different devices.
+        return tuple(on_device(node, self._images.device) for node in nodes)
 
     def _with_draw(self, method: str, orientation: str) -> Draw:
         """Returns the draw, for a method that needs it.
@@ -456,7 +451,7 @@ class Window:
             window = fn.reinterpret(window, dtype=types.BOOL)
         if field is not None and field.ndim == 2:
             window = fn.squeeze(window, axes=[2])
-        window = self._with_images(window)
+        window = on_device(window, self._images.device)
         return window if draw is None else draw.sized(window, self.size)
 
     def _check_graph(self) -> None:
@@ -607,50 +602,65 @@ def _drawn(
     settings: dict[str, Any],
     name: str | None,
     columns: int = 0,
-    by_center: bool = False,
-    joins: bool = False,
+    unfit: Callable[[Sizes], Mapping[int, str]] | None = None,
 ) -> Window:
-    """Returns a window that a draw computes.
+    """Returns a window that a draw computes, together with the windows of equal settings.
 
     Args:
         images, size, draw, name: As for the public functions.
+        make: Computes the geometry.
+        operands, pixels, kind, settings: As for `_drawn_from_rows`.
+        columns: The number of uniform numbers that the geometry needs.
+        unfit: Returns an error message for each row whose image has no window.
+    """
+    name = draw._named(name)
+    image_sizes = draw._sizes_of(images)
+
+    def arrays(u: NDArray[np.float32], sizes: Sizes) -> list[NDArray[Any]]:
+        found = make(u, sizes)
+        return [found.matrix, *found.operands]
+
+    keys = column_keys(name, columns)
+    joined = draw._joined(arrays, keys, image_sizes, kind, {**settings, "size": size})
+
+    def of_rows(rows: DrawRows) -> Geometry:
+        sizes = rows.sizes_of(image_sizes)
+        for row, text in (unfit(sizes) if unfit else {}).items():
+            rows.refuse(row, ValueError(text))
+        matrix, *found = joined(rows)
+        return Geometry(sizes, matrix, tuple(found))
+
+    return _drawn_from_rows(
+        images, size, draw, of_rows, operands, pixels, kind=kind, settings=settings, name=name
+    )
+
+
+def _drawn_from_rows(
+    images: DataNode,
+    size: Pair,
+    draw: Draw,
+    make: Callable[[DrawRows], Geometry],
+    operands: Sequence[tuple[Sequence[int], Any]],
+    pixels: Pixels,
+    *,
+    kind: str,
+    settings: dict[str, Any],
+    name: str,
+    by_center: bool = False,
+) -> Window:
+    """Returns a window that a draw computes from the rows of a run.
+
+    Args:
+        images, size, draw: As for the public functions.
         make: Computes the geometry.
         operands: The shape per sample and the dtype of each of the geometry's operands.
         pixels: Computes the pixels.
         kind: The name of the calling function.
         settings: JSON values that the geometry depends on.
-        columns: The number of uniform numbers that the geometry needs.
+        name: The name of the draw, from `Draw._named`.
         by_center: Whether the window has only the boxes whose center it contains.
-        joins: Whether windows of equal settings are computed at once. ``make`` gets None
-            instead of the rows then.
     """
-    name = draw._named(name)
-    keys = column_keys(name, columns)
-    image_sizes = draw._sizes_of(images)
-
-    def arrays(u: NDArray[np.float32], sizes: Sizes) -> list[NDArray[Any]]:
-        found = make(None, u, sizes)
-        return [found.matrix, *found.operands]
-
-    matrix_settings = {**settings, "size": size}
-    joined = draw._joined(arrays, keys, image_sizes, kind, matrix_settings) if joins else None
-
-    def made(rows: DrawRows) -> Geometry:
-        sizes = rows.sizes_of(image_sizes)
-        if joined is None:
-            return make(rows, rows.uniform(keys), sizes)
-        matrix, *found = joined(rows)
-        return Geometry(sizes, matrix, tuple(found))
-
-    window = Window(
-        images,
-        size,
-        pixels,
-        draw=draw,
-        name=name,
-        make=made,
-        by_center=by_center,
-    )
+    window = Window(images, size, pixels, draw=draw, name=name, make=make, by_center=by_center)
     window._operands = draw._compute_from_rows(
         lambda rows: window._geometry(rows).operands,
         operands,
@@ -715,7 +725,7 @@ def random_area(
     windows.check_ranges(scale, ratio)
     check_share("flip", flip)
 
-    def make(_: object, u: NDArray[np.float32], sizes: Sizes) -> Geometry:
+    def make(u: NDArray[np.float32], sizes: Sizes) -> Geometry:
         corners = windows.flipped(*windows.resized_crops(u, sizes, scale, ratio), u, flip)
         return geometry.inside(sizes, *corners, pair)
 
@@ -730,7 +740,6 @@ def random_area(
         settings={"scale": scale, "ratio": ratio, **settings},
         name=name,
         columns=windows.COLUMNS + 1,
-        joins=True,
     )
 
 
@@ -774,14 +783,13 @@ def scale_window(
         images,
         pair,
         draw,
-        lambda _, u, sizes: geometry.scaled(u.astype(np.float64), sizes, pair, scale, flip),
+        lambda u, sizes: geometry.scaled(u.astype(np.float64), sizes, pair, scale, flip),
         [_FLOATS, _FLOATS, _FLOATS, _INTS],
         window_pixels.placed,
         kind="augment.scale_window",
         settings={"size": pair, "scale": scale, "flip": flip},
         name=name,
         columns=4,
-        joins=True,
     )
 
 
@@ -838,8 +846,7 @@ def random_place(
     sides = tuple(map(int, sides)) * (4 // len(sides))
     check_share("flip", flip)
 
-    def make(rows: DrawRows, u: NDArray[np.float32], sizes: Sizes) -> Geometry:
-        _refuse(rows, windows.too_small(sizes, pair, padding=sides))
+    def make(u: NDArray[np.float32], sizes: Sizes) -> Geometry:
         start = windows.crops(u[:, :2], sizes, pair, sides)
         flips = u[:, 2] < flip if flip else np.zeros(len(u), np.bool_)
         found = geometry.cropped(sizes, start, pair, flips)
@@ -860,6 +867,7 @@ def random_place(
         settings={"size": pair, "padding": sides, **settings},
         name=name,
         columns=3 if flip else 2,
+        unfit=lambda sizes: windows.too_small(sizes, pair, padding=sides),
     )
 
 
@@ -903,7 +911,7 @@ def center_window(
         images,
         pair,
         draw,
-        lambda _, u, sizes: geometry.centered(sizes, pair, shorter),
+        lambda _, sizes: geometry.centered(sizes, pair, shorter),
         [_FLOATS, _FLOATS, _FLOATS, _INTS],
         window_pixels.placed,
         kind="augment.center_window",
@@ -914,21 +922,17 @@ def center_window(
 
 def center_part(images: DataNode, pair: Pair, draw: Draw, shorter: int | None) -> Window:
     """Returns the window of `center_crop`; smaller images count as bad records."""
-
-    def make(rows: DrawRows, _: NDArray[np.float32], sizes: Sizes) -> Geometry:
-        _refuse(rows, windows.too_small(sizes, pair, shorter=shorter))
-        return geometry.inside(sizes, *windows.central_crops(sizes, pair, shorter), pair)
-
     return _drawn(
         images,
         pair,
         draw,
-        make,
+        lambda _, sizes: geometry.inside(sizes, *windows.central_crops(sizes, pair, shorter), pair),
         [_FLOATS, _FLOATS],
         window_pixels.resized,
         kind="augment.center_crop",
         settings={"size": pair, "resize": shorter},
         name=None,
+        unfit=lambda sizes: windows.too_small(sizes, pair, shorter=shorter),
     )
 
 
@@ -984,12 +988,11 @@ def fit_window(
             window_pixels.placed_in_graph(sizes, scaled, 0 * sizes, pair),
         )
 
-    def make(_: object, u: NDArray[np.float32], sizes: Sizes) -> Geometry:
-        if not is_random:
-            return geometry.fitted(sizes, pair, shorter)
-        chosen = (u[:, 0].astype(np.float64) * len(lengths)).astype(np.int64)
-        sides = np.array(lengths)[chosen] if lengths else None
-        return geometry.fitted(sizes, pair, sides, u[:, 1] < flip)
+    def make(u: NDArray[np.float32], sizes: Sizes) -> Geometry:
+        sides: Any = shorter
+        if len(lengths) > 1:
+            sides = np.array(lengths)[(u[:, 0].astype(np.float64) * len(lengths)).astype(np.int64)]
+        return geometry.fitted(sizes, pair, sides, u[:, 1] < flip if is_random else None)
 
     return _drawn(
         images,
@@ -1034,7 +1037,7 @@ def resize_window(images: DataNode, size: int | Pair, *, draw: Draw | None = Non
         images,
         pair,
         draw,
-        lambda _, u, sizes: geometry.inside(sizes, np.zeros_like(sizes), sizes, pair),
+        lambda _, sizes: geometry.inside(sizes, np.zeros_like(sizes), sizes, pair),
         [_FLOATS, _FLOATS],
         window_pixels.resized,
         kind="augment.resize_window",
@@ -1099,9 +1102,11 @@ def iou_window(
         )
     (field,) = _box_fields(draw, boxes)
     name = draw._named(name)
+    image_sizes = draw._sizes_of(images)
     keys = column_keys(name, 1 + iou_crops.NUMBERS)
 
-    def make(rows: DrawRows, u: NDArray[np.float32], sizes: Sizes) -> Geometry:
+    def make(rows: DrawRows) -> Geometry:
+        sizes = rows.sizes_of(image_sizes)
         refusals = geometry.Refusals(rows.refuse)
         (values,), counts = geometry.joined([field.column(rows)], refusals)
         records = np.repeat(np.arange(len(sizes)), counts)
@@ -1115,7 +1120,8 @@ def iou_window(
             scale=scale,
             ratio=ratio,
         )
-        return geometry.inside(sizes, *windows.flipped(start, end, u, flip), pair)
+        start, end = windows.flipped(start, end, rows.uniform(keys[:1]), flip)
+        return geometry.inside(sizes, start, end, pair)
 
     settings = {
         "size": pair,
@@ -1127,7 +1133,7 @@ def iou_window(
         "ratio": ratio,
         "flip": flip,
     }
-    return _drawn(
+    return _drawn_from_rows(
         images,
         pair,
         draw,
@@ -1137,7 +1143,6 @@ def iou_window(
         kind="augment.iou_window",
         settings=settings,
         name=name,
-        columns=1,
         by_center=True,
     )
 
@@ -1197,14 +1202,13 @@ def affine_window(
         images,
         pair,
         draw,
-        lambda _, u, sizes: geometry.affine(u.astype(np.float64), sizes, pair, flip=flip, **ranges),
+        lambda u, sizes: geometry.affine(u.astype(np.float64), sizes, pair, flip=flip, **ranges),
         [_FLOATS, _MATRIX, _MATRIX],
         window_pixels.warped,
         kind="augment.affine_window",
         settings={"size": pair, **ranges, "flip": flip},
         name=name,
         columns=6,
-        joins=True,
     )
 
 
@@ -1223,12 +1227,6 @@ def _draw_for(images: DataNode, draw: Draw | None) -> Draw | None:
     check_images(images)
     found = draw_of_pipeline()
     return None if found is None or found._image_field(images) is None else found
-
-
-def _refuse(rows: DrawRows, texts: Mapping[int, str]) -> None:
-    """Refuses rows, with an error message for each."""
-    for row, text in texts.items():
-        rows.refuse(row, ValueError(text))
 
 
 def _box_form(format: str, normalized: bool) -> BoxForm:

@@ -16,7 +16,7 @@ from nvidia.dali.data_node import DataNode
 from ..arguments import qualified_name
 from ..arrays.dtypes import KINDS, cast_to
 from ..pipeline import function_notes
-from ..random.draw import draw_of_pipeline
+from ..random.draw import draw_of_pipeline, on_device
 
 _log = logging.getLogger("dalijax")
 
@@ -132,7 +132,7 @@ def key_words(device: str = "cpu") -> DataNode:
     else:
         values = [float(k) for k in range(1 << 8)]
         words = fn.random.uniform(values=values, shape=[8], dtype=types.UINT8)
-    return words.gpu() if device == "gpu" else words
+    return on_device(words, device)
 
 
 def key_of(words: np.ndarray) -> np.ndarray:

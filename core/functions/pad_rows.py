@@ -11,6 +11,7 @@ from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names, whole_number
 from ..messages.printable import printable_repr
+from ..random.draw import on_device
 
 _MOST_ROWS = 1 << 31  # shapes are int32 in the graph
 
@@ -48,8 +49,7 @@ def pad_rows(x: DataNode, n: int, fill: float = 0) -> tuple[DataNode, DataNode]:
     count = math.min(shape[0], n)
     # fn.slice and fn.pad can pad, too, but fn.slice takes no booleans, and fn.pad no float64.
     added = fn.cat(fn.reshape(n - count, shape=[1]), shape[1:], axis=0)
-    rows = fn.full(_constant(fill), shape=added)
-    rows = rows.gpu() if x.device == "gpu" else rows
+    rows = on_device(fn.full(_constant(fill), shape=added), x.device)
     return fn.cat(x[:n], fn.cast_like(rows, x), axis=0), count
 
 

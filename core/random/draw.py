@@ -900,6 +900,11 @@ def _output_of(
     return output
 
 
+def on_device(node: DataNode, device: str) -> DataNode:
+    """Returns a node whose data is copied to the GPU if the device is "gpu"."""
+    return node.gpu() if device == "gpu" else node
+
+
 def before_branches(node: Any) -> Any:
     """Returns the node from which a branch of an ``if`` in a graph received a node."""
     operator: Any = getattr(node, "source", None)

@@ -1,12 +1,10 @@
 """Patches at the aspect ratio of the image: grids of SigLIP 2, pixels compared with NumPy."""
 
-import io
 import math
 
 import numpy as np
 import pytest
 from nvidia.dali import fn
-from PIL import Image
 
 from dalijax import augment, data_iterator, sources
 from dalijax.core.augment.patches import grids
@@ -147,10 +145,7 @@ def test_numbers_are_checked(options, text):
 
 
 def test_moved_images_are_refused():
-    file = io.BytesIO()
-    Image.fromarray(IMAGES[0]).save(file, "PNG")
-
-    @data_iterator(source=sources.Records([{"data": file.getvalue()}]))
+    @data_iterator(source=sources.Records([{"data": png(IMAGES[0])}]))
     def cut(data, *, draw):
         images = fn.rotate(fn.decoders.image(data), angle=45)
         return {"patches": augment.patches(images, draw=draw)[0]}
