@@ -11,12 +11,9 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names, whole_number
+from ..order.grids import grids
 from ..random.draw import Draw, check_draw, on_device
 from .layouts import with_layout
-from .windows import Sizes
-
-_PRECISION = 1e-5  # of the scale, as in SigLIP 2
-_LARGEST_SCALE = 100.0
 
 
 @do_not_convert
@@ -88,27 +85,3 @@ def patches(
     tokenized: Any = fn.pad(fn.reshape(parts, shape=rows), axes=[0], shape=[tokens])
     positions, mask, grid = (on_device(node, tokenized.device) for node in found)
     return tokenized, positions, mask, grid
-
-
-def grids(sizes: Sizes, patch: int, tokens: int) -> NDArray[np.int64]:
-    """Returns the height and width, in patches, of the largest grids of at most ``tokens`` patches.
-
-    The scale of each image is found by bisection, with the steps of SigLIP 2, so that the grids are
-    the same.
-
-    Args:
-        sizes: Image sizes in pixels, [rows, 2].
-        patch: Height and width of a patch, in pixels.
-        tokens: The largest number of patches.
-    """
-
-    def grid_of(scale: NDArray[np.float64]) -> NDArray[np.int64]:
-        return np.maximum(np.ceil(sizes * scale[:, np.newaxis] / patch), 1).astype(np.int64)
-
-    low = np.full(len(sizes), _PRECISION / 10)
-    high = np.full(len(sizes), _LARGEST_SCALE)
-    while (high[:1] - low[:1] >= _PRECISION).any():  # all intervals have the same length
-        middle = (low + high) / 2
-        fits = grid_of(middle).prod(axis=1) <= tokens
-        low, high = np.where(fits, middle, low), np.where(fits, high, middle)
-    return grid_of(low)

@@ -623,7 +623,7 @@ def _drawn(
     keys = column_keys(name, columns)
     joined = draw._joined(arrays, keys, image_sizes, kind, {**settings, "size": size})
 
-    def of_rows(rows: DrawRows) -> Geometry:
+    def from_rows(rows: DrawRows) -> Geometry:
         sizes = rows.sizes_of(image_sizes)
         for row, text in (unfit(sizes) if unfit else {}).items():
             rows.refuse(row, ValueError(text))
@@ -631,7 +631,7 @@ def _drawn(
         return Geometry(sizes, matrix, tuple(found))
 
     return _drawn_from_rows(
-        images, size, draw, of_rows, operands, pixels, kind=kind, settings=settings, name=name
+        images, size, draw, from_rows, operands, pixels, kind=kind, settings=settings, name=name
     )
 
 

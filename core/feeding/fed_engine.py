@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from nvidia.dali.pipeline import do_not_convert
 
 from ..errors import BatchError, GraphError, RaggedError, RecordError
+from ..order.packing import RowLayout
 from ..order.shuffle import Indices
 from ..pipeline import advice
 from ..pipeline.batch import Batch, BatchMaker, choose_placement
@@ -58,6 +60,11 @@ def sample_numbers(parts: Sequence[RowBatch]) -> Indices:
 def _unknown_graph(*sources: Any) -> Any:
     """Raises ValueError; takes the place of the graph until the first record is read."""
     raise ValueError("the inputs of the graph are unknown, because no record was read")
+
+
+def _unchanged(column: Any, name: str) -> Any:
+    """Returns a column that is an array already."""
+    return column
 
 
 class _BadRecords(Exception):
@@ -358,15 +365,38 @@ class FedEngine(Engine[P]):
             valid = rows.valid.copy()
             valid[list(rows.errors)] = False
             masks.append(valid)
-        graph, passed = self._graph, self._passed_names
-        batch = make_batch(outputs, masks, copy)
-        if graph is not None and passed:
-            columns: dict[str, Any] = {
-                name: concatenated([rows.column(name) for rows in parts]) for name in passed
-            }
-            counts = [len(rows.valid) for rows in parts]
-            make_batch.add_columns(batch, columns, counts, graph.stacked)
+        graph = self._graph
+        if graph is None:
+            return make_batch(outputs, masks, copy)
+        columns: dict[str, Any] = {
+            name: concatenated([rows.column(name) for rows in parts]) for name in graph.passed
+        }
+        layouts = [rows.layout for rows in parts if rows.layout is not None]
+        column_of = graph.stacked
+        if layouts:
+            column_of = _unchanged
+            columns = self._columns_of_rows(columns, masks, parts, layouts)
+            masks = [layout.by_row(valid) for layout, valid in zip(layouts, masks)]
+        batch = make_batch(outputs, masks, copy, layouts)
+        make_batch.add_columns(batch, columns, [*map(len, masks)], column_of)
         return batch
+
+    def _columns_of_rows(
+        self,
+        columns: Mapping[str, Any],
+        masks: Sequence[NDArray[np.bool_]],
+        parts: Sequence[RowBatch],
+        layouts: Sequence[RowLayout],
+    ) -> dict[str, Any]:
+        """Returns the values that bypass the graph, for rows that contain several records.
+
+        Args:
+            columns: A value for each record, by name.
+            masks: For each pipeline, False for records that can't be used.
+            parts: The rows of each pipeline.
+            layouts: Their layouts.
+        """
+        raise NotImplementedError  # only sources have such rows
 
     # Records that can't be read or processed
 

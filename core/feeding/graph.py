@@ -14,12 +14,14 @@ from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import function_parameters, name_of
 from ..arrays.dtypes import dali_type
+from ..augment.pack import PACK, Pack
 from ..formats.field import Field
 from ..formats.image_size import FileInput, ImageInput
 from ..messages.replacements import suggest_name
 from ..messages.user_warnings import warn_user
 from ..pipeline.output_notes import notes_of
 from ..random.draw import DRAW, Draw, DrawnRows, described_draws, draw_inputs
+from ..sources.packed import Packed
 from ..sources.values import without_type
 from ..state.fingerprint import graph_lines, operator_line
 from ..state.operators import FIELD, Operator, file_inputs, graph_outputs
@@ -167,6 +169,7 @@ def field_graph(
     fields: Mapping[str, Field],
     settings: Mapping[str, Any],
     value_of: Callable[[str], Any],
+    packed: Packed | None = None,
 ) -> FedGraph:
     """Returns a `FedGraph` whose inputs are the fields of a record source.
 
@@ -175,6 +178,7 @@ def field_graph(
         fields: The fields of the record source.
         settings: The values of the function's other parameters, by name.
         value_of: Returns the value of a field in the first record.
+        packed: The source, if it packs its records into rows; the function then takes ``pack``.
 
     Raises:
         TypeError: If a parameter is neither a field nor a setting, or is a field without a DALI
@@ -182,12 +186,19 @@ def field_graph(
     """
     name = name_of(function).removesuffix("()")
     parameters = inspect.signature(function).parameters
+    takes_pack = PACK in parameters and PACK not in {*fields, *settings}
+    if takes_pack != (packed is not None):
+        needs = "needs pack, which only" if takes_pack else "does not take pack, which"
+        raise TypeError(
+            f"{name}() {needs} a source of rows of several records has: pass "
+            "sources.Packed(...) as source, and name a parameter pack"
+        )
     missing = [
         k
         for k, parameter in parameters.items()
         if parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        and k not in {*fields, *settings, DRAW}
+        and k not in {*fields, *settings, DRAW, PACK}
     ]
     if missing:
         cures = filter(None, (suggest_name(k, [*fields, DRAW], {}) for k in missing))
@@ -221,7 +232,9 @@ def field_graph(
     settings = dict(settings)
 
     def call(nodes: dict[str, Any], draw: Draw | None) -> Any:
-        drawn = {DRAW: draw} if takes_draw else {}
+        drawn: dict[str, Any] = {DRAW: draw} if takes_draw else {}
+        if packed is not None and draw is not None:
+            drawn[PACK] = Pack(draw, packed)
         return function(**nodes, **drawn, **settings)
 
     return FedGraph(

@@ -20,6 +20,7 @@ from ..formats.field import Field
 from ..formats.image_size import FileInput, ImageInput, look_at_input
 from ..formats.riff import cut_off, file_cut_off
 from ..messages.printable import printable_text
+from ..order.packing import RowLayout
 from ..order.shuffle import Indices
 from ..pipeline.failure import with_retries
 from ..pipeline.failure_errors import first_names
@@ -27,6 +28,7 @@ from ..random.draw import DrawFunction, DrawRows
 from ..random.hashing import Bits, fold
 from ..sources.record_table import RecordTable
 from ..sources.reuse import ReuseCheck
+from ..sources.rows import RowSource
 from ..sources.source import (
     Source,
     Values,
@@ -63,6 +65,7 @@ class ReadSettings:
         unfed: The fields that operators of the graph do not take; empty before the graph is built.
         mapped: The fields that functions of maps return; see `mapped_fields`.
         has_random_maps: Whether reads need the keys of the records.
+        row_source: The source, if the rows of its batches contain several records.
         turn: A lock of the reading threads while they run Python code. They would take turns
             anyway, but the more threads wait for the GIL, the longer next() waits for it.
     """
@@ -83,6 +86,7 @@ class ReadSettings:
     unfed: Collection[str] = ()
     mapped: Collection[str] = ()
     has_random_maps: bool = False
+    row_source: RowSource | None = None
     turn: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def keys(self, records: Indices, epochs: Indices) -> Bits | None:
@@ -112,12 +116,15 @@ class RunRows:
         parts: The range of rows of each pipeline.
         global_rows: The index of each row in the global batch, int64 [rows].
         batch: Returns the samples of the whole global batch.
+        layouts: The layout of each pipeline's rows if these contain several samples, else empty.
+            ``samples`` and ``global_rows`` then have an element for each sample.
     """
 
     samples: Indices
     parts: Sequence[slice]
     global_rows: Indices
     batch: Callable[[], Indices]
+    layouts: Sequence[RowLayout] = ()
 
 
 @dataclasses.dataclass
@@ -385,6 +392,7 @@ class ReadRows:
         self._records = records  # with the records of stand-ins
         self.errors: dict[int, Exception] = {}
         self._settings, self._order, self._parts = settings, order, run.parts
+        self._layouts = run.layouts
         self._epochs = epochs
         self._chunks = chunks
         self._columns: dict[str, Values] = {}
@@ -407,6 +415,22 @@ class ReadRows:
         self._drawn = {
             name: self._draw(function) for name, function in list(settings.draws.items())
         }
+        self._row_values: dict[int, tuple[bytes, dict[str, NDArray[Any]]]] = {}
+        for part in range(len(self._layouts)):
+            self.row_values(part)  # takes milliseconds, for which next() need not wait
+
+    def row_values(self, part: int) -> dict[str, NDArray[Any]]:
+        """Returns the `RowSource.row_values` of a pipeline; computes them if errors were added."""
+        source, rows = self._settings.row_source, self._parts[part]
+        if source is None:
+            return {}
+        valid = np.ones(rows.stop - rows.start, np.bool_)
+        valid[[row - rows.start for row in list(self.errors) if rows.start <= row < rows.stop]] = 0
+        key, values = self._row_values.get(part, (b"", {}))
+        if key != valid.tobytes():
+            values = source.row_values(self._layouts[part], self.own_records[rows], valid)
+            self._row_values[part] = valid.tobytes(), values
+        return values
 
     def name(self, row: int) -> str:
         """Returns the name of a row's own record, or its number if the source has no names.
@@ -464,6 +488,8 @@ class ReadRows:
                 self._refuse,
                 self.column,
                 self._orientations,
+                own_records=self.own_records,
+                layouts=self._layouts,
             )
         arrays = function(self._draw_rows)
         outputs = [_Outputs([array[rows] for array in arrays]) for rows in self._parts]

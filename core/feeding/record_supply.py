@@ -261,6 +261,8 @@ class RecordRows:
         stop: The row after the last row of the pipeline.
     """
 
+    layout = None  # a row of a batch is one record
+
     def __init__(self, inputs: RecordInputs, seed: int, prepared: _Prepared, start: int, stop: int):
         self._inputs, self._seed, self._prepared = inputs, seed, prepared
         self._start, self._stop = start, stop

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
@@ -19,7 +21,8 @@ from ..messages.printable import printable_repr
 from ..messages.redacted_errors import raise_redacted
 from ..messages.user_warnings import warn_user
 from ..order.epochs import EpochPlan, count_rows
-from ..order.samples import SamplePlan, SamplePosition, pads_by_default
+from ..order.packing import RowLayout
+from ..order.samples import RowPlan, RowTables, SamplePlan, SamplePosition, pads_by_default
 from ..order.shuffle import Indices
 from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import queue_depth
@@ -32,6 +35,7 @@ from ..random.seeds import ShardSeed
 from ..sources import state as states
 from ..sources.identity import changing_record, compared_identity, stated_identity
 from ..sources.reuse import ReuseCheck
+from ..sources.rows import RowSource
 from ..sources.source import (
     Source,
     mapped_fields,
@@ -50,6 +54,21 @@ from .stand_ins import BadSamples
 from .supply import RowSupply
 
 _READ_AHEAD = 2  # the number of runs to read before DALI asks for them
+
+
+def _plan(
+    source: Source,
+    shuffle: bool,
+    batch_size: int,
+    policy: LastBatchPolicy,
+    padded: bool,
+    seed: Any,
+) -> SamplePlan:
+    """Returns the plan of the batches of a source's stream."""
+    if not isinstance(source, RowSource):
+        return SamplePlan(len(source), batch_size, policy, padded)
+    tables = RowTables(functools.partial(source.row_table, seed, shuffle))
+    return RowPlan(len(source), batch_size, policy, True, tables=tables, most=source.most)
 
 
 def _warn_of_repeats(plan: SamplePlan) -> None:
@@ -150,11 +169,18 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         if padded is None:
             padded = pads_by_default(config.last_batch_policy, config.mask)
         rules = config.last_batch_policy, padded
-        self._samples = SamplePlan(len(source), batch_size, *rules)
+        self._row_source = source if isinstance(source, RowSource) else None
+        self._plan_of = functools.lru_cache(maxsize=1)(
+            functools.partial(_plan, source, bool(config.shuffle), batch_size, *rules)
+        )
         _warn_of_repeats(self._samples)
         self._may_mix_epochs = not (padded or config.shuffle or config.epochs is None)
-        self.plan = EpochPlan(len(source), 1, batch_size, *rules)
         self.batch_size, self.shards = rows, (0,)
+        if self._row_source is None:
+            self.plan = EpochPlan(len(source), 1, batch_size, *rules)
+        else:  # the number of batches differs between epochs; DALI's batches are of records
+            for arguments in differing:
+                arguments["batch_size"] *= self._row_source.most
         self.device_ids = tuple(
             arguments.get("device_id", call.get("device_id")) for arguments in differing
         )
@@ -212,6 +238,11 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         return self.cursor.seed
 
     @property
+    def _samples(self) -> SamplePlan:
+        """The plan of the batches; that of rows with several records depends on the seed."""
+        return self._plan_of(None if self._row_source is None else self._seed)
+
+    @property
     def epoch(self) -> int:
         """The number of the consumer's epoch, from 0."""
         return self.position.epoch
@@ -229,6 +260,13 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     def length(self) -> int:
         """Returns the number of batches of the epoch."""
         return self._samples.length(self.position)
+
+    def total_length(self, num_epochs: int) -> int:
+        """Returns the number of batches of the first epochs together."""
+        if self._row_source is None:
+            return super().total_length(num_epochs)
+        plan = self._samples
+        return sum(plan.remaining(plan.seek(epoch)) for epoch in range(num_epochs))
 
     def following_epoch(self) -> int:
         """Returns the number of the next epoch with a batch."""
@@ -478,6 +516,35 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             for name, values in batch.items()
         }
 
+    @property
+    def _passed_names(self) -> Sequence[str]:
+        names = super()._passed_names
+        return names if self._row_source is None else [*names, *self._row_source.row_fields]
+
+    def _columns_of_rows(
+        self,
+        columns: Mapping[str, Any],
+        masks: Sequence[NDArray[np.bool_]],
+        parts: Sequence[Any],
+        layouts: Sequence[RowLayout],
+    ) -> dict[str, Any]:
+        ends = np.cumsum([*map(len, masks)])[:-1]
+        in_rows = {
+            name: np.concatenate(
+                [
+                    layout.by_row(values)
+                    for layout, values in zip(
+                        layouts, np.split(self._graph.stacked(column, name), ends)
+                    )
+                ]
+            )
+            for name, column in columns.items()
+        }
+        pieces = [rows.row_values() for rows in parts]
+        return in_rows | {
+            name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]
+        }
+
     # Positions, supply and graph
 
     def _open(self) -> tuple[SourceSupply, GraphPipelineFactory]:
@@ -505,6 +572,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             unfed=graph.unfed,
             mapped=mapped_fields(self._source),
             has_random_maps=any(function.is_random for _, function in self._maps),
+            row_source=self._row_source,
         )
 
     def _is_end(self, position: SamplePosition) -> bool:

@@ -6,11 +6,13 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali.tensors import TensorListCPU
 
+from ..order.packing import RowLayout
 from ..order.samples import SamplePlan, SamplePosition, SampleRows
 from ..order.shuffle import Indices
 from ..pipeline.calls import calls
@@ -136,13 +138,20 @@ class SourceRows:
         pending: The rows of the run.
         part: The number of the pipeline.
         valid: Whether each row belongs to the consumer's epoch and is not padding, bool [rows].
+        layout: The layout of the rows, if these contain several records.
 
     Attributes:
-        valid: The argument ``valid``.
+        valid, layout: The arguments of the same names.
     """
 
-    def __init__(self, pending: PendingRows, part: int, valid: NDArray[np.bool_]):
-        self.valid = valid
+    def __init__(
+        self,
+        pending: PendingRows,
+        part: int,
+        valid: NDArray[np.bool_],
+        layout: RowLayout | None = None,
+    ):
+        self.valid, self.layout = valid, layout
         self._pending, self._part, self._rows = pending, part, pending.run.parts[part]
 
     @property
@@ -161,6 +170,10 @@ class SourceRows:
         first, end = self._rows.start, self._rows.stop
         errors = list(self._pending.read.errors.items())
         return {row - first: error for row, error in errors if first <= row < end}
+
+    def row_values(self) -> dict[str, NDArray[Any]]:
+        """Returns the `RowSource.row_values` of the rows."""
+        return self._pending.read.row_values(self._part)
 
     def inputs(self, name: str) -> TensorListCPU:
         """Returns a field of the records as a TensorList, one tensor per row."""
@@ -262,6 +275,7 @@ class SourceSupply:
         self._depth = depth
         self._positions: dict[int, SamplePosition] = {0: SamplePosition()}
         self._rows: dict[int, tuple[PendingRows, list[SourceRows]]] = {}
+        self._prepared = 0  # the latest epoch that was prepared
 
     def seek(self, position: SamplePosition) -> None:
         """Begins the next run at a position."""
@@ -303,6 +317,13 @@ class SourceSupply:
                 started.append(self._rows[run][0])
         if started:
             self._workers.submit(_start, started)
+            self._prepare(self.position(first).epoch + 1)
+
+    def _prepare(self, epoch: int) -> None:
+        """Prepares an epoch in a thread, once."""
+        if epoch > self._prepared:
+            self._prepared = epoch
+            self._workers.submit(self._plan.prepare, epoch)
 
     def _pending(self, run: int) -> tuple[PendingRows, list[SourceRows]]:
         """Creates the `PendingRows` of a run, and the `SourceRows` of each pipeline."""
@@ -311,11 +332,14 @@ class SourceSupply:
         counts = [len(part.valid) for part in rows]
         ends = itertools.accumulate(counts)
         parts = [slice(end - count, end) for end, count in zip(ends, counts)]
-        firsts = (part.first for part in self._parts)
-        global_rows = np.concatenate([first + np.arange(n) for first, n in zip(firsts, counts)])
+        global_rows = np.concatenate([part.first + np.arange(len(part.valid)) for part in rows])
         plan = self._plan
         run_rows = RunRows(
-            _all_samples(rows), parts, global_rows, lambda: plan.rows(position).samples
+            _all_samples(rows),
+            parts,
+            global_rows,
+            lambda: plan.rows(position).samples,
+            [part.layout for part in rows if part.layout is not None],
         )
         chunk_size = _chunk_size(self.settings.source, counts, is_awaited=not self._rows)
         when_read = _ignored
@@ -325,7 +349,9 @@ class SourceSupply:
         pending = PendingRows(
             self._workers, self.settings, run_rows, chunk_size, self._announcer, when_read
         )
-        return pending, [SourceRows(pending, k, part.valid) for k, part in enumerate(rows)]
+        return pending, [
+            SourceRows(pending, k, part.valid, part.layout) for k, part in enumerate(rows)
+        ]
 
     def forget(self, run: int) -> None:
         """Drops the rows of a run and of all earlier runs, and reads further ahead.
@@ -365,8 +391,10 @@ class SourceSupply:
 
     def stand_ins(self, run: int) -> Iterator[int]:
         """Yields samples that may replace bad samples of a run, except samples known to be bad."""
-        rows = self._plan.rows(self.position(run)).samples.tolist()
-        samples = stand_ins(rows, self._parts[0].first, self._plan.num_samples)
+        position, part = self.position(run), self._parts[0]
+        first = self._plan.rows(position, part.first, part.last).first
+        batch = self._plan.rows(position).samples.tolist()
+        samples = stand_ins(batch, first, self._plan.num_samples)
         for sample in dict.fromkeys(samples):
             if (self.settings.seed, sample) not in self.settings.bad_samples.samples:
                 yield sample

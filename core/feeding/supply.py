@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..order.packing import RowLayout
 from ..order.shuffle import Indices
 from ..random.draw import DrawnRows
 from .stand_ins import UnusableRecord
@@ -22,6 +23,8 @@ class RowBatch(DrawnRows, Protocol):
         valid: False for rows of padding, bool [rows].
         samples: The sample of the stream in each row; for a bad record, the sample of its stand-in.
         errors: The error of each row whose record can't be used.
+        layout: The layout of the rows of the batch, if these contain several records; the other
+            attributes then have an element for each record.
     """
 
     @property
@@ -30,6 +33,8 @@ class RowBatch(DrawnRows, Protocol):
     def samples(self) -> Indices: ...  # noqa: D102
     @property
     def errors(self) -> Mapping[int, Exception]: ...  # noqa: D102
+    @property
+    def layout(self) -> RowLayout | None: ...  # noqa: D102
 
     def inputs(self, name: str) -> Any:
         """Returns the values of an input of the graph, in a form that ``external_source`` takes."""

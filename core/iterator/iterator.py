@@ -182,8 +182,7 @@ class BatchIterator:
                 )
             if num_epochs is None:
                 return length
-            plan, shard = self._engine.plan, self._engine.shards[0]
-            return num_epochs * length if plan is None else plan.total(num_epochs, shard)
+            return self._engine.total_length(num_epochs)
 
     def peek(self) -> Batch:
         """Returns the batch that the following ``next()`` will return.

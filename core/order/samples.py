@@ -14,11 +14,16 @@ restoring a state, nor on shards, which slice the rows of each batch.
 from __future__ import annotations
 
 import dataclasses
+import threading
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+from .packing import RowLayout, RowTable
+
+_MOST_TABLES = 3  # of epochs; a table of a million records has 10 MB
 MOST_SAMPLES = 1 << 53  # in a stream: larger integers are not exact in every JSON parser
 
 
@@ -45,10 +50,15 @@ class SampleRows:
     Attributes:
         samples: The index in the stream of each row's sample.
         valid: True for each row that is a sample of the consumer's epoch, and not padding.
+        first: The number of the first of these samples among the samples of the global batch.
+        layout: If rows contain several samples: the number of samples in each row. ``samples`` and
+            ``valid`` then have an element for each sample.
     """
 
     samples: NDArray[np.int64]
     valid: NDArray[np.bool_]
+    first: int = 0
+    layout: RowLayout | None = None
 
 
 def pads_by_default(policy: LastBatchPolicy, mask: str | None) -> bool:
@@ -134,7 +144,10 @@ class SamplePlan:
             last = min(last, end - position.sample)
         samples = position.sample + np.arange(first, max(first, last), dtype=np.int64)
         valid = samples < end
-        return SampleRows(np.minimum(samples, end - 1) if self.padded else samples, valid)
+        return SampleRows(np.minimum(samples, end - 1) if self.padded else samples, valid, first)
+
+    def prepare(self, epoch: int) -> None:
+        """Computes what the batches of an epoch need; called in a thread, ahead of the epoch."""
 
     def skip(self, position: SamplePosition, batches: int) -> SamplePosition:
         """Returns the position after ``batches`` further batches of the epoch, which must exist."""
@@ -203,3 +216,105 @@ class SamplePlan:
             return divmod(batch, -(-n // b))
         epoch = batch * b // n  # the epoch of the batch's first sample
         return epoch, batch - -(-epoch * n // b)
+
+
+class RowTables:
+    """The `RowTable` of each epoch, of which the latest are kept.
+
+    Args:
+        make: Computes the table of an epoch.
+    """
+
+    def __init__(self, make: Callable[[int], RowTable]):
+        self._make = make
+        self._tables: dict[int, RowTable] = {}
+        self._counts: dict[int, int] = {}  # of rows
+        self._lock = threading.Lock()  # computing a table twice would take twice the time
+
+    def __call__(self, epoch: int) -> RowTable:
+        """Returns the table of an epoch."""
+        with self._lock:
+            table = self._tables.get(epoch)
+            if table is None:
+                table = self._tables[epoch] = self._make(epoch)
+                self._counts[epoch] = table.num_rows
+                if len(self._tables) > _MOST_TABLES:
+                    del self._tables[next(iter(self._tables))]
+            return table
+
+    def num_rows(self, epoch: int) -> int:
+        """Returns the number of rows of an epoch."""
+        count = self._counts.get(epoch)
+        return self(epoch).num_rows if count is None else count
+
+
+@dataclasses.dataclass(frozen=True)
+class RowPlan(SamplePlan):
+    """Computes the batches of a stream whose rows contain several records.
+
+    Row r of epoch e has the number ``e * num_samples + r`` in positions, because an epoch has at
+    most as many rows as records. The samples of a row are records: `rows` returns them. The last
+    batch of an epoch ends with blank rows.
+
+    Attributes:
+        tables: The tables of the epochs.
+        most: The largest number of records in a row.
+    """
+
+    tables: RowTables = dataclasses.field(kw_only=True)
+    most: int = dataclasses.field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.policy is LastBatchPolicy.PARTIAL:
+            raise ValueError(
+                "last_batch_policy='partial' can't be used with rows of several records. Use "
+                "'fill', whose last batch ends with blank rows, or 'drop'"
+            )
+        count = self.tables.num_rows(0)
+        if self.policy is LastBatchPolicy.DROP and count < self.batch_size:
+            raise ValueError(
+                f"no epoch has a batch: batch_size {self.batch_size} is more than the {count} rows "
+                "of an epoch, and incomplete batches are dropped. Use a smaller batch_size, or "
+                "keep incomplete batches"
+            )
+
+    def end(self, position: SamplePosition) -> int:
+        """Returns the end (exclusive) of the rows of a position's epoch; see `SamplePlan`."""
+        return position.epoch * self.num_samples + self.tables.num_rows(position.epoch)
+
+    def next_epoch(self, position: SamplePosition) -> SamplePosition:
+        """Returns the start of the epoch after a position's epoch."""
+        start = (position.epoch + 1) * self.num_samples
+        return SamplePosition(position.epoch + 1, start, start)
+
+    def rows(self, position: SamplePosition, first: int = 0, last: int | None = None) -> SampleRows:
+        """Returns the records in a range of rows of the batch at a position; see `SamplePlan`.
+
+        If all rows of the range are blank, returns a record of the batch that is not valid.
+        """
+        last = self.batch_size if last is None else last
+        table, base = self.tables(position.epoch), position.epoch * self.num_samples
+        row = position.sample - base
+        bounds = table.starts[np.minimum(np.arange(row + first, row + last + 1), table.num_rows)]
+        layout = RowLayout(np.diff(bounds), self.most)
+        begin, end = (int(bounds[0]) - 1, int(bounds[0])) if layout.is_blank else bounds[[0, -1]]
+        return SampleRows(
+            base + table.positions[begin:end],
+            np.full(end - begin, not layout.is_blank),
+            int(begin - table.starts[row]),
+            layout,
+        )
+
+    def prepare(self, epoch: int) -> None:
+        """Computes the table of an epoch."""
+        self.tables(epoch)
+
+    def locate(self, batch: int) -> tuple[int, int]:
+        """Returns epoch and step of a batch; computes the tables of the epochs before it."""
+        epoch = 0
+        while True:
+            start = epoch * self.num_samples
+            count = self.remaining(SamplePosition(epoch, start, start))
+            if batch < count:
+                return epoch, batch
+            epoch, batch = epoch + 1, batch - count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..config import IteratorConfig
 from ..errors import RaggedError
 from ..messages.user_warnings import warn_user
 from ..order.epochs import EpochPlan
+from ..order.packing import RowLayout
 from .runner import Outputs, TensorList
 
 Batch = dict[str, Any]
@@ -124,6 +126,7 @@ class BatchMaker:
         outputs: Sequence[Outputs],
         valid: Sequence[int | np.ndarray],
         copy: bool,
+        layouts: Sequence[RowLayout] = (),
     ) -> Batch:
         """Returns the batch of one run: an array for each output, and the mask.
 
@@ -132,6 +135,8 @@ class BatchMaker:
             valid: For each pipeline, the number of leading rows of its batch that are samples of
                 the epoch, or a bool mask [rows].
             copy: Whether arrays are copies, because DALI reuses the buffers of the outputs.
+            layouts: The layout of each pipeline's rows if these contain several samples, whose
+                outputs follow each other; else empty. The masks are those of the rows then.
         """
         axis = self._has_device_axis(len(outputs))
         cut = self._cut
@@ -142,8 +147,10 @@ class BatchMaker:
 
         def pieces(k: int, name: str) -> list[Any]:
             arrays = [
-                self._piece(tensors[k], name, number, n, copy, axis)
-                for number, (tensors, n) in enumerate(zip(outputs, rows_kept))
+                self._piece(tensors[k], name, number, n, copy, axis, layout)
+                for number, (tensors, n, layout) in enumerate(
+                    itertools.zip_longest(outputs, rows_kept, layouts)
+                )
             ]
             return [*map(as_bfloat16, arrays)] if k in self.bfloat16 else arrays
 
@@ -212,18 +219,31 @@ class BatchMaker:
         )
 
     def _piece(
-        self, tensors: TensorList, name: str, pipeline: int, num_rows: int, copy: bool, axis: bool
+        self,
+        tensors: TensorList,
+        name: str,
+        pipeline: int,
+        num_rows: int,
+        copy: bool,
+        axis: bool,
+        layout: RowLayout | None,
     ) -> Any:
         """Returns an output as an array [num_rows, ...], or [1, num_rows, ...] with ``axis``."""
-        check_uniform(tensors, name, pipeline)
+        if layout is None:
+            check_uniform(tensors, name, pipeline)
+            shape = [len(tensors), *tensors[0].shape()]
+        else:
+            shape = _shape_of_rows(tensors, name, layout)
         on_gpu = isinstance(tensors, TensorListGPU)
         on_host = self._as_numpy or self._keeps_on_host(name)
         if tensors.dtype in WIDE and (on_gpu or not on_host):
             check_width(np.dtype(types.to_numpy_type(tensors.dtype)), name)
         view: Any = gpu_array if on_gpu else host_view
-        array = view(tensors, copy, axis)
+        array = view(tensors, copy, [1, *shape] if axis else shape)
+        if layout is not None and layout.is_blank:  # DALI processed a record, though
+            array = jnp.zeros_like(array) if on_gpu else np.zeros_like(array)
         self._note_shape(name, array.shape[1 + axis :])
-        if num_rows == len(tensors):
+        if layout is not None or num_rows == len(tensors):
             return array
         return array[:, :num_rows] if axis else array[:num_rows]
 
@@ -278,31 +298,50 @@ def check_uniform(tensors: TensorList, name: str, pipeline: int) -> None:
         )
 
 
-def host_view(tensors: TensorListCPU, copy: bool, device_axis: bool) -> np.ndarray:
-    """Returns a pipeline's CPU output as a NumPy array [batch, ...], or [1, batch, ...].
+def _shape_of_rows(tensors: TensorList, name: str, layout: RowLayout) -> list[int]:
+    """Returns the shape [rows, ...] of an output whose samples fill rows exactly.
+
+    Raises:
+        ValueError: If they do not.
+    """
+    shapes = tensors.shape()
+    rows, parts = len(layout.counts), {tuple(shape[1:]) for shape in shapes}
+    ends = np.cumsum([shape[0] if shape else 0 for shape in shapes])
+    length, rest = divmod(int(ends[-1]), rows)
+    # The last sample also fills the blank rows after it.
+    (filled,) = np.nonzero(layout.counts[:-1] * layout.counts[1:])
+    last = np.cumsum(layout.counts)[filled] - 1
+    fills = not rest and (ends[last] == length * (filled + 1)).all()
+    if not fills or len(parts) > 1 or () in map(tuple, shapes):
+        raise ValueError(
+            f"the samples of output {name!r} do not fill the rows of the batch: their shapes are "
+            f"{', '.join(map(str, shapes[:3]))}, ... Return it from pack.patches(images), "
+            "pack.tokens(text), or pack.per_image(x) for one value per image"
+        )
+    return [rows, length, *parts.pop()]
+
+
+def host_view(tensors: TensorListCPU, copy: bool, shape: list[int]) -> np.ndarray:
+    """Returns a pipeline's CPU output as a NumPy array of a shape, such as [batch, ...].
 
     The result is read-only: a view that keeps DALI's buffer alive, or with ``copy`` a copy, for
     pipelines that reuse the buffer.
     """
-    view = np.asarray(tensors.as_tensor())
+    view = np.asarray(tensors.as_reshaped_tensor(shape))
     if copy:
         view = view.copy()
     # Views may share the caller's own memory (external_source with no_copy), or each other's.
     view.flags.writeable = False
-    return view[None] if device_axis else view
+    return view
 
 
-def gpu_array(tensors: TensorListGPU, copy: bool, device_axis: bool) -> jax.Array:
-    """Returns a pipeline's GPU output as a jax.Array [batch, ...], or [1, batch, ...].
+def gpu_array(tensors: TensorListGPU, copy: bool, shape: list[int]) -> jax.Array:
+    """Returns a pipeline's GPU output as a jax.Array of a shape, such as [batch, ...].
 
     Without ``copy``, the array shares DALI's buffer. JAX copies asynchronously, so that a copy is
     awaited before DALI reuses the buffer (DALI issue 5617).
     """
-    if device_axis:
-        tensor = tensors.as_reshaped_tensor([1, len(tensors), *tensors[0].shape()])
-    else:
-        tensor = tensors.as_tensor()
-    array = jax.dlpack.from_dlpack(tensor)
+    array = jax.dlpack.from_dlpack(tensors.as_reshaped_tensor(shape))
     return array.copy().block_until_ready() if copy else array
 
 

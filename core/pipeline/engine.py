@@ -725,6 +725,12 @@ class EpochEngine(Engine[P]):
     def length(self) -> int | None:
         """Returns the number of batches that the epoch delivers, if known; builds no pipelines."""
 
+    def total_length(self, num_epochs: int) -> int:
+        """Returns the number of batches of the first epochs together; their lengths are known."""
+        if self.plan is None:
+            return num_epochs * (self.length() or 0)
+        return self.plan.total(num_epochs, self.shards[0])
+
     @abc.abstractmethod
     def following_epoch(self) -> int:
         """Returns the number of the next epoch that has a batch; it skips empty epochs."""

@@ -55,6 +55,11 @@ class Wrapper(Source):
                 f"{type(self).__name__} requires a source of dalijax.sources, not "
                 f"{printable_repr(source)}"
             )
+        if hasattr(source, "row_table"):
+            raise TypeError(
+                f"{type(self).__name__} can't take {printable_repr(source)}: the rows are planned "
+                "for its records. Map, select or mix the records before they are packed"
+            )
         self._source = source
         self.fields = source.fields
         self.read_threads = source.read_threads

@@ -8,6 +8,7 @@ Functions and classes:
 - `BatchStream`: an iterator over the batches of several epochs, for loops that count steps.
 - `LastBatchPolicy`: DALI's enum FILL, DROP and PARTIAL.
 - `Draw`: the type of ``draw``, which draws random numbers in a graph.
+- `Pack`: the type of ``pack``, which packs images into rows in a graph.
 - `FailedBatch`: an entry of an iterator's ``errors``.
 - `InputStats`: the counters of an iterator.
 
@@ -39,6 +40,7 @@ from . import errors as errors
 from . import fn as fn
 from .core.api import IteratorFunction as IteratorFunction
 from .core.api import data_iterator as data_iterator
+from .core.augment.pack import Pack as Pack
 from .core.iterator.batch_stream import BatchStream as BatchStream
 from .core.iterator.iterator import DALIGenericIterator as DALIGenericIterator
 from .core.messages import replacements as _replacements
@@ -61,6 +63,7 @@ __all__ = [
     "InputStats",
     "IteratorFunction",
     "LastBatchPolicy",
+    "Pack",
     "augment",
     "data_iterator",
     "errors",

@@ -10,6 +10,7 @@
 - `Mixture`: several sources in exact proportions.
 - `Selection`: some of the records of a source.
 - `Named`: a source with the name or number of each record in the batch.
+- `Packed`: images at their own resolution, as rows of tokens.
 - `Source` and `Field`: the base class and the types of fields, for your own sources.
 """
 
@@ -24,6 +25,7 @@ from .core.sources.files import Files as Files
 from .core.sources.map import Map as _Map  # noqa: F401 for Source.map
 from .core.sources.mixture import Mixture as Mixture
 from .core.sources.named import Named as Named
+from .core.sources.packed import Packed as Packed
 from .core.sources.records import Records as Records
 from .core.sources.selection import Selection as Selection
 from .core.sources.source import Source as Source
@@ -38,6 +40,7 @@ __all__ = [
     "Files",
     "Mixture",
     "Named",
+    "Packed",
     "Records",
     "Selection",
     "Source",

@@ -7,7 +7,7 @@ import pytest
 from nvidia.dali import fn
 
 from dalijax import augment, data_iterator, sources
-from dalijax.core.augment.patches import grids
+from dalijax.core.order.grids import grids
 from drawing import drawn_image, png
 
 SIZES = [(40, 60), (60, 40), (33, 97), (7, 120), (1, 1), (200, 200), (16, 16), (31, 5)]

@@ -73,7 +73,7 @@ def test_the_overview_links_to_each_entry(page):
 PUBLIC_NAMES = {
     "dalijax": (
         "BatchStream DALIGenericIterator Draw FailedBatch InputStats IteratorFunction "
-        "LastBatchPolicy augment data_iterator errors fn profile show sources tune"
+        "LastBatchPolicy Pack augment data_iterator errors fn profile show sources tune"
     ),
     "dalijax.errors": (
         "BatchError BatchMapError EpochError GraphError ProcessError RaggedError RecordError "
@@ -81,7 +81,7 @@ PUBLIC_NAMES = {
     ),
     "dalijax.fn": "cast dl_tensor_python_function jax_function numba_function pad_rows read_file",
     "dalijax.sources": (
-        "Arrays Coco Field Files Mixture Named RLDS Records Selection Source TFRecord Tar"
+        "Arrays Coco Field Files Mixture Named Packed RLDS Records Selection Source TFRecord Tar"
     ),
     "dalijax.augment": (
         "Window affine_window auto_augment center_crop center_window color_jitter "

@@ -1,0 +1,145 @@
+"""`Pack`: the argument of graph functions that packs images and their values into rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from nvidia.dali import fn
+from nvidia.dali.data_node import DataNode
+from nvidia.dali.pipeline import do_not_convert
+
+from ..arguments import knows_its_names
+from ..random.draw import Draw, DrawRows, check_images, on_device
+from ..sources.packed import Packed
+from .layouts import with_layout
+
+PACK = "pack"  # the parameter of a graph function that receives the Pack
+_INT, _FLOAT = np.int32, np.float32
+
+
+class Pack:
+    """Packs images and their values into rows; the argument ``pack`` of a graph function.
+
+    It exists if the source is a `sources.Packed`. Each output of the graph must be a result of one
+    of these methods. An operator after them may change values, but no shape.
+
+    Args:
+        draw: The draw of the graph.
+        source: The source.
+    """
+
+    def __init__(self, draw: Draw, source: Packed):
+        self._draw, self._source = draw, source
+        self._nodes: dict[str, DataNode] = {}
+
+    @do_not_convert
+    @knows_its_names
+    def patches(self, images: DataNode, *, antialias: bool = True) -> DataNode:
+        """Cuts images into patches, and packs them into rows.
+
+        An image is resized to the grid that the source has planned for its record, which keeps the
+        aspect ratio of the whole image. To crop before, keep the aspect ratio.
+
+        Args:
+            images: Images [height, width, channels].
+            antialias: Whether to apply a low-pass filter before scaling down.
+
+        Returns:
+            In the batch [rows, length, patch * patch * channels], in the dtype of the images; 0 at
+            other tokens. A patch contains its pixels row by row.
+
+        Raises:
+            ValueError: If the decoder ignores the EXIF orientation, which the planned sizes follow.
+        """
+        check_images(images)
+        field = self._draw._image_field(images)
+        if field is not None and field.is_encoded and not field.turns:
+            raise ValueError(
+                "the rows are planned for images with their EXIF orientation, but the decoder has "
+                "adjust_orientation=False. Omit it"
+            )
+        images = with_layout(images, self._draw)
+        resized: Any = fn.resize(images, size=self._node("size"), antialias=antialias)
+        # [rows, patch, columns, patch * channels]: the last extent is inferred.
+        parts: Any = fn.transpose(fn.reshape(resized, shape=self._node("cells")), perm=[0, 2, 1, 3])
+        return self._filled(fn.reshape(parts, shape=self._node("tokens")), "span")
+
+    @do_not_convert
+    def per_image(self, x: DataNode) -> DataNode:
+        """Packs a value of each image.
+
+        Args:
+            x: Values of one shape.
+
+        Returns:
+            In the batch [rows, images, ...]; 0 where a row has fewer images.
+        """
+        check_images(x)
+        return self._filled(fn.expand_dims(x, axes=[0]), "slots")
+
+    @do_not_convert
+    def tokens(self, x: DataNode) -> DataNode:
+        """Packs the text of each image, whose tokens follow the patches of the image.
+
+        Args:
+            x: The field ``text`` of the source, or as many values per image, [tokens].
+
+        Returns:
+            In the batch [rows, length]; 0 at patches and padding.
+
+        Raises:
+            ValueError: If the source has no ``text``.
+        """
+        check_images(x)
+        if self._source.text is None:
+            raise ValueError(f"{self._source!r} has no text: pass text='...', a field of token ids")
+        zeros: Any = fn.full(0, shape=self._node("patches"))
+        return self._filled(fn.cat(on_device(fn.cast_like(zeros, x), x.device), x, axis=0), "span")
+
+    def _filled(self, x: DataNode, extent: str) -> DataNode:
+        """Returns values that are padded to the end of what their image takes of its row."""
+        filled: DataNode = fn.pad(x, axes=[0], shape=self._node(extent))
+        return filled
+
+    def _node(self, name: str) -> DataNode:
+        if not self._nodes:
+            forms = {
+                "size": ((2,), _FLOAT),
+                "cells": ((4,), _INT),
+                "tokens": ((2,), _INT),
+                "patches": ((1,), _INT),
+                "span": ((1,), _INT),
+                "slots": ((1,), _INT),
+            }
+            nodes = self._draw._compute_from_rows(
+                self._planned,
+                [*forms.values()],
+                name=self._draw._named(PACK),
+                kind="Pack",
+                settings={"patch": self._source.patch},
+            )
+            self._nodes = dict(zip(forms, nodes))
+        return self._nodes[name]
+
+    @do_not_convert
+    def _planned(self, rows: DrawRows) -> list[NDArray[Any]]:
+        """Returns what the graph needs about each image, in the order of `_node`."""
+        source, records = self._source, rows.own_records
+        assert records is not None
+        grid = source.grids[records].astype(np.int64)
+        count = grid.prod(axis=1)
+        lengths = np.maximum(source.lengths[records], count).astype(np.int64)
+        span, slots = lengths.copy(), np.ones_like(lengths)
+        first = 0
+        for layout in rows.layouts:
+            part = slice(first, first + max(1, int(layout.counts.sum())))
+            span[part] += layout.tails(lengths[part], source.length)
+            slots[part] += layout.tails(slots[part], source.most)
+            first = part.stop
+        inferred = np.full_like(count, -1)
+        side = np.full_like(count, source.patch)
+        cells = np.stack([grid[:, 0], side, grid[:, 1], inferred], axis=1)
+        tokens = np.stack([count, inferred], axis=1)
+        return [grid * source.patch, cells, tokens, count, span, slots]

@@ -1,0 +1,212 @@
+"""The rows of batches whose rows have several records: pure functions of the records' lengths.
+
+A `RowTable` says which records the rows of an epoch contain. It depends only on the seed, the epoch
+and the lengths, so that every process computes the same table, and states need not contain it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..random.hashing import fold, mix
+from .shuffle import Indices
+
+WINDOW = 1024  # records that are packed together
+
+
+@dataclasses.dataclass(frozen=True)
+class RowTable:
+    """The rows of an epoch.
+
+    Attributes:
+        positions: The positions of the records in the order of the epoch, row by row, int64.
+        starts: The place in ``positions`` of each row's first record, and the number of records,
+            int64 [rows + 1]. Rows may be blank.
+    """
+
+    positions: Indices
+    starts: Indices
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return len(self.starts) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLayout:
+    """The number of records in each row of a pipeline's batch. Blank rows follow the other rows.
+
+    If all rows are blank, the pipeline still processes a record, because DALI has no empty batches.
+
+    Attributes:
+        counts: The number of records in each row, int64 [rows].
+        most: The largest number of records in a row.
+    """
+
+    counts: Indices
+    most: int
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether all rows are blank."""
+        return not self.counts.any()
+
+    def tails(self, amounts: NDArray[Any], capacity: int) -> NDArray[Any]:
+        """Returns what follows each record, so that records and tails fill all rows exactly.
+
+        Args:
+            amounts: What each record takes of its row, such as tokens, int64 [records].
+            capacity: What a row holds.
+        """
+        tails = np.zeros_like(amounts)
+        if self.is_blank:
+            return tails + len(self.counts) * capacity - amounts
+        full = self.counts[self.counts > 0]
+        last = np.cumsum(full) - 1
+        tails[last] = capacity - np.add.reduceat(amounts, last - full + 1)
+        tails[-1] += (len(self.counts) - len(full)) * capacity
+        return tails
+
+    def by_row(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Returns values of the records as an array [rows, most, ...].
+
+        Missing values are 0, False or None.
+
+        Args:
+            values: A value for each record, [records, ...].
+        """
+        shape = len(self.counts), self.most, *values.shape[1:]
+        rows = np.full(shape, None) if values.dtype == object else np.zeros(shape, values.dtype)
+        if not self.is_blank:
+            rows[self.places] = values
+        return rows
+
+    @property
+    def places(self) -> tuple[Indices, Indices]:
+        """The row of each record, and its number in the row; for arrays [rows, most, ...]."""
+        rows = np.repeat(np.arange(len(self.counts)), self.counts)
+        firsts = np.cumsum(self.counts) - self.counts
+        return rows, np.arange(len(rows)) - np.repeat(firsts, self.counts)
+
+
+def first_fit_decreasing(lengths: NDArray[np.int32], capacity: int, most: int) -> Indices:
+    """Packs items into rows, in several windows at once: the longest first, into the first row.
+
+    Args:
+        lengths: The length of each item, at most ``capacity``, int32 [windows, items]; 0 for none.
+        capacity: The length of a row.
+        most: The largest number of items in a row.
+
+    Returns:
+        The number of each item's row in its window, int64 [windows, items].
+    """
+    windows, width = lengths.shape
+    order = np.argsort(-lengths, axis=1, kind="stable")
+    decreasing = np.take_along_axis(lengths, order, axis=1)
+    window = np.arange(windows)
+    num_rows = 1
+    free = np.full((windows, num_rows), capacity, np.int32)
+    left = np.full((windows, num_rows), most, np.int32)
+    chosen = np.zeros((windows, width), np.int64)
+    for k in range(width):
+        length = decreasing[:, k]
+        fits = (free >= length[:, np.newaxis]) & (left > 0)
+        row = fits.argmax(axis=1)
+        if not fits[window, row].all():
+            free = np.pad(free, ((0, 0), (0, num_rows)), constant_values=capacity)
+            left = np.pad(left, ((0, 0), (0, num_rows)), constant_values=most)
+            row = np.where(fits[window, row], row, num_rows)
+            num_rows *= 2
+        free[window, row] -= length
+        left[window, row] -= length > 0
+        chosen[:, k] = row
+    rows = np.empty_like(chosen)
+    np.put_along_axis(rows, order, chosen, axis=1)
+    return rows
+
+
+def packed_table(
+    lengths: NDArray[np.int32], capacity: int, most: int, epoch: int, seed: int, shuffle: bool
+) -> RowTable:
+    """Returns the rows of an epoch, packed by first fit decreasing in windows of 1,024 records.
+
+    Args:
+        lengths: The length of the record at each position of the epoch, at most ``capacity``; 0 for
+            records that no row contains.
+        capacity: The length of a row.
+        most: The largest number of records in a row.
+        epoch, seed: They determine the order of the rows in a window if ``shuffle`` is True;
+            otherwise, rows follow each other by their first record.
+        shuffle: See ``epoch``.
+    """
+    (positions,) = np.nonzero(lengths)
+    packed = lengths[positions]
+    if not len(packed):
+        return RowTable(positions, np.zeros(1, np.int64))
+    num_windows = -(-len(packed) // WINDOW)
+    padded = np.zeros(num_windows * WINDOW, np.int32)
+    padded[: len(packed)] = packed
+    rows = first_fit_decreasing(padded.reshape(num_windows, WINDOW), capacity, most)
+    rows = rows.reshape(-1)[: len(packed)]
+    windows = np.arange(len(packed)) // WINDOW
+    if shuffle:  # first fit decreasing begins with the longest records and the fullest rows
+        keys = mix(fold(seed, epoch, windows, rows))
+    else:
+        row_ids = windows * WINDOW + rows
+        _, firsts, inverse = np.unique(row_ids, return_index=True, return_inverse=True)
+        keys = firsts[inverse]
+    order = np.lexsort((rows, keys, windows))  # stable, so that records keep their order in a row
+    changes = (np.diff(rows[order]) != 0) | (np.diff(windows[order]) != 0)
+    starts = np.flatnonzero(np.concatenate([[True], changes, [True]]))
+    return RowTable(positions[order], starts)
+
+
+def places_of_tokens(
+    layout: RowLayout,
+    grids: NDArray[np.int32],
+    texts: NDArray[np.int32],
+    valid: NDArray[np.bool_],
+    capacity: int,
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Returns the place of each token in its image, and the number of the image in its row.
+
+    Args:
+        layout: The number of images in each row.
+        grids: Height and width of each image in patches, int32 [images, 2].
+        texts: The tokens of text after the patches of each image, int32 [images].
+        valid: False for images whose tokens count as padding, bool [images].
+        capacity: The tokens of a row.
+
+    Returns:
+        For each token: (y, x) of a patch, (-1, number) of text, or 0, int32 [rows, capacity, 2];
+        and the image's number in the row, from 1, or 0 for padding, int32 [rows, capacity].
+    """
+    shape = len(layout.counts), capacity
+    places = np.zeros((*shape, 2), np.int32)
+    if layout.is_blank:
+        return places, np.zeros(shape, np.int32)
+    # An image is a sequence of lines: the rows of its grid, its text, and what follows it.
+    heights, widths = grids[:, 0], grids[:, 1]
+    tails = layout.tails(heights * widths + texts, capacity)
+    ends = np.cumsum(heights + 2)
+    image = np.repeat(np.arange(len(grids)), heights + 2)
+    y = np.arange(len(image)) - np.repeat(ends - heights - 2, heights + 2)
+    y[ends - 2], y[ends - 1] = -1, 0
+    lengths = widths[image]
+    lengths[ends - 2], lengths[ends - 1] = texts, tails
+    _, numbers = layout.places
+    ids = np.where(valid, numbers + 1, 0)[image]
+    ids[ends - 1] = 0
+    starts = np.cumsum(lengths) - lengths
+    # The flags and numbers of all lines, repeated for their tokens.
+    segment_ids = np.repeat(ids.astype(np.int32), lengths)
+    x = np.arange(len(segment_ids), dtype=np.int32) - np.repeat(starts.astype(np.int32), lengths)
+    flat = places.reshape(-1, 2)
+    flat[:, 0] = np.repeat(np.where(ids > 0, y, 0).astype(np.int32), lengths)
+    np.multiply(x, segment_ids > 0, out=flat[:, 1])
+    return places, segment_ids.reshape(shape)

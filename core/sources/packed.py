@@ -1,0 +1,258 @@
+"""`Packed`: images at their own resolution, as rows of tokens."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arguments import knows_its_names, whole_number
+from ..formats.index import Index, load_or_build
+from ..formats.paths import Path, home_expanded, path_text
+from ..formats.progress import progress
+from ..messages.printable import printable_text
+from ..order.grids import grids
+from ..order.packing import RowLayout, RowTable, packed_table, places_of_tokens
+from ..order.shuffle import Indices
+from ..random.hashing import fold
+from ..state.envelope import digest
+from ..threads.workers import call_each
+from .identity import stated_identity
+from .rows import RowSource
+from .source import (
+    Source,
+    Values,
+    is_of_record,
+    mapped_fields,
+    maps_of,
+    names_of,
+    order_of,
+    read_records,
+    record_count,
+)
+
+_log = logging.getLogger("dalijax")
+
+_CHUNK = 1024  # records whose sizes are read together
+_ROW_FIELDS = ("positions", "segment_ids")
+
+
+class Packed(RowSource):
+    """Images at their own resolution and aspect ratio, cut into patches and packed into rows.
+
+    A batch has ``batch_size`` rows of ``length`` tokens, as NaViT and NaFlex encoders take them.
+    The graph function gets a parameter ``pack``, a `dalijax.Pack`::
+
+        source = sources.Packed(sources.Files("train"), length=1024, images=16, patch=16)
+
+        @data_iterator(source=source, mask=True)
+        def train(data, label, *, pack):
+            images = fn.decoders.image(data, device="mixed")
+            return {"patches": pack.patches(images), "label": pack.per_image(label)}
+
+    A batch also contains these arrays:
+
+    - ``segment_ids``, int32 [rows, length]: the number of the token's image in its row, from 1; 0
+      for padding.
+    - ``positions``, int32 [rows, length, 2]: the place (y, x) of a patch in the grid of its image;
+      (-1, k) for token k of the text; 0 for padding.
+    - the mask, if there is one, bool [rows, images]: whether the row has this image. It is False
+      for bad records, too.
+
+    An image is resized to a whole number of patches, and made smaller if it has more than
+    ``tokens``. Each epoch has each record once. The rows depend only on the seed, the epoch and the
+    sizes of the images, so that states, `seek_step` and several processes work as for other
+    sources; the number of batches differs a little between epochs. The last batch of an epoch ends
+    with blank rows, or is dropped.
+
+    The sizes are read once from the headers of the images. They are stored, like the index of a
+    `Tar`, if the source reads files of its own and has no maps.
+
+    Args:
+        source: A source, or a `Mixture`. Map and select its records before they are packed.
+        field: The field of the images: encoded, paths or arrays.
+        length: Number of tokens in a row.
+        images: The largest number of images in a row.
+        patch: Height and width of a patch, in pixels.
+        tokens: The largest number of patches of an image; None: ``length``.
+        text: A field of integers of one dimension, such as token ids, that follow the patches of
+            their image; None: no text.
+        enlarge: Whether small images are enlarged to ``tokens`` patches, as in `augment.patches`.
+        cache_dir: Directory for the stored sizes; None: the default.
+
+    Attributes:
+        fields: Names and kinds of the fields of the source.
+        num_unreadable: Number of records that no row contains, because their sizes can't be read.
+
+    Raises:
+        TypeError: If ``source`` is not a source.
+        ValueError: If a number is out of range, the source lacks a field, the size of no image can
+            be read, or a text does not fit into a row.
+    """
+
+    row_fields = _ROW_FIELDS
+
+    @knows_its_names
+    def __init__(
+        self,
+        source: Source,
+        field: str = "data",
+        *,
+        length: int,
+        images: int,
+        patch: int = 16,
+        tokens: int | None = None,
+        text: str | None = None,
+        enlarge: bool = False,
+        cache_dir: Path | None = None,
+    ):
+        super().__init__(source)
+        self.length = whole_number("length", length, "a number of tokens, 1 or more", 1)
+        self.most = whole_number("images", images, "a number of images, 1 or more", 1)
+        self.patch = whole_number("patch", patch, "a number of pixels, 1 or more", 1)
+        limit = self.length if tokens is None else tokens
+        limit = whole_number("tokens", limit, "a number of patches, 1 or more", 1)
+        self.field, self.text = field, text
+        for name in filter(None, (field, text)):
+            if name not in source.fields:
+                raise ValueError(f"the source has no field {name!r}, but {sorted(source.fields)}")
+        is_random = any(function.is_random for _, function in maps_of(source))
+        if is_random and not mapped_fields(source).isdisjoint({field, text}):
+            raise ValueError(
+                f"random maps may give {field!r} or {text!r} other lengths in each epoch, but the "
+                "rows are planned with one length per record. Use map() for these fields"
+            )
+        if clashing := sorted({*_ROW_FIELDS} & {*source.fields}):
+            raise ValueError(
+                f"the source has a field {clashing[0]!r}, the name of an array of packed batches. "
+                "Rename the field"
+            )
+        sizes, texts = self._read_lengths(cache_dir)
+        is_known = (sizes > 0).all(axis=1)
+        if not is_known.any():
+            raise ValueError(
+                f"the size of none of the {len(sizes):,} images in {field!r} can be read. Pass the "
+                "field of the images"
+            )
+        if (texts >= self.length).any():
+            record = int(np.argmax(texts))
+            raise ValueError(
+                f"{printable_text(source.name(record))} has {texts[record]:,} tokens of text, "
+                f"which leave no room for patches in a row of {self.length:,}. Use longer rows, or "
+                "cut the text by source.map"
+            )
+        budget = np.minimum(limit, self.length - texts)
+        found = grids(np.maximum(sizes, 1), self.patch, budget, bool(enlarge))
+        self.grids = found.astype(np.int32)
+        self._texts = texts
+        self.lengths = np.where(is_known, found.prod(axis=1) + texts, 0).astype(np.int32)
+        self.num_unreadable = int((~is_known).sum())
+        if self.num_unreadable:
+            unknown = np.flatnonzero(~is_known)
+            _log.warning(
+                "no row contains %s of %s records, because the sizes of their images can't be "
+                "read, such as %s",
+                f"{self.num_unreadable:,}",
+                f"{len(sizes):,}",
+                printable_text(", ".join(names_of(source, unknown[:3]))),
+            )
+
+    def __repr__(self) -> str:
+        text = "" if self.text is None else f", text={self.text!r}"
+        return (
+            f"Packed({self._source!r}, {self.field!r}, length={self.length}, images={self.most}, "
+            f"patch={self.patch}{text})"
+        )
+
+    def identity(self) -> str:
+        """Returns a text that identifies the records and the rows; see `dalijax.sources.Source`."""
+        lengths = digest(self.grids.tobytes(), self.lengths.tobytes())
+        return (
+            f"{super().identity()}, packed {self.length} {self.most} {self.patch}, "
+            f"lengths {lengths}"
+        )
+
+    def row_table(self, seed: int, shuffle: bool, epoch: int) -> RowTable:
+        """Returns the rows of an epoch."""
+        count = len(self)
+        samples = epoch * count + np.arange(count, dtype=np.int64)
+        records, _ = order_of(self._source, seed, shuffle)(samples)
+        lengths = self.lengths[records]
+        return packed_table(lengths, self.length, self.most, epoch, seed, shuffle)
+
+    def row_values(
+        self, layout: RowLayout, records: Indices, valid: NDArray[np.bool_]
+    ) -> dict[str, NDArray[Any]]:
+        """Returns the segment ids and positions of the tokens of rows."""
+        places, segment_ids = places_of_tokens(
+            layout, self.grids[records], self._texts[records], valid, self.length
+        )
+        return {"positions": places, "segment_ids": segment_ids}
+
+    def _read_lengths(self, cache_dir: Path | None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Returns the sizes of all images, int32 [records, 2], and the lengths of the texts."""
+        fields = [self.field, *([] if self.text is None else [self.text])]
+        folder = None if cache_dir is None else home_expanded(path_text(cache_dir))
+        count = record_count(self._source)
+        key = None
+        if self._gives_new_arrays:
+            parts = ["sizes 1", stated_identity(self._source), *fields]
+            key = digest(*(part.encode() for part in parts), length=32)
+
+        def build() -> Index:
+            sizes, texts = _read_all(self._source, count, self.field, self.text)
+            return Index({"fields": fields}, {"sizes": sizes, "texts": texts})
+
+        index = load_or_build(
+            folder, key, build, lambda index: index.arrays["sizes"].shape == (count, 2)
+        )
+        return index.arrays["sizes"], index.arrays["texts"]
+
+
+def _read_all(
+    source: Source, count: int, field: str, text: str | None
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Reads the sizes of images, and the lengths of texts.
+
+    A record that can't be read has the size -1.
+
+    Raises:
+        Exception: An error of the machine, the network or a remote file, and not of a record.
+    """
+    sizes = np.full((count, 2), -1, np.int32)
+    texts = np.zeros(count, np.int32)
+    names = [field] if text is None else [field, text]
+
+    def read(records: Indices) -> None:
+        """Reads the lengths of some records; of ever fewer, if there are bad records."""
+        try:
+            columns, errors = read_records(source, records, names, fold(0, 0, records))
+            good = np.array([row for row in range(len(records)) if row not in errors], np.int64)
+            images = [columns[field][row] for row in good.tolist()]
+            sizes[records[good]] = _image_sizes(source, records[good], field, images)
+            if text is not None:
+                texts[records[good]] = [len(columns[text][row]) for row in good.tolist()]
+        except Exception as error:
+            if not is_of_record(error):
+                raise
+            if len(records) > 1:
+                for part in np.array_split(records, min(4, len(records))):
+                    read(part)
+
+    with progress("Reading the sizes of images", count, "records") as advance:
+
+        def read_chunk(records: Indices) -> None:
+            read(records)
+            advance(len(records))
+
+        chunks = np.array_split(np.arange(count), -(-count // _CHUNK))
+        call_each(read_chunk, chunks, source.read_threads, "dalijax-sizes")
+    return sizes, texts
+
+
+def _image_sizes(source: Source, records: Indices, field: str, images: Values) -> NDArray[np.int32]:
+    """Returns heights and widths of encoded images or of arrays, int32 [records, 2]."""
+    kind = source.fields[field]
+    return kind.image_sizes(images) if kind.image_layout else source.sizes(records, field, images)

@@ -1,0 +1,458 @@
+"""Packed rows: contents compared with single images, packing with Python loops, and devices."""
+
+import io
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from nvidia.dali import fn
+from PIL import Image
+
+from dalijax import Pack, augment, data_iterator, sources
+from dalijax.core.order.packing import WINDOW, first_fit_decreasing, packed_table
+from dalijax.errors import StateError
+from drawing import drawn_image, png
+
+LENGTH, IMAGES, PATCH, TOKENS, ROWS = 96, 6, 4, 40, 4
+COUNT = 90
+
+
+def make_records(count=COUNT):
+    """Images of whole patches, which are not resized, and some others; labels and token ids."""
+    rng = np.random.default_rng(0)
+    records = []
+    for k in range(count):
+        height, width = (rng.integers(1, 7, 2) * PATCH).tolist()
+        if k % 5 == 4:
+            height, width = rng.integers(3, 90, 2).tolist()
+        records.append(
+            {
+                "data": png(drawn_image(k, height, width)),
+                "label": np.int32(k),
+                "text": np.arange(1, 1 + k % 4, dtype=np.int32),
+                "caption": f"image {k}",
+            }
+        )
+    return records
+
+
+RECORDS = make_records()
+
+
+@data_iterator(mask=True)
+def train(data, label, text, *, draw, pack):
+    images = fn.decoders.image(data)
+    flipped = fn.flip(images, horizontal=draw.coin_flip(0.5, name="flip"))
+    return {
+        "patches": pack.patches(images),
+        "flipped": pack.patches(flipped),
+        "label": pack.per_image(label),
+        "tokens": pack.tokens(text),
+    }
+
+
+def packed(records=RECORDS, **options):
+    source = sources.Records(records) if isinstance(records, list) else records
+    settings = {"length": LENGTH, "images": IMAGES, "patch": PATCH, "tokens": TOKENS}
+    return sources.Packed(source, **{**settings, "text": "text", **options})
+
+
+def on_devices(count):
+    mesh = Mesh(np.array(jax.devices()[:count]), ("data",))
+    return {"sharding": NamedSharding(mesh, PartitionSpec("data"))}
+
+
+def iterator(source=None, rows=ROWS, devices=0, function=train, **call):
+    placed = on_devices(devices) if devices else {}
+    settings = {"shuffle": True, "seed": 7, "num_threads": 1, **call}
+    return function(source=source or packed(), batch_size=rows, **placed, **settings)
+
+
+def on_host(batch):
+    return {name: np.asarray(array) for name, array in batch.items()}
+
+
+def equal(first, second):
+    assert first.keys() == second.keys()
+    return all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def images_of(batch):
+    """Yields the row, the number in the row and the label of each image of a batch."""
+    for row, slot in np.argwhere(batch["mask"]).tolist():
+        yield row, slot, int(batch["label"][row, slot])
+
+
+def patches_of(pixels):
+    """Returns patches [patches, patch * patch * channels] of pixels, as NumPy slices them."""
+    height, width, _ = pixels.shape
+    return np.array(
+        [
+            pixels[y : y + PATCH, x : x + PATCH].reshape(-1)
+            for y in range(0, height, PATCH)
+            for x in range(0, width, PATCH)
+        ]
+    )
+
+
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=40), st.integers(20, 30), st.integers(1, 5)
+)
+def test_first_fit_decreasing_is_that_of_a_loop(lengths, capacity, most):
+    rows, expected = [], [None] * len(lengths)
+    for k in sorted(range(len(lengths)), key=lambda k: (-lengths[k], k)):
+        fits = (r for r, row in enumerate(rows) if sum(row) + lengths[k] <= capacity)
+        number = next((r for r in fits if len(rows[r]) < most), len(rows))
+        if number == len(rows):
+            rows.append([])
+        rows[number].append(lengths[k])
+        expected[k] = number
+    several = np.array([lengths, lengths[::-1]], np.int32)
+    found = first_fit_decreasing(several, capacity, most)
+    assert found[0].tolist() == expected
+
+
+@pytest.mark.parametrize("shuffle", (False, True))
+@pytest.mark.parametrize("count", (1, 3, WINDOW, 3 * WINDOW + 5))
+def test_a_table_has_each_record_once_in_rows_that_fit(count, shuffle):
+    lengths = np.random.default_rng(count).integers(0, 50, count).astype(np.int32)
+    lengths[0] = 50
+    table = packed_table(lengths, 60, 4, 3, 5, shuffle)
+    assert sorted(table.positions.tolist()) == np.flatnonzero(lengths).tolist()
+    counts = np.diff(table.starts)
+    assert counts.min() >= 1 and counts.max() <= 4
+    assert np.add.reduceat(lengths[table.positions], table.starts[:-1]).max() <= 60
+    other = packed_table(lengths, 60, 4, 4, 5, shuffle)
+    if count != 3:
+        is_same = other.positions.tolist() == table.positions.tolist()
+        assert is_same == (not shuffle or count == 1)
+
+
+def test_little_is_padded():
+    rng = np.random.default_rng(0)
+    areas = np.exp(rng.normal(np.log(500 * 375), 0.7, 20_000))
+    lengths = np.clip(areas / 256, 1, 1024).astype(np.int32)
+    table = packed_table(lengths, 4096, 64, 0, 0, True)
+    assert 1 - lengths.sum() / (table.num_rows * 4096) < 0.02
+
+
+def test_rows_contain_images_text_and_positions():
+    loop = iterator()
+    seen = []
+    for batch in map(on_host, loop):
+        assert batch["patches"].shape == (ROWS, LENGTH, PATCH * PATCH * 3)
+        assert batch["label"].shape == batch["mask"].shape == (ROWS, IMAGES)
+        ends = [0] * ROWS
+        for row, slot, label in images_of(batch):
+            seen.append(label)
+            record = RECORDS[label]
+            pixels = np.asarray(Image.open(io.BytesIO(record["data"])))
+            first = ends[row]
+            segment = batch["segment_ids"][row] == slot + 1
+            (inside,) = np.nonzero(segment)
+            ends[row] = first + len(inside)
+            assert inside.tolist() == list(range(first, ends[row]))  # follow the image before
+            count = len(inside) - len(record["text"])
+            places = batch["positions"][row, inside]
+            grid = places[:count].max(axis=0) + 1
+            assert places[:count].tolist() == [
+                [y, x] for y in range(grid[0]) for x in range(grid[1])
+            ]
+            assert places[count:].tolist() == [[-1, k] for k in range(len(record["text"]))]
+            tokens = batch["tokens"][row, inside]
+            assert tokens.tolist() == [0] * count + record["text"].tolist()
+            assert batch["caption"][row, slot] == record["caption"]
+            if label % 5 != 4:
+                assert (grid * PATCH).tolist() == list(pixels.shape[:2])
+                patches = batch["patches"][row, inside]
+                np.testing.assert_array_equal(patches[:count], patches_of(pixels))
+                assert not patches[count:].any()
+            else:
+                height, width, _ = pixels.shape
+                native = math.ceil(height / PATCH) * math.ceil(width / PATCH)
+                assert count == native if native <= TOKENS else TOKENS * 0.7 < count <= TOKENS
+        for row, end in enumerate(ends):
+            for name in ("patches", "segment_ids", "positions", "tokens"):
+                assert not batch[name][row, end:].any(), name
+        assert (batch["caption"][~batch["mask"]] == None).all()  # noqa: E711 elementwise
+    assert sorted(seen) == list(range(COUNT))
+
+
+def test_resized_images_are_those_of_augment_patches():
+    @data_iterator(source=sources.Records(RECORDS))
+    def alone(data, label, *, draw):
+        patches, _, mask, _ = augment.patches(
+            fn.decoders.image(data), draw=draw, patch=PATCH, tokens=TOKENS
+        )
+        return {"patches": patches, "mask": mask, "label": label}
+
+    expected = on_host(next(iter(alone(batch_size=COUNT, shuffle=False))))
+    loop = iterator(packed(text=None, enlarge=True), function=without_text)
+    for batch in map(on_host, loop):
+        for row, slot, label in images_of(batch):
+            found = batch["patches"][row, batch["segment_ids"][row] == slot + 1]
+            wanted = expected["patches"][label][expected["mask"][label]]
+            np.testing.assert_array_equal(found, wanted)
+
+
+@data_iterator(mask=True)
+def without_text(data, label, *, pack):
+    return {"patches": pack.patches(fn.decoders.image(data)), "label": pack.per_image(label)}
+
+
+def two_epochs(loop):
+    return [on_host(batch) for _ in range(2) for batch in loop]
+
+
+def test_batches_do_not_depend_on_devices():
+    expected = two_epochs(iterator())
+    assert len({batch["label"].tobytes() for batch in expected}) == len(expected)
+    for devices in (1, 2, 4):
+        found = two_epochs(iterator(devices=devices))
+        assert len(found) == len(expected)
+        assert all(map(equal, expected, found)), devices
+
+
+def test_a_pipeline_without_an_image_delivers_zeros():
+    source = packed(RECORDS[:7])
+    (batch,) = map(on_host, iterator(source, rows=8, devices=4))
+    blank = ~batch["mask"].any(axis=1)
+    assert blank[6:].all()
+    assert not any(batch[name][blank].any() for name in ("patches", "tokens", "segment_ids"))
+    assert equal(batch, on_host(next(iter(iterator(source, rows=8)))))
+
+
+def test_a_state_moves_to_other_devices_and_other_rows():
+    expected = two_epochs(iterator())
+    loop = iterator(devices=2)
+    for _ in range(3):
+        next(loop)
+    state = json.loads(json.dumps(loop.get_state()))
+    again = iterator(devices=4)
+    again.set_state(state)
+    rest = two_epochs(again)
+    assert all(map(equal, expected[3:], rest)) and len(rest) == len(expected) - 3
+    smaller = iterator(rows=2)
+    smaller.set_state(state)
+    rows = [row for batch in map(on_host, smaller) for row in batch["patches"]]
+    num_first = len(iterator())
+    wanted = [row for batch in expected[3:num_first] for row in batch["patches"]]
+    assert all(map(np.array_equal, wanted, rows)) and len(rows) in (len(wanted), len(wanted) - 2)
+
+
+def test_seek_step_and_lengths_count_the_rows_of_each_epoch():
+    stream = train.stream(source=packed(), batch_size=ROWS, shuffle=True, seed=7, num_epochs=3)
+    batches = [on_host(batch) for batch in stream]
+    lengths = []
+    loop = iterator()
+    for _ in range(3):
+        lengths.append(len(loop))
+        assert len(list(loop)) == lengths[-1]
+    again = train.stream(source=packed(), batch_size=ROWS, shuffle=True, seed=7, num_epochs=3)
+    assert len(again) == len(batches) == sum(lengths)
+    for step in (0, 5, lengths[0], lengths[0] + lengths[1] + 2):
+        again.seek_step(step)
+        assert equal(on_host(next(again)), batches[step])
+
+
+def test_drop_leaves_out_the_last_rows():
+    full = [on_host(batch) for batch in iterator()]
+    loop = iterator(drop_remainder=True)
+    found = [on_host(batch) for batch in loop]
+    incomplete = not full[-1]["mask"].any(axis=1).all()
+    assert len(found) == len(full) - incomplete and all(map(equal, full, found))
+
+
+def test_partial_batches_are_refused():
+    with pytest.raises(ValueError, match="'partial' can't be used with rows"):
+        iterator(last_batch_policy="partial")
+
+
+def labels_of(loop):
+    return sorted(label for batch in map(on_host, loop) for _, _, label in images_of(batch))
+
+
+def test_mixtures_and_selections_are_packed():
+    halves = [sources.Records(RECORDS[:30]), sources.Records(RECORDS[30:])]
+    mixture = sources.Mixture([(halves[0], 1), (halves[1], 1)], length=100)
+    found = [two_epochs(iterator(packed(mixture), devices=devices)) for devices in (1, 4)]
+    assert all(map(equal, *found)) and len(found[0]) == len(found[1])
+    assert sum(batch["mask"].sum() for batch in found[0]) == 200
+    even = sources.Selection(sources.Records(RECORDS), np.arange(0, COUNT, 2))
+    assert labels_of(iterator(packed(even))) == list(range(0, COUNT, 2))
+
+
+def damaged(label):
+    """Returns the records, with wrong pixels in one PNG."""
+    records = [dict(record) for record in RECORDS]
+    data = bytes(records[label]["data"])
+    at = data.index(b"IDAT") + 4
+    damaged_data = data[:at] + bytes(len(data) - at - 16) + data[-16:]
+    records[label]["data"] = np.frombuffer(damaged_data, np.uint8)
+    return records
+
+
+def first_label():
+    """Returns a label of the third batch, whose image has more than one patch."""
+    batch = [on_host(batch) for batch in iterator()][2]
+    return max((label for _, _, label in images_of(batch)), key=lambda k: len(RECORDS[k]["data"]))
+
+
+def test_a_bad_record_is_masked_in_its_place():
+    label = first_label()
+    good = [on_host(batch) for batch in iterator()]
+    records = damaged(label)
+    found = [
+        [on_host(batch) for batch in iterator(packed(records), devices=d, on_error="mask")]
+        for d in (1, 4)
+    ]
+    assert all(map(equal, *found))
+    for before, after in zip(good, found[0], strict=True):
+        (row, slot), is_bad = (0, 0), np.zeros_like(before["mask"])
+        if label in before["label"][before["mask"]]:
+            row, slot = np.argwhere((before["label"] == label) & before["mask"])[0]
+            is_bad[row, slot] = True
+        np.testing.assert_array_equal(after["mask"], before["mask"] & ~is_bad)
+        segments = np.where(is_bad.any() & (before["segment_ids"] == slot + 1), 0, 1)
+        segments[np.arange(ROWS) != row] = 1
+        np.testing.assert_array_equal(after["segment_ids"], before["segment_ids"] * segments)
+        keeps = after["segment_ids"] > 0
+        np.testing.assert_array_equal(after["patches"][keeps], before["patches"][keeps])
+
+
+def test_a_bad_record_fails_its_batch():
+    label = first_label()
+    records = damaged(label)
+    loop = iterator(packed(records), on_error="skip")
+    found = labels_of(loop)
+    batch = [on_host(batch) for batch in iterator()][2]
+    lost = [k for _, _, k in images_of(batch)]
+    assert sorted([*found, *lost]) == list(range(COUNT))
+
+
+def test_a_record_without_a_size_is_in_no_row(caplog):
+    records = [*RECORDS]
+    records[11] = {**records[11], "data": records[11]["data"][:10]}
+    source = packed(records)
+    assert source.num_unreadable == 1 and "record 11" in caplog.text
+    assert labels_of(iterator(source)) == [k for k in range(COUNT) if k != 11]
+
+
+def test_a_state_names_other_sizes():
+    state = iterator().get_state()
+    for change in ({"length": 100}, {"images": 5}, {"patch": 8}, {"tokens": 30}, {"text": None}):
+        function = without_text if change == {"text": None} else train
+        with pytest.raises(StateError):
+            iterator(packed(**change), function=function).set_state(state)
+    records = [dict(record) for record in RECORDS]
+    for label in (0, 37, COUNT - 1):
+        changed = [*records]
+        changed[label] = {**records[label], "data": png(drawn_image(label, 8, 20))}
+        with pytest.raises(StateError):
+            iterator(packed(changed)).set_state(state)
+
+
+def test_one_record_is_not_packed():
+    found = on_host(iterator().record(3))
+    pixels = np.asarray(Image.open(io.BytesIO(RECORDS[3]["data"])))
+    text = len(RECORDS[3]["text"])
+    np.testing.assert_array_equal(found["patches"][:-text], patches_of(pixels))
+    assert found["label"].tolist() == [3]
+
+
+def test_sizes_are_stored(tmp_path):
+    folder = tmp_path / "images"
+    (folder / "class").mkdir(parents=True)
+    sizes = []
+    for k, record in enumerate(RECORDS[:6]):
+        (folder / "class" / f"{k}.png").write_bytes(record["data"])
+        sizes.append(Image.open(io.BytesIO(record["data"])).size[::-1])
+    options = {"text": None, "cache_dir": tmp_path / "cache"}
+    first = packed(sources.Files(folder), **options)
+    (stored,) = (tmp_path / "cache").iterdir()
+    again = packed(sources.Files(folder), **options)
+    assert [stored] == [*(tmp_path / "cache").iterdir()]
+    for source in (first, again):
+        expected = [[math.ceil(side / PATCH) for side in size] for size in sizes]
+        assert [
+            grid for grid, size in zip(source.grids.tolist(), expected) if math.prod(size) <= TOKENS
+        ] == [size for size in expected if math.prod(size) <= TOKENS]
+
+
+def test_exif_orientation_is_part_of_the_plan():
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    file = io.BytesIO()
+    Image.fromarray(drawn_image(0, 8, 24)).save(file, "JPEG", exif=exif)
+    source = packed([{"data": file.getvalue(), "label": np.int32(0)}], text=None)
+    assert source.grids.tolist() == [[6, 2]]
+
+    @data_iterator(source=source)
+    def ignoring(data, label, *, pack):
+        return {"patches": pack.patches(fn.decoders.image(data, adjust_orientation=False))}
+
+    with pytest.raises(ValueError, match="adjust_orientation=False. Omit it"):
+        next(iter(ignoring(batch_size=1)))
+
+
+def test_outputs_that_do_not_fill_rows_are_refused():
+    @data_iterator(source=packed())
+    def plain(data, label, *, pack):
+        return {"patches": pack.patches(fn.decoders.image(data)), "label": label}
+
+    with pytest.raises(ValueError, match="output 'label' do not fill the rows"):
+        next(iter(plain(batch_size=ROWS)))
+
+
+def test_a_graph_takes_pack_only_from_a_packed_source():
+    with pytest.raises(TypeError, match=r"needs pack, which only"):
+        iterator(sources.Records(RECORDS))
+
+    def label_alone(label):
+        return {"label": label}
+
+    with pytest.raises(TypeError, match=r"label_alone\(\) does not take pack"):
+        data_iterator(label_alone)(source=packed(), batch_size=2)
+
+
+def test_packed_sources_are_not_wrapped():
+    source = packed()
+    for wrap in (
+        lambda: sources.Selection(source, [0]),
+        lambda: source.map(dict),
+        lambda: sources.Named(source),
+        lambda: sources.Mixture([(source, 1)]),
+        lambda: packed(source),
+    ):
+        with pytest.raises(TypeError, match="packed|pack the mixture"):
+            wrap()
+
+
+def test_arguments_are_checked():
+    for options, text in (
+        ({"length": 0}, "length must be"),
+        ({"images": 0}, "images must be"),
+        ({"field": "image"}, "no field 'image'"),
+        ({"field": "label", "text": None}, "the size of none of the 90 images"),
+        ({"length": 3, "tokens": 3}, "3 tokens of text"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            packed(**options)
+
+
+def test_random_maps_must_not_change_lengths():
+    source = sources.Records(RECORDS).random_map(
+        lambda record, rng: {"text": record["text"][: rng.integers(2)]}, inputs=["text"]
+    )
+    with pytest.raises(ValueError, match="one length per record"):
+        packed(source)
+    assert packed(source, text=None).lengths.any()
+
+
+def test_pack_is_public():
+    assert Pack.per_image.__doc__
