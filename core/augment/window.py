@@ -840,7 +840,8 @@ def random_place(
     """Returns the window of `crop_window`, with further settings."""
     check_draw(draw, images)
     pair = windows.pair(size, "size")
-    sides = tuple(padding) if isinstance(padding, (Sequence, np.ndarray)) else (padding,)
+    padding = windows.plain(padding)
+    sides = tuple(padding) if isinstance(padding, Sequence) else (padding,)
     if len(sides) not in (1, 2, 4) or not all(windows.is_whole(p) and p >= 0 for p in sides):
         raise ValueError(f"padding must be 1, 2 or 4 numbers of pixels, not {padding!r}")
     sides = tuple(map(int, sides)) * (4 // len(sides))
@@ -1247,7 +1248,8 @@ def _lengths(resize: int | Sequence[int] | None) -> list[int]:
     """Returns the lengths of `fit_window` as a list; raises ValueError for invalid values."""
     if resize is None:
         return []
-    given = [*resize] if isinstance(resize, (Sequence, np.ndarray)) else [resize]
+    resize = windows.plain(resize)
+    given = [*resize] if isinstance(resize, Sequence) else [resize]
     if not given or not all(windows.is_whole(length) and length >= 1 for length in given):
         raise ValueError(
             "resize must be a number of pixels, 1 or more, several such as (480, 640), or None, "
@@ -1278,7 +1280,7 @@ def _around_zero(name: str, value: Any, most: float) -> Range:
         TypeError: If the value is neither.
         ValueError: If the range is out of order, or reaches ``most``.
     """
-    given = value
+    given = value = windows.plain(value)
     if isinstance(value, (int, float, np.number)):
         value = (-abs(value), abs(value))
     low, high = _pair_of_numbers(name, value, "(-10, 10)")

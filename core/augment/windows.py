@@ -28,12 +28,18 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
+def plain(value: Any) -> Any:
+    """Converts an array to a list, or to a number if it has no dimensions."""
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
 def pair(value: int | Sequence[int], name: str) -> Pair:
     """Converts a size to (height, width); an int sets both.
 
     Raises:
         ValueError: If ``value`` is neither a positive int nor a pair of positive ints.
     """
+    value = plain(value)
     numbers = tuple(value) if isinstance(value, Sequence) else (value, value)
     if len(numbers) != 2 or not all(is_whole(n) and n >= 1 for n in numbers):
         raise ValueError(f"{name} must be pixels, or (height, width), above 0, not {value!r}")

@@ -577,3 +577,38 @@ def test_declared_sizes_do_not_replace_those_of_headers():
         return augment.fit_window(image, 60, draw=draw).matrix()
 
     np.testing.assert_allclose(first(graph)[0], np.eye(3))
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments"),
+    (
+        (augment.fit_window, {"size": 32, "resize": 24}),
+        (augment.fit_window, {"size": (32, 48), "resize": (24, 30)}),
+        (augment.crop_window, {"size": 44, "padding": 4}),
+        (augment.affine_window, {"size": 32, "degrees": 10, "shear": 5}),
+    ),
+)
+def test_numbers_may_be_arrays(make, arguments):
+    """Also without dimensions, as NumPy's reductions and jax.device_get return them."""
+
+    def image(arguments):
+        def graph(data, *, draw):
+            images = fn.decoders.image(data)
+            return make(images, draw=draw, **arguments).image(images)
+
+        return first(graph, seed=3)
+
+    arrays = {name: np.array(value) for name, value in arguments.items()}
+    np.testing.assert_array_equal(image(arrays), image(arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments", ({"size": np.array(2.5)}, {"size": 32, "resize": np.array(2.5)})
+)
+def test_arrays_that_are_not_whole_numbers_are_refused(arguments):
+    def graph(data):
+        images = fn.decoders.image(data)
+        return augment.fit_window(images, **arguments).image(images)
+
+    with pytest.raises(ValueError, match=r"(size|resize) must be .*pixels.* not 2\.5"):
+        first(graph)
