@@ -287,7 +287,8 @@ def record_graph(
             output_list = outputs if isinstance(outputs, (tuple, list)) else [outputs]
             if isinstance(outputs, dict) and not (args and outputs is args[0]):
                 output_list = list(outputs.values())
-            if any(isinstance(output, dict) for output in output_list):
+            dicts_of_record = [v for v in (*args, *kwargs.values()) if isinstance(v, dict)]
+            if any(output is value for output in output_list for value in dicts_of_record):
                 raise TypeError("an output of the graph's function is a dict")
             return outputs
         except StopIteration as error:

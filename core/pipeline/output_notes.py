@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from nvidia.dali import Pipeline
 from nvidia.dali.data_node import DataNode
 
@@ -51,7 +52,8 @@ def note_outputs(pipeline: Pipeline, name: str) -> None:
         name: Name of its graph function, for errors.
 
     Raises:
-        TypeError: If a name is not a string, or an operator takes an output that becomes bfloat16.
+        TypeError: If a name is not a string, a named output is a list or a dict of outputs, or an
+            operator takes an output that becomes bfloat16.
     """
     # Private in DALI; without it, outputs can be neither a dict nor bfloat16.
     outputs: Sequence[Any] = getattr(pipeline, "_graph_out", None) or ()
@@ -61,6 +63,7 @@ def note_outputs(pipeline: Pipeline, name: str) -> None:
         for key in named:
             if not isinstance(key, str):
                 raise TypeError(f"{name} returns a dict with the key {key!r}. Use names as keys")
+            _check_not_nested(key, named[key], name)
         names = tuple(sorted(named))
         outputs = [named[key] for key in names]
         pipeline.set_outputs(*outputs)
@@ -69,6 +72,29 @@ def note_outputs(pipeline: Pipeline, name: str) -> None:
         _check_last(pipeline, marked, name)
     bfloat16 = [k for k, node in enumerate(outputs) if getattr(node, "name", "") in marked]
     set_notes(pipeline, OutputNotes(names, tuple(bfloat16)))
+
+
+def _check_not_nested(key: str, value: Any, name: str) -> None:
+    """Raises TypeError if an output is a dict, or a list of anything but numbers.
+
+    Args:
+        key: The output's name.
+        value: The output.
+        name: Name of the graph function.
+    """
+    if isinstance(value, Mapping):
+        keys = [f"{key}/{inner}" for inner in value]
+        join = ""
+    elif isinstance(value, (tuple, list)) and not all(map(np.isscalar, value)):
+        keys = [f"{key}_{k}" for k in range(len(value))]
+        join = f", or join arrays of one shape: {{{key!r}: fn.stack(*{key})}}"
+    else:
+        return  # DALI accepts lists of numbers as constants
+    items = ", ".join([f"{inner!r}: ..." for inner in keys[:2]] + ["..."] * (len(keys) > 2))
+    raise TypeError(
+        f"{name} returns a {type(value).__name__} as {key!r}, but an output is a single array. "
+        f"Return each under a key of its own, as in {{{items}}}{join}"
+    )
 
 
 def check_outputs(pipeline: Pipeline, output_map: Sequence[str], name: str) -> tuple[str, ...]:

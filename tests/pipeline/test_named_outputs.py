@@ -224,8 +224,10 @@ def test_t5x_names_outputs_that_are_not_in_a_batch():
         (named, {"sharding": {"plus": 1}}, TypeError, "must be a Sharding"),
         (lambda x: {1: x}, {}, TypeError, "with the key 1. Use names"),
         (lambda x: {}, {}, TypeError, "returns no outputs"),
-        (lambda x: {"x": {"y": x}}, {}, TypeError, "Illegal output type"),
-        (lambda x: {"x": [x, x]}, {}, TypeError, "contains a nested"),
+        (lambda x: {"a": x, "v": {"y": x}}, {}, TypeError, "a dict as 'v'.*{'v/y': ...}"),
+        (lambda x: {"v": [x, x]}, {}, TypeError, "a list as 'v'.*{'v_0': ..., 'v_1': ...}"),
+        (lambda x: {"v": (x, 1)}, {}, TypeError, r"a tuple as 'v'.*fn.stack\(\*v\)"),
+        (lambda x: ([x, x],), {"output_map": ["v"]}, TypeError, "nested.* not in a list"),
         (lambda x: (x, x), {}, ValueError, "output_map is empty. Name each output"),
     ),
 )

@@ -505,6 +505,11 @@ def test_a_dict_in_place_of_an_image_is_named(graph):
     assert len(batch["y"]) == 2
 
 
+def test_a_dict_of_outputs_in_an_output_is_named():
+    with pytest.raises(TypeError, match="a dict as 'views'.*{'views/first': ...}"):
+        next(through([{"x": 1}] * 2, lambda x: {"views": {"first": x}}, []))
+
+
 @pytest.mark.parametrize("kind", (np.asarray, Image.fromarray), ids=("array", "Pillow"))
 def test_pixels_that_a_graph_decodes_are_named(kind):
     records = [{"image": kind(np.full((3, 4, 3), k, np.uint8))} for k in range(2)]
