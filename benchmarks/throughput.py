@@ -22,6 +22,11 @@ memory. They have 0 to 8 boxes, and a PNG mask of 500 x 375. Ratios are to the p
 
     python benchmarks/throughput.py --windows --threads 8 --seconds 4 --rounds 7
 
+With ``--packed``, images of many sizes keep their aspect ratio and become patches: one image per
+row, or several.
+
+    python benchmarks/throughput.py --packed --threads 8 --seconds 4 --rounds 7
+
 After ``--limit`` seconds, no turn begins, but each variant has at least one turn.
 """
 
@@ -227,6 +232,17 @@ def of_mask(data: Any, mask: Any, *, draw: Any, device: str = "cpu") -> Any:
     return normalized(window.image(images), 0), window.mask(masks)
 
 
+def of_patches(data: Any, label: Any, *, draw: Any) -> Any:
+    """Defines patches of whole images, padded to 256."""
+    patches, positions, mask, _ = dalijax_augment.patches(decoded(data, 1.0), draw=draw)
+    return patches, positions, mask, label
+
+
+def of_rows(data: Any, label: Any, *, pack: Any) -> Any:
+    """Defines patches of whole images, packed into rows."""
+    return pack.patches(decoded(data, 1.0)), pack.per_image(label)
+
+
 def eight_crops(files: list[str]) -> Any:
     """Defines crops like those of DINO over DALI's reader."""
     images = decoded(fn.readers.file(files=files, name="reader", random_shuffle=True)[0], 1.0)
@@ -278,6 +294,19 @@ def open_source(kind: str, files: list[str]) -> Any:
         return sources.Tar(tars, fields)
     weights = (4, 3, 2, 1)
     return sources.Mixture([(sources.Tar([t], fields), w) for t, w in zip(tars, weights)])
+
+
+def of_many_sizes(files: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns records of the images of files, at sizes that are distributed like ImageNet's."""
+    rng, records = np.random.default_rng(0), []
+    areas = np.exp(rng.normal(np.log(500 * 375), 0.7, len(files)))
+    aspects = np.exp(rng.normal(0.15, 0.35, len(files)))
+    for k, (area, aspect) in enumerate(zip(areas, aspects)):
+        size = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
+        jpeg = io.BytesIO()
+        Image.open(files[k]).resize(size).save(jpeg, "jpeg", quality=90)
+        records.append({"data": jpeg.getvalue(), "label": np.int32(k)})
+    return records
 
 
 def labelled(files: Sequence[str]) -> list[dict[str, Any]]:
@@ -555,32 +584,60 @@ def of_windows(
     }
 
 
+def of_packing(
+    files: list[str], batch: int, threads: int
+) -> dict[str, Callable[[], Iterator[Any]]]:
+    """Returns functions that create endless iterators of crops, and of patches."""
+    records = of_many_sizes(files)
+    source = sources.Records(records)
+
+    def iterator(graph: Any, source: Any, rows: int, *names: str) -> Callable[[], Iterator[Any]]:
+        iterator_fn = data_iterator(graph, names, source=source, mask=True)
+        return lambda: iterator_fn.stream(None, batch_size=rows, num_threads=threads)
+
+    def packed(length: int, images: int) -> Callable[[], Iterator[Any]]:
+        rows = sources.Packed(source, length=length, images=images, tokens=256)
+        count = max(1, round(batch * rows.lengths.mean() / length))
+        return iterator(of_rows, rows, count, "patches", "label")
+
+    return {
+        PLAIN: iterator(of_label, source, batch, "images", "label"),
+        "patches, one image per row": iterator(
+            of_patches, source, batch, "patches", "positions", "valid", "label"
+        ),
+        "packed rows of 1,024 tokens": packed(1024, 16),
+        "packed rows of 4,096 tokens": packed(4096, 64),
+    }
+
+
 def measure(iterator: Iterator[Any], batch: int, budget: float, ahead: int) -> tuple[float, float]:
     """Measures images per second and microseconds of CPU time per image.
 
     Args:
         iterator: The batches.
-        batch: Batch size.
+        batch: Images of a batch, if the batch has no mask.
         budget: Seconds, approximately.
         ahead: Number of prefetched batches, which are not timed.
     """
-    started = seconds(iterator, 1)
+    started, _ = seconds(iterator, 1, batch)
     print(f"  first batch after {started:.1f} s,", end=" ", flush=True)
-    seconds(iterator, ahead)
-    warm = seconds(iterator, 8) / 8
+    seconds(iterator, ahead, batch)
+    warm = seconds(iterator, 8, batch)[0] / 8
     batches = max(4, min(400, round(budget / warm)))
     busy = report.cpu_seconds()
-    rate = batch * batches / seconds(iterator, batches)
-    return rate, 1e6 * (report.cpu_seconds() - busy) / (batch * batches)
+    elapsed, images = seconds(iterator, batches, batch)
+    return images / elapsed, 1e6 * (report.cpu_seconds() - busy) / images
 
 
-def seconds(iterator: Iterator[Any], batches: int) -> float:
-    """Returns the seconds of some batches, until the last batch is complete."""
-    start = time.perf_counter()
+def seconds(iterator: Iterator[Any], batches: int, batch: int) -> tuple[float, int]:
+    """Returns the seconds of some batches, until the last is complete, and their images."""
+    start, images = time.perf_counter(), 0
     for _ in range(batches):
         last = next(iterator)
+        has_mask = isinstance(last, dict) and "mask" in last
+        images += int(np.asarray(last["mask"]).sum()) if has_mask else batch
     jax.block_until_ready([x for x in jax.tree.leaves(last) if isinstance(x, jax.Array)])
-    return time.perf_counter() - start
+    return time.perf_counter() - start, images
 
 
 def main() -> None:
@@ -600,6 +657,7 @@ def main() -> None:
     parser.add_argument("--read", action="store_true", help="compare sources without decoding")
     parser.add_argument("--views", action="store_true", help="measure self-supervised views")
     parser.add_argument("--windows", action="store_true", help="measure windows of boxes and masks")
+    parser.add_argument("--packed", action="store_true", help="measure patches in packed rows")
     parser.add_argument(
         "--folder", type=pathlib.Path, help="directory of the JPEGs, created if necessary"
     )
@@ -618,6 +676,8 @@ def main() -> None:
             makers = of_methods(files, args.batch, args.threads)
         elif args.windows:
             makers = of_windows(files, args.batch, args.threads)
+        elif args.packed:
+            makers = of_packing(files, args.batch, args.threads)
         else:
             makers = variants(files, args.batch, args.threads, args.workers)
         parts = args.match.split("|")
@@ -663,7 +723,12 @@ def main() -> None:
         }
         for name, values in rates.items()
     ]
-    kinds = {"-read": args.read, "-views": args.views, "-windows": args.windows}
+    kinds = {
+        "-read": args.read,
+        "-views": args.views,
+        "-windows": args.windows,
+        "-packed": args.packed,
+    }
     title = "throughput" + next((kind for kind, is_chosen in kinds.items() if is_chosen), "")
     report.write(args.out, title, results, {"": medians}, "images/s")
 
