@@ -13,7 +13,7 @@ from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names, whole_number
 from ..arrays.dtypes import dali_type
-from ..random.draw import Draw, check_draw, check_share
+from ..random.draw import Draw, check_draw, check_share, on_device
 from ..state.operators import CHOICE
 from .layouts import as_rgb, conditional, dtype_and_layout, with_layout
 from .windows import Range
@@ -231,23 +231,33 @@ def gaussian_blur(
     if np.float32(low) <= 0:
         raise ValueError(f"sigma must be above 0, not {sigma!r}")
 
-    def sigmas(u: NDArray[np.float32], _: object) -> list[NDArray[Any]]:
+    size = int(kernel_size)
+    distances = np.arange(size) - size // 2
+
+    def kernels(u: NDArray[np.float32], _: object) -> list[NDArray[Any]]:
         widths, coins = u.astype(np.float64).T
         chosen = coins < probability
-        return [chosen, np.where(chosen, low + widths * (high - low), _NARROWEST)]
+        sigmas = np.where(chosen, low + widths * (high - low), _NARROWEST)
+        weights = np.exp(-0.5 * (distances / sigmas[:, np.newaxis]) ** 2)
+        return [chosen, weights / weights.sum(axis=1, keepdims=True)]
 
     chosen, drawn = draw._compute_outputs(
-        sigmas,
-        [((), np.bool_), ((), np.float32)],
+        kernels,
+        [((), np.bool_), ((1, size), np.float32)],
         columns=2,
-        settings={"sigma": (low, high), "probability": probability},
+        settings={"sigma": (low, high), "probability": probability, "kernel_size": size},
         name=name,
         kind="augment.gaussian_blur",
         joins=True,
     )
 
-    def blurred(sharp: DataNode, width: DataNode) -> Any:
-        return fn.gaussian_blur(sharp, sigma=width, window_size=int(kernel_size))
+    def blurred(sharp: DataNode, row: DataNode) -> Any:
+        # Two filters of one dimension take a fifth of the CPU time of fn.gaussian_blur, which also
+        # ends the process at an image without pixels.
+        kernel = on_device(row, sharp.device)
+        filtered: Any = fn.filter(sharp, kernel, dtype=types.FLOAT)
+        column = fn.reshape(kernel, shape=[size, 1])
+        return fn.cast_like(fn.filter(filtered, column, dtype=types.FLOAT), sharp)
 
     sharp = with_layout(images, draw)
     are_all = probability == 1

@@ -64,7 +64,16 @@ def as_rgb(images: DataNode, draw: Draw, dtype: Any = None) -> DataNode:
     Args:
         images, draw: As for `with_layout`.
         dtype: DALI's type of the images; None for any type.
+
+    Raises:
+        ValueError: If the last dimension is known not to be the channels.
     """
+    _, layout = dtype_and_layout(images, draw)
+    if layout and not layout.endswith("C"):
+        raise ValueError(
+            f"images must be RGB images, HWC, or videos, FHWC, not {layout}. Transpose them, e.g. "
+            "fn.transpose(images, perm=[1, 2, 0]), or correct the layout of their sources.Field"
+        )
     is_rgb = _is_rgb(images, draw)
     images = with_layout(images, draw)
     if is_rgb:

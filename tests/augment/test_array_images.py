@@ -267,3 +267,40 @@ def test_a_branch_augments_pixels():
     assert 0 < some.sum() < COUNT
     own = np.where(some[:, None, None, None], np.asarray(wanted["y"]), np.stack(ALIKE))
     np.testing.assert_array_equal(np.asarray(batch["y"]), own)
+
+
+COLORS = {
+    "color_jitter": lambda x, d: augment.color_jitter(x, draw=d, brightness=0.4),
+    "grayscale": lambda x, d: augment.grayscale(x, draw=d),
+    "solarize": lambda x, d: augment.solarize(x, 128, draw=d),
+    "rand_augment": lambda x, d: augment.rand_augment(x, draw=d),
+}
+
+
+@pytest.mark.parametrize("function", COLORS)
+@pytest.mark.parametrize(
+    ("shape", "layout"), (((3, 8, 3), "CHW"), ((2, 3, 8, 3), "FCHW"), ((8, 3), None))
+)
+def test_colors_of_three_columns_are_refused(function, shape, layout):
+    kinds = {"x": Field(np.uint8, len(shape), layout=layout)}
+    source = Arrays({"x": np.zeros((COUNT, *shape), np.uint8)}, kinds=kinds)
+    with pytest.raises(ValueError, match=f"not {layout or 'HW'}. Transpose"):
+        over(source, lambda x, *, draw: {"y": COLORS[function](x, draw)})
+
+
+@pytest.mark.parametrize("shape", ((0, 5, 3), (5, 0, 3), (2, 0, 5, 3)))
+@pytest.mark.parametrize(
+    "function",
+    (
+        lambda x, d: augment.gaussian_blur(x, 5, draw=d, probability=0.5),
+        lambda x, d: augment.gaussian_blur(augment.flip(x, draw=d), 5, draw=d),
+    ),
+)
+def test_an_image_without_pixels_is_a_bad_record(function, shape):
+    """``fn.gaussian_blur`` would end the process."""
+    full = tuple(extent or 4 for extent in shape)
+    pixels = [np.ones(full, np.uint8) for _ in range(COUNT)]
+    pixels[3] = np.ones(shape, np.uint8)
+    graph = data_iterator(lambda x, *, draw: {"y": function(x, draw)}, shuffle=False)
+    with pytest.raises(BatchError, match="record 3"):
+        next(graph(source=Records(rows(pixels)), batch_size=COUNT))

@@ -132,7 +132,7 @@ def test_a_state_names_the_settings_of_a_view():
         ("augment.grayscale.probability", "0.3 -> 0.2"),
         ("augment.gaussian_blur.sigma", "[0.1,2.0] -> [0.1,1]"),
         ("augment.gaussian_blur.probability", "0.5 -> 0.4"),
-        ("gaussian_blur.window_size", "[5] -> [7]"),
+        ("augment.gaussian_blur.kernel_size", "5 -> 7"),
         ("augment.solarize.threshold", "128 -> 100"),
         ("augment.solarize.probability", "0.3 -> 0.1"),
     ):
