@@ -20,7 +20,7 @@ from nvidia.dali.pipeline import do_not_convert
 from ..arguments import knows_its_names, whole_number
 from ..random.draw import Draw, check_draw, on_device
 from . import policies
-from .colors import GRAY, WHITE, solarized
+from .colors import WHITE, mean_gray, over_pixels, solarized
 from .layouts import as_rgb, conditional
 from .policies import Choice
 
@@ -349,9 +349,7 @@ def _operate(branch: str, images: DataNode, value: Any, warp: Mapping[str, Any])
     elif branch == "color":
         output = fn.saturation(images, saturation=value)
     elif branch == "contrast":
-        # The mean of the gray image is the gray of the mean.
-        mean = fn.coord_transform(_over_pixels(fn.reductions.mean, images), M=GRAY)
-        output = fn.cast_like(images * value + mean * (1 - value), images)
+        output = fn.cast_like(images * value + mean_gray(images) * (1 - value), images)
     elif branch == "sharpness":
         output = fn.filter(images, on_device(value, images.device))
     elif branch == "posterize":
@@ -367,21 +365,12 @@ def _operate(branch: str, images: DataNode, value: Any, warp: Mapping[str, Any])
     return output
 
 
-def _over_pixels(reduce: Callable[..., Any], images: DataNode) -> Any:
-    """Returns a reduction of each channel of the images, with shape [1, 1, channels].
-
-    Height and width are reduced separately, because one step for both is slow on a GPU: 0.45 ms for
-    18 images of 224 x 224.
-    """
-    return reduce(reduce(images, axes=[-3], keep_dims=True), axes=[-2], keep_dims=True)
-
-
 def _auto_contrast(images: DataNode) -> DataNode:
     """Returns images with each channel stretched to 0..255; constant channels are unchanged.
 
     Computes the same as DALI's ``auto_aug.augmentations.auto_contrast``, with faster reductions.
     """
-    low, high = (_over_pixels(r, images) for r in (fn.reductions.min, fn.reductions.max))
+    low, high = (over_pixels(r, images) for r in (fn.reductions.min, fn.reductions.max))
     uneven = high > low
     scale = 255 / ((high - low) * uneven + WHITE * (high == low))
     stretched: DataNode = fn.cast_like((images - low * uneven) * scale, images)

@@ -11,6 +11,7 @@ from plain_colors import plain_blur, plain_jitter
 
 from dalijax import augment, data_iterator, sources
 from dalijax.core.augment import layouts
+from dalijax.core.random.draw import operator_kind
 from drawing import drawn_image, numbers, run
 
 
@@ -84,9 +85,13 @@ def test_arrays_of_each_dtype_are_jittered(dtype):
 @pytest.mark.parametrize("factor", (0, 0.6, 1.4))
 @pytest.mark.parametrize(
     ("name", "enhancer"),
-    (("brightness", ImageEnhance.Brightness), ("saturation", ImageEnhance.Color)),
+    (
+        ("brightness", ImageEnhance.Brightness),
+        ("contrast", ImageEnhance.Contrast),
+        ("saturation", ImageEnhance.Color),
+    ),
 )
-def test_brightness_and_saturation_are_pillows(name, enhancer, factor):
+def test_brightness_contrast_and_saturation_are_pillows(name, enhancer, factor):
     originals = [drawn_image(k) for k in range(4)]
     (images,) = run(
         lambda x, draw: augment.color_jitter(x, draw=draw, **{name: (factor, factor)}), originals
@@ -94,6 +99,18 @@ def test_brightness_and_saturation_are_pillows(name, enhancer, factor):
     for image, pixels in zip(images, originals):
         expected = np.asarray(enhancer(Image.fromarray(pixels)).enhance(factor))
         assert np.abs(image.astype(int) - expected).max() <= 1
+
+
+def test_jitter_without_contrast_is_one_operator():
+    """Computing the mean gray would cost time."""
+
+    def graph(images, draw):
+        changed = augment.color_jitter(images, draw=draw, brightness=0.4, hue=0.1, probability=0.5)
+        assert operator_kind(changed.source) == "CoordTransform"
+        assert changed.source.inputs[0] is images
+        return changed
+
+    run(graph, ORIGINALS[:1])
 
 
 def test_no_jitter_changes_nothing():
@@ -144,14 +161,16 @@ def test_images_are_changed_with_a_probability(function, probability):
 def test_every_color_is_unchanged_or_gray():
     levels = np.arange(0, 256, 3, dtype=np.uint8)
     colors = np.stack(np.meshgrid(levels, levels, levels), -1).reshape(len(levels), -1, 3)
-    unchanged, gray = run(
+    *unchanged, gray = run(
         lambda x, d: (
             augment.color_jitter(x, draw=d, brightness=0.8, hue=0.5, probability=0.0),
+            augment.color_jitter(x, draw=d, contrast=0.8, hue=0.5, probability=0.0),
             augment.grayscale(x, draw=d, probability=1.0),
         ),
         [colors],
     )
-    np.testing.assert_array_equal(unchanged[0], colors)
+    for (image,) in unchanged:
+        np.testing.assert_array_equal(image, colors)
     assert (gray[0] == gray[0][..., :1]).all()
     expected = np.asarray(Image.fromarray(colors).convert("L"))
     assert np.abs(gray[0][..., 0].astype(int) - expected).max() <= 1

@@ -59,7 +59,9 @@ def test_a_record_is_augmented_equally_in_every_batch_on_a_gpu():
 @pytest.mark.parametrize(
     "function",
     (
-        lambda x, d: augment.color_jitter(x, draw=d, brightness=0.8, hue=0.5, probability=0.0),
+        lambda x, d: augment.color_jitter(
+            x, draw=d, brightness=0.8, contrast=0.8, hue=0.5, probability=0.0
+        ),
         lambda x, d: augment.grayscale(x, draw=d, probability=0.0),
         lambda x, d: augment.solarize(x, 128, draw=d, probability=0.0),
         lambda x, d: augment.gaussian_blur(x, 23, draw=d, probability=0.0),

@@ -30,25 +30,10 @@ def both(photos, name, factor):
 
 
 @pytest.mark.parametrize("factor", FACTORS)
-@pytest.mark.parametrize("name", ["brightness", "saturation"])
-def test_brightness_and_saturation_are_torchvisions(photos, name, factor):
+@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
+def test_brightness_contrast_and_saturation_are_torchvisions(photos, name, factor):
     ours, theirs = both(photos, name, factor)
     assert differences(f"jitter, {name}", ours, theirs).max() <= 1
-
-
-@pytest.mark.parametrize("factor", FACTORS)
-def test_contrast_is_torchvisions_but_for_its_center(photos, factor):
-    ours, theirs = both(photos, "contrast", factor)
-    differences("jitter, contrast", ours, theirs)
-    centered = [  # around 128; torchvision uses the mean gray
-        np.clip(128 + factor * (one - 128.0), 0, 255) for one in photos
-    ]
-    assert differences("jitter, contrast about 128", ours, centered).max() <= 1
-    for one, other, image in zip(ours, theirs, photos):
-        mean = np.floor(pixels(F.rgb_to_grayscale(tensor(image)))).mean()
-        shift = (1 - factor) * (128 - mean)
-        unclipped = (one > 0) & (one < 255) & (other > 0) & (other < 255)
-        assert np.abs(one.astype(float) - other - shift)[unclipped].max() <= 2
 
 
 @pytest.mark.parametrize("factor", [-0.1, 0.05, 0.1])
@@ -75,7 +60,7 @@ def test_the_recipes_jitter_in_any_order(photos):
                 image = ADJUST[names[number]](image, row[number])
             theirs.append(pixels(image))
     levels = differences("jitter of 0.3 of all three", ours * 6, theirs)
-    assert np.median(levels) <= 4 and np.quantile(levels, 0.99) < 30
+    assert np.median(levels) <= 2 and np.quantile(levels, 0.99) < 10
 
 
 def test_grayscale_is_torchvisions(photos):

@@ -52,4 +52,4 @@ def test_views_are_torchvisions(photos, method):
     assert len(plain[0]) > len(images) * len(names) / 10
     assert differences(f"{method}, views without jitter", *plain).max() <= 2
     levels = differences(f"{method}, views with jitter", *jittered)
-    assert np.median(levels) < (25 if method == "simclr" else 12)
+    assert np.median(levels) < 12

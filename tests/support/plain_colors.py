@@ -20,11 +20,12 @@ def plain_blur(pixels, kernel_size, sigma):
 
 
 def plain_jitter(pixels, brightness, contrast, saturation, hue):
-    """Hue and saturation in YIQ, contrast around 128, brightness; rounded once."""
+    """Hue and saturation in YIQ, contrast around the mean gray, brightness; clipped once."""
     angle = 2 * np.pi * hue
     turn = np.eye(3)
     turn[1:, 1:] = saturation * np.array(
         [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
     )
     colors = pixels @ (np.linalg.inv(RGB_TO_YIQ) @ turn @ RGB_TO_YIQ).T
-    return np.clip(brightness * (128 + contrast * (colors - 128)), 0, 255)
+    mean = (colors @ RGB_TO_YIQ[0]).mean(axis=(-2, -1), keepdims=True)[..., np.newaxis]
+    return np.clip(brightness * (mean + contrast * (colors - mean)), 0, 255)
