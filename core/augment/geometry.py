@@ -1,4 +1,4 @@
-"""The geometry of windows: where pixels, boxes and points of images lie in outputs of a fixed size.
+"""The geometry of windows: where pixels, boxes and points of images lie in outputs.
 
 Pure functions of NumPy arrays, for all rows of a run at once, in double precision. Coordinates are
 pixels from the top left corner, and refer to the edges of pixels: the first pixel is from 0 to 1.
@@ -26,29 +26,31 @@ class Geometry:
 
     Attributes:
         sizes: Heights and widths of the images, int32 [rows, 2].
+        outputs: Heights and widths of the outputs, [rows, 2].
         matrix: Maps (x, y, 1) of the image to (x, y) of the output, float64 [rows, 2, 3].
         operands: Values for the operators that compute the pixels, arrays [rows, ...].
     """
 
     sizes: Sizes
+    outputs: NDArray[Any]
     matrix: Floats
     operands: tuple[NDArray[Any], ...]
 
 
-def inside(sizes: Sizes, start: Any, end: Any, size: Pair) -> Geometry:
+def inside(sizes: Sizes, start: Any, end: Any, size: Any) -> Geometry:
     """Returns windows that lie in their images.
 
     Args:
         sizes: Image sizes, [rows, 2].
         start, end: Corners (y, x) of the windows in the images, [rows, 2]. If an axis of the output
             is flipped, the start is greater than the end.
-        size: Height and width of the output.
+        size: Height and width of all outputs, or of each, [rows, 2].
 
     Returns:
         The windows. Their operands are the corners, float32 [rows, 2].
     """
     corners = tuple(np.asarray(corner, np.float32) for corner in (start, end))
-    return Geometry(sizes, _matrix(start, end, size), corners)
+    return _between(sizes, start, end, size, corners)
 
 
 def placed(
@@ -78,17 +80,20 @@ def placed(
         first, last = windows.mirrored(first, last, flips)
         place, _ = windows.mirrored(low, np.array(size) - high, flips)
     operands = *(a.astype(np.float32) for a in (first, last, high - low)), -place.astype(np.int32)
-    return Geometry(sizes, _matrix(start, end, size), operands)
+    return _between(sizes, start, end, size, operands)
 
 
-def _matrix(start: Any, end: Any, size: Pair) -> Floats:
-    """Returns the matrices that map windows with corners (y, x) to outputs; see `Geometry`."""
+def _between(
+    sizes: Sizes, start: Any, end: Any, size: Any, operands: tuple[NDArray[Any], ...]
+) -> Geometry:
+    """Returns windows between corners; see `inside` and `Geometry`."""
     start, end = (np.asarray(corner, np.float64)[:, ::-1] for corner in (start, end))
-    step = np.array(size[::-1]) / (end - start)
+    outputs = np.broadcast_to(size, (len(start), 2))
+    step = outputs[:, ::-1] / (end - start)
     matrix = np.zeros((len(start), 2, 3))
     matrix[:, [0, 1], [0, 1]] = step
     matrix[:, :, 2] = -start * step
-    return matrix
+    return Geometry(sizes, outputs, matrix, operands)
 
 
 def scaled(u: Floats, sizes: Sizes, size: Pair, scale: Range, flip: float) -> Geometry:
@@ -149,8 +154,8 @@ def cropped(sizes: Sizes, start: NDArray[np.int32], size: Pair, flips: Any) -> G
     Returns:
         The windows. Their operands are the corners, and whether to flip each output, int32 [rows].
     """
-    matrix = _matrix(*windows.mirrored(start, start + size, flips), size)
-    return Geometry(sizes, matrix, (start, flips.astype(np.int32)))
+    corners = windows.mirrored(start, start + size, flips)
+    return _between(sizes, *corners, size, (start, flips.astype(np.int32)))
 
 
 def affine(
@@ -200,8 +205,8 @@ def affine(
     from_resized = np.concatenate([linear, resized_offset[:, :, np.newaxis]], axis=2)
     matrix = from_resized.copy()
     matrix[:, :, :2] *= (resized / sizes[:, ::-1])[:, np.newaxis]
-    operands = (resized[:, ::-1], from_resized, matrix)
-    return Geometry(sizes, matrix, tuple(a.astype(np.float32) for a in operands))
+    operands = (*(a.astype(np.float32) for a in (resized[:, ::-1], from_resized, matrix)),)
+    return Geometry(sizes, np.broadcast_to(size, (len(u), 2)), matrix, operands)
 
 
 def _fit(sizes: Sizes, size: Pair) -> Floats:
@@ -388,15 +393,15 @@ class BoxForm(NamedTuple):
         corners = np.concatenate([first, second], axis=1)
         return corners * np.tile(sizes[:, ::-1], 2) if self.normalized else corners
 
-    def from_corners(self, corners: Floats, size: Pair) -> Floats:
+    def from_corners(self, corners: Floats, sizes: Any) -> Floats:
         """Returns corners (x0, y0, x1, y1) in pixels of an image as boxes of this form.
 
         Args:
             corners: The corners, [n, 4].
-            size: Height and width of the image.
+            sizes: The height and width of each box's image, [n, 2].
         """
         if self.normalized:
-            corners = corners / np.tile(size[::-1], 2)
+            corners = corners / np.tile(sizes[:, ::-1], 2)
         first, second = corners[:, :2], corners[:, 2:]
         if self.format == "yxyx":
             return corners[:, [1, 0, 3, 2]]
@@ -453,7 +458,6 @@ def image_boxes(
 
 def window_boxes(
     geometry: Geometry,
-    size: Pair,
     columns: Sequence[Column],
     form: BoxForm,
     *,
@@ -467,7 +471,6 @@ def window_boxes(
 
     Args:
         geometry: The windows.
-        size: Height and width of the output.
         columns: The boxes, and the columns that belong to them.
         form: The form of the boxes, before and after.
         min_size: The least height and width of a box in the output, in pixels.
@@ -481,44 +484,46 @@ def window_boxes(
     records = np.repeat(np.arange(count), counts)
     corners = image_boxes(boxes, form, geometry.sizes, records, columns[0].name, refusals)
     edges = np.tile(geometry.sizes[records, ::-1], 2)
-    matrix = geometry.matrix.take(records, axis=0)
+    matrix, outputs = geometry.matrix.take(records, axis=0), geometry.outputs.take(records, axis=0)
     visible = np.clip(corners, 0, edges)
-    first, last = _around(matrix, visible, size)
+    first, last = _around(matrix, visible, outputs)
     stays = ((last - first >= min_size - TINY) & (last > first)).all(axis=1)
     if by_center:
         centers = _apply(matrix, (corners[:, :2] + corners[:, 2:]) / 2)
-        stays &= ((centers > 0) & (centers < size[::-1])).all(axis=1)
+        stays &= ((centers > 0) & (centers < outputs[:, ::-1])).all(axis=1)
     chosen = np.flatnonzero(stays)
     tables = [
         checked(rows[chosen], column, records[chosen], refusals)
         for rows, column in zip(tables, columns[1:])
     ]
-    result = form.from_corners(np.concatenate([first[chosen], last[chosen]], axis=1), size)
+    result = np.concatenate([first[chosen], last[chosen]], axis=1)
+    result = form.from_corners(result, outputs[chosen])
     tables = [result.astype(np.float32), *tables]
     return _limited(
         tables, records[chosen], count, max_boxes, truncate, columns[0].name, "boxes", refusals
     )
 
 
-def extents(geometry: Geometry, size: Pair) -> NDArray[np.float32]:
+def extents(geometry: Geometry) -> NDArray[np.float32]:
     """Returns boxes (x0, y0, x1, y1) around the visible part of each image, float32 [rows, 4]."""
     images = np.concatenate([0 * geometry.sizes, geometry.sizes[:, ::-1]], axis=1)
-    corners = np.concatenate(_around(geometry.matrix, images, size), axis=1)
+    corners = np.concatenate(_around(geometry.matrix, images, geometry.outputs), axis=1)
     rounded = np.rint(corners)  # sizes of resized images are whole numbers
     return np.where(np.abs(corners - rounded) < TINY, rounded, corners).astype(np.float32)
 
 
-def _around(matrix: Floats, boxes: Any, size: Pair) -> tuple[Floats, Floats]:
+def _around(matrix: Floats, boxes: Any, outputs: Any) -> tuple[Floats, Floats]:
     """Returns the first and last corners of the boxes that contain mapped boxes, in the output.
 
     Args:
         matrix: The matrix of each box; see `Geometry`.
         boxes: Boxes (x0, y0, x1, y1) in the image, [n, 4].
-        size: Height and width of the output.
+        outputs: Height and width of each output, [n, 2].
     """
+    limits = outputs[:, ::-1]
     center = _apply(matrix, (boxes[:, :2] + boxes[:, 2:]) / 2)
     half = _linear(np.abs(matrix), (boxes[:, 2:] - boxes[:, :2]) / 2)
-    return np.clip(center - half, 0, size[::-1]), np.clip(center + half, 0, size[::-1])
+    return np.clip(center - half, 0, limits), np.clip(center + half, 0, limits)
 
 
 def _apply(matrix: Floats, points: Floats) -> Floats:
@@ -563,7 +568,6 @@ def _limited(
 
 def window_points(
     geometry: Geometry,
-    size: Pair,
     columns: Sequence[Column],
     *,
     normalized: bool,
@@ -575,7 +579,6 @@ def window_points(
 
     Args:
         geometry: The windows.
-        size: Height and width of the output.
         columns: The points (x, y), rows of shape [..., 2], and possibly their visibility.
         normalized: Whether points are shares of the image's and the output's width and height.
         max_points: The number of rows of each record in the result.
@@ -604,13 +607,14 @@ def window_points(
     if normalized:
         points *= geometry.sizes[point_records][:, ::-1]
     moved = _apply(geometry.matrix[point_records], points)
+    outputs = geometry.outputs[point_records][:, ::-1]
     with np.errstate(invalid="ignore"):
-        is_visible = ((moved >= 0) & (moved < size[::-1])).all(axis=1)
+        is_visible = ((moved >= 0) & (moved < outputs)).all(axis=1)
         is_visible &= ((points >= 0) & (points < geometry.sizes[point_records][:, ::-1])).all(
             axis=1
         )
     if normalized:
-        moved /= size[::-1]
+        moved /= outputs
     visible = is_visible.reshape(-1, *inner).astype(np.int32)
     if flags:
         visible *= checked(flags[0], columns[1], records, refusals)

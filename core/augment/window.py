@@ -215,7 +215,6 @@ class Window:
         def boxes_of(rows: DrawRows) -> list[NDArray[Any]]:
             return geometry.window_boxes(
                 self._geometry(rows),
-                self.size,
                 [field.column(rows) for field in fields],
                 form,
                 min_size=min_size,
@@ -295,7 +294,6 @@ class Window:
         def points_of(rows: DrawRows) -> list[NDArray[Any]]:
             return geometry.window_points(
                 self._geometry(rows),
-                self.size,
                 [field.column(rows) for field in fields],
                 normalized=normalized,
                 max_points=most,
@@ -348,7 +346,7 @@ class Window:
         draw = self._with_draw("extent", "any")
 
         def extent_of(rows: DrawRows) -> list[NDArray[Any]]:
-            return [geometry.extents(self._geometry(rows), self.size)]
+            return [geometry.extents(self._geometry(rows))]
 
         return self._part(draw, "extent", extent_of, [((4,), np.float32)], {})[0]
 
@@ -618,7 +616,7 @@ def _drawn(
 
     def arrays(u: NDArray[np.float32], sizes: Sizes) -> list[NDArray[Any]]:
         found = make(u, sizes)
-        return [found.matrix, *found.operands]
+        return [found.outputs, found.matrix, *found.operands]
 
     keys = column_keys(name, columns)
     joined = draw._joined(arrays, keys, image_sizes, kind, {**settings, "size": size})
@@ -627,8 +625,8 @@ def _drawn(
         sizes = rows.sizes_of(image_sizes)
         for row, text in (unfit(sizes) if unfit else {}).items():
             rows.refuse(row, ValueError(text))
-        matrix, *found = joined(rows)
-        return Geometry(sizes, matrix, tuple(found))
+        outputs, matrix, *found = joined(rows)
+        return Geometry(sizes, outputs, matrix, tuple(found))
 
     return _drawn_from_rows(
         images, size, draw, from_rows, operands, pixels, kind=kind, settings=settings, name=name
