@@ -205,7 +205,7 @@ def affine(
     from_resized = np.concatenate([linear, resized_offset[:, :, np.newaxis]], axis=2)
     matrix = from_resized.copy()
     matrix[:, :, :2] *= (resized / sizes[:, ::-1])[:, np.newaxis]
-    operands = (*(a.astype(np.float32) for a in (resized[:, ::-1], from_resized, matrix)),)
+    operands = tuple(a.astype(np.float32) for a in (resized[:, ::-1], from_resized, matrix))
     return Geometry(sizes, np.broadcast_to(size, (len(u), 2)), matrix, operands)
 
 

@@ -2,18 +2,136 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from nvidia.dali import fn
+from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names, whole_number
 from ..order.grids import grids
-from ..random.draw import Draw, check_draw, on_device
-from .layouts import with_layout
+from ..random.draw import Draw, check_draw, check_images, check_share, on_device
+from . import geometry, window_pixels, windows
+from .geometry import Geometry
+from .layouts import dtype_and_layout
+from .window import Window, drawn
+from .window_pixels import Style
+from .windows import Range, Sizes
+
+_WHOLE = (1.0, 1.0)  # ranges of scale and ratio that select the whole image
+
+
+class PatchWindow(Window):
+    """A window whose output is cut into patches; `patch_window` creates it.
+
+    The output keeps the aspect ratio of the window, so that its ``size`` differs between records.
+    Boxes and points refer to this output, and `extent` contains its size in pixels::
+
+        window = augment.patch_window(images, draw=draw, scale=(0.3, 1), flip=0.5)
+        patches, positions, is_patch, grid = window.patches(images)
+        masks, *_ = window.patches(masks, interp_type=types.INTERP_NN)
+        boxes, labels, count = window.boxes(boxes, labels)
+
+    `image` and `mask` return the output before it is cut. To return it from the graph, pad it by
+    ``fn.pad``.
+    """
+
+    _tokens: int
+
+    @do_not_convert
+    @knows_its_names
+    def patches(
+        self,
+        images: DataNode,
+        *,
+        interp_type: Any = types.INTERP_LINEAR,
+        antialias: bool = True,
+        orientation: str = "equal",
+    ) -> tuple[DataNode, DataNode, DataNode, DataNode]:
+        """Cuts the window of images into patches.
+
+        Args:
+            images: The images of the window, or other images or masks of the same sizes, [height,
+                width, channels] or [height, width].
+            interp_type: Interpolation, a ``nvidia.dali.types.DALIInterpType``. For masks, pass
+                ``types.INTERP_NN``.
+            antialias: Whether to apply a low-pass filter before scaling down.
+            orientation: As for `image`, and for masks as for `mask`.
+
+        Returns:
+            The patches [tokens, patch * patch * channels], row by row, in the dtype of the images;
+            0 in the padding. A patch contains its pixels row by row. The positions (y, x) of the
+            patches in the grid, int32 [tokens, 2]; a mask, bool [tokens], which is False for
+            padding; and the height and width of the grid in patches, int32 [2].
+
+        Raises:
+            TypeError, ValueError: As for `image`; also for videos and for the layout CHW.
+        """
+        check_images(images)
+        layout = dtype_and_layout(images, self._draw)[1]
+        if layout not in ("", "HWC", "HW"):
+            raise TypeError(
+                f"patches are cut from images of the layout HWC, not {layout}. Call "
+                "augment.normalize with layout='HWC', or transpose the arrays in the records, by "
+                "source.map"
+            )
+        _, _, _, cells, rows, *found = self._operands
+        resized: Any = self._window(images, interp_type, antialias, 0, orientation)
+        # [rows, patch, columns, patch * channels]: the last extent is inferred.
+        parts: Any = fn.transpose(fn.reshape(resized, shape=cells), perm=[0, 2, 1, 3])
+        cut: Any = fn.pad(fn.reshape(parts, shape=rows), axes=[0], shape=[self._tokens])
+        positions, mask, grid = (on_device(node, cut.device) for node in found)
+        return cut, positions, mask, grid
+
+
+@do_not_convert
+@knows_its_names
+def patch_window(
+    images: DataNode,
+    *,
+    draw: Draw,
+    patch: int = 16,
+    tokens: int = 256,
+    scale: Range = _WHOLE,
+    ratio: Range = _WHOLE,
+    flip: float = 0.0,
+    name: str | None = None,
+) -> PatchWindow:
+    """Selects a window that is cut into patches at its own aspect ratio, for NaFlex encoders.
+
+    The window is the whole image, or a random part of it, as in timm's
+    ``RandomResizedCropToSequence``. It is resized, with its aspect ratio, to the largest grid of at
+    most ``tokens`` patches. Its height and width are rounded up to whole patches, as in SigLIP 2
+    and in big_vision's ``resize_to_sequence``. Small windows are enlarged.
+
+    Args:
+        images: As for `random_window`.
+        draw: The argument ``draw`` of the graph function.
+        patch: Height and width of a patch, in pixels.
+        tokens: Number of patches per image, including padding.
+        scale: Range of the window's share of the image's area.
+        ratio: Range of the window's width / height, relative to the image's own; its logarithm is
+            uniform. The default keeps the aspect ratio of the image.
+        flip: Probability of a horizontal flip.
+        name: Name of the draw; see `dalijax.Draw`.
+
+    Returns:
+        The window, which lies in the image.
+
+    Raises:
+        ValueError: If a number, range or probability is out of bounds.
+        TypeError: If ``draw`` cannot look up the sizes of the images.
+    """
+    windows.check_ranges(scale, ratio)
+    check_share("flip", flip)
+    settings = {"scale": scale, "ratio": ratio, "flip": flip}
+    return _patch_window(
+        images, draw, patch, tokens, scale, ratio, flip, name, "augment.patch_window", settings
+    )
 
 
 @do_not_convert
@@ -27,61 +145,99 @@ def patches(
     antialias: bool = True,
     name: str | None = None,
 ) -> tuple[DataNode, DataNode, DataNode, DataNode]:
-    """Cuts images into patches at their own aspect ratio, for NaFlex encoders such as SigLIP 2's.
+    """Cuts whole images into patches at their own aspect ratio, as `patch_window` does.
 
-    An image is resized, with its aspect ratio, to the largest grid of at most ``tokens`` patches.
-    Its height and width are rounded up to whole patches, as in SigLIP 2 and in big_vision's
-    ``resize_to_sequence``. Small images are enlarged. Nothing is random.
+    Nothing is random.
 
     Args:
         images: The output of ``fn.decoders.image`` for a field, or other images [height, width,
             channels] whose sizes ``draw`` can look up.
-        draw: The argument ``draw`` of the graph function.
-        patch: Height and width of a patch, in pixels.
-        tokens: Number of patches per image, including padding.
+        draw, patch, tokens, name: As for `patch_window`.
         antialias: Whether to apply a low-pass filter before scaling down.
-        name: Name of the draw; see `dalijax.Draw`.
 
     Returns:
-        The patches [tokens, patch * patch * channels], row by row, in the dtype of the images; 0
-        in the padding. A patch contains its pixels row by row. The positions (y, x) of the
-        patches in the grid, int32 [tokens, 2]; a mask, bool [tokens], which is False for
-        padding; and the height and width of the grid in patches, int32 [2].
+        The patches [tokens, patch * patch * channels], the positions (y, x) of the patches, a mask,
+        and the size of the grid; see `PatchWindow.patches`.
 
     Raises:
         ValueError: If ``patch`` or ``tokens`` is not a positive whole number.
-        TypeError: If ``draw`` cannot look up the sizes of the images.
+        TypeError: If ``draw`` cannot look up the sizes of the images, or the images are videos or
+            have the layout CHW.
     """
+    window = _patch_window(
+        images, draw, patch, tokens, _WHOLE, _WHOLE, 0.0, name, "augment.patches", {}
+    )
+    return window.patches(images, antialias=antialias)
+
+
+def _patch_window(
+    images: DataNode,
+    draw: Draw,
+    patch: int,
+    tokens: int,
+    scale: Range,
+    ratio: Range,
+    flip: float,
+    name: str | None,
+    kind: str,
+    settings: dict[str, Any],
+) -> PatchWindow:
+    """Returns the window of `patch_window`, with further settings."""
     check_draw(draw, images)
     patch = whole_number("patch", patch, "a number of pixels, 1 or more", 1)
     tokens = whole_number("tokens", tokens, "a number of patches, 1 or more", 1)
+    is_random = flip > 0 or (*scale, *ratio) != (*_WHOLE, *_WHOLE)
 
-    def plan(_: object, sizes: Any) -> list[NDArray[Any]]:
-        grid = grids(sizes, patch, tokens)
-        count = grid.prod(axis=1)
-        places, rest = np.arange(tokens), np.full(len(grid), -1)
-        side = np.full(len(grid), patch)
-        mask = places < count[:, np.newaxis]
-        positions = np.stack(np.divmod(places, grid[:, 1:]), axis=2) * mask[..., np.newaxis]
-        cells = np.stack([grid[:, 0], side, grid[:, 1], rest], axis=1)
-        return [grid * patch, cells, np.stack([count, rest], axis=1), positions, mask, grid]
+    def make(u: NDArray[np.float32], sizes: Sizes) -> Geometry:
+        start, end = np.zeros(sizes.shape, np.float32), sizes.astype(np.float32)
+        if is_random:
+            start, end = windows.resized_crops(u, sizes, scale, ratio, relative=True)
+        grid = grids(end - start, patch, tokens)
+        if is_random:
+            start, end = windows.flipped(start, end, u, flip)
+        found = geometry.inside(sizes, start, end, grid * patch)
+        return dataclasses.replace(found, operands=(*found.operands, *_tables(grid, patch, tokens)))
+
+    def pixels(images: DataNode, operands: Sequence[Any], _: None, style: Style) -> DataNode:
+        return window_pixels.resized(images, operands[:2], operands[2], style)
 
     floats, ints = np.float32, np.int32
-    size, cells, rows, *found = draw._compute_outputs(
-        plan,
+    window = drawn(
+        PatchWindow,
+        images,
+        None,
+        draw,
+        make,
         [
-            *(((2,), floats), ((4,), ints), ((2,), ints)),
-            *(((tokens, 2), ints), ((tokens,), np.bool_), ((2,), ints)),
+            *[((2,), floats)] * 3,
+            *(((4,), ints), ((2,), ints), ((tokens, 2), ints), ((tokens,), np.bool_), ((2,), ints)),
         ],
-        columns=0,
-        images=images,
-        settings={"patch": patch, "tokens": tokens},
+        pixels,
+        kind=kind,
+        settings={"patch": patch, "tokens": tokens, **settings},
         name=name,
-        kind="augment.patches",
+        columns=windows.COLUMNS + 1 if is_random else 0,
     )
-    resized: Any = fn.resize(with_layout(images, draw), size=size, antialias=antialias)
-    # [rows, patch, columns, patch * channels]: the last extent is inferred.
-    parts: Any = fn.transpose(fn.reshape(resized, shape=cells), perm=[0, 2, 1, 3])
-    tokenized: Any = fn.pad(fn.reshape(parts, shape=rows), axes=[0], shape=[tokens])
-    positions, mask, grid = (on_device(node, tokenized.device) for node in found)
-    return tokenized, positions, mask, grid
+    window._tokens = tokens
+    return window
+
+
+def _tables(grid: NDArray[np.int64], patch: int, tokens: int) -> list[NDArray[Any]]:
+    """Returns what the graph needs about outputs of some grids, in the order of its operands.
+
+    Args:
+        grid: Heights and widths of the outputs, in patches, [rows, 2].
+        patch: Height and width of a patch, in pixels.
+        tokens: Number of patches, including padding.
+
+    Returns:
+        The size in pixels, the shape [rows, patch, columns, -1], the shape [patches, -1], the
+        positions of the patches, their mask, and the grid.
+    """
+    count = grid.prod(axis=1)
+    places, inferred = np.arange(tokens), np.full(len(grid), -1)
+    side = np.full(len(grid), patch)
+    mask = places < count[:, np.newaxis]
+    positions = np.stack(np.divmod(places, grid[:, 1:]), axis=2) * mask[..., np.newaxis]
+    cells = np.stack([grid[:, 0], side, grid[:, 1], inferred], axis=1)
+    return [grid * patch, cells, np.stack([count, inferred], axis=1), positions, mask, grid]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from .windows import Pair, Range, Sizes
 
 # Computes windows from uniform numbers [rows, columns] and image sizes, each row by itself.
 Make = Callable[[NDArray[np.float32], Sizes], Geometry]
+_W = TypeVar("_W", bound="Window")
 _FLOATS, _INTS, _MATRIX = ((2,), np.float32), ((2,), np.int32), ((2, 3), np.float32)
 _SHORTER = {"int64": "int32", "uint64": "uint32", "float64": "float32"}
 
@@ -58,15 +59,16 @@ class Window:
     (torchvision maps keypoints, but not boxes, to W - 1 - x.)
 
     Attributes:
-        size: Height and width of the window's output, in pixels.
+        size: Height and width of the window's output, in pixels; None if they differ between
+            records, as in `PatchWindow`.
     """
 
-    size: Pair
+    size: Pair | None
 
     def __init__(
         self,
         images: DataNode,
-        size: Pair,
+        size: Pair | None,
         pixels: Pixels,
         operands: Sequence[Any] = (),
         *,
@@ -450,7 +452,7 @@ class Window:
         if field is not None and field.ndim == 2:
             window = fn.squeeze(window, axes=[2])
         window = on_device(window, self._images.device)
-        return window if draw is None else draw.sized(window, self.size)
+        return window if draw is None or self.size is None else draw.sized(window, self.size)
 
     def _check_graph(self) -> None:
         """Raises ValueError if the graph that is being defined is not the window's own."""
@@ -588,9 +590,10 @@ def _box_fields(draw: Draw, boxes: Any, columns: Sequence[Any] = ()) -> list[_Co
 # Windows
 
 
-def _drawn(
+def drawn(
+    window_type: type[_W],
     images: DataNode,
-    size: Pair,
+    size: Pair | None,
     draw: Draw,
     make: Make,
     operands: Sequence[tuple[Sequence[int], Any]],
@@ -601,11 +604,13 @@ def _drawn(
     name: str | None,
     columns: int = 0,
     unfit: Callable[[Sizes], Mapping[int, str]] | None = None,
-) -> Window:
+) -> _W:
     """Returns a window that a draw computes, together with the windows of equal settings.
 
     Args:
-        images, size, draw, name: As for the public functions.
+        window_type: The class of the window.
+        images, size, draw, name: As for the public functions; the size is None if the operands
+            contain it.
         make: Computes the geometry.
         operands, pixels, kind, settings: As for `_drawn_from_rows`.
         columns: The number of uniform numbers that the geometry needs.
@@ -629,13 +634,23 @@ def _drawn(
         return Geometry(sizes, outputs, matrix, tuple(found))
 
     return _drawn_from_rows(
-        images, size, draw, from_rows, operands, pixels, kind=kind, settings=settings, name=name
+        window_type,
+        images,
+        size,
+        draw,
+        from_rows,
+        operands,
+        pixels,
+        kind=kind,
+        settings=settings,
+        name=name,
     )
 
 
 def _drawn_from_rows(
+    window_type: type[_W],
     images: DataNode,
-    size: Pair,
+    size: Pair | None,
     draw: Draw,
     make: Callable[[DrawRows], Geometry],
     operands: Sequence[tuple[Sequence[int], Any]],
@@ -645,11 +660,11 @@ def _drawn_from_rows(
     settings: dict[str, Any],
     name: str,
     by_center: bool = False,
-) -> Window:
+) -> _W:
     """Returns a window that a draw computes from the rows of a run.
 
     Args:
-        images, size, draw: As for the public functions.
+        window_type, images, size, draw: As for `drawn`.
         make: Computes the geometry.
         operands: The shape per sample and the dtype of each of the geometry's operands.
         pixels: Computes the pixels.
@@ -658,7 +673,7 @@ def _drawn_from_rows(
         name: The name of the draw, from `Draw._named`.
         by_center: Whether the window has only the boxes whose center it contains.
     """
-    window = Window(images, size, pixels, draw=draw, name=name, make=make, by_center=by_center)
+    window = window_type(images, size, pixels, draw=draw, name=name, make=make, by_center=by_center)
     window._operands = draw._compute_from_rows(
         lambda rows: window._geometry(rows).operands,
         operands,
@@ -727,7 +742,8 @@ def random_area(
         corners = windows.flipped(*windows.resized_crops(u, sizes, scale, ratio), u, flip)
         return geometry.inside(sizes, *corners, pair)
 
-    return _drawn(
+    return drawn(
+        Window,
         images,
         pair,
         draw,
@@ -777,7 +793,8 @@ def scale_window(
     pair = windows.pair(size, "size")
     _check_range("scale", scale, "(0.1, 2.0)", above=0)
     check_share("flip", flip)
-    return _drawn(
+    return drawn(
+        Window,
         images,
         pair,
         draw,
@@ -855,7 +872,8 @@ def random_place(
         sliced: Any = window_pixels.sliced(with_layout(images, draw), operands[0], size, style.fill)
         return fn.flip(sliced, horizontal=operands[1]) if flip else sliced
 
-    return _drawn(
+    return drawn(
+        Window,
         images,
         pair,
         draw,
@@ -906,7 +924,8 @@ def center_window(
             window_pixels.placed,
             window_pixels.placed_in_graph(sizes, scaled, offset, pair),
         )
-    return _drawn(
+    return drawn(
+        Window,
         images,
         pair,
         draw,
@@ -921,7 +940,8 @@ def center_window(
 
 def center_part(images: DataNode, pair: Pair, draw: Draw, shorter: int | None) -> Window:
     """Returns the window of `center_crop`; smaller images count as bad records."""
-    return _drawn(
+    return drawn(
+        Window,
         images,
         pair,
         draw,
@@ -993,7 +1013,8 @@ def fit_window(
             sides = np.array(lengths)[(u[:, 0].astype(np.float64) * len(lengths)).astype(np.int64)]
         return geometry.fitted(sizes, pair, sides, u[:, 1] < flip if is_random else None)
 
-    return _drawn(
+    return drawn(
+        Window,
         images,
         pair,
         draw,
@@ -1032,7 +1053,8 @@ def resize_window(images: DataNode, size: int | Pair, *, draw: Draw | None = Non
     if draw is None:
         end: Any = fn.cast(sizes_in_graph(images), dtype=types.FLOAT)
         return Window(images, pair, window_pixels.resized, [0 * end, end])
-    return _drawn(
+    return drawn(
+        Window,
         images,
         pair,
         draw,
@@ -1133,6 +1155,7 @@ def iou_window(
         "flip": flip,
     }
     return _drawn_from_rows(
+        Window,
         images,
         pair,
         draw,
@@ -1197,7 +1220,8 @@ def affine_window(
     _check_range("scale", scale, "(0.8, 1.2)", above=0)
     for share in _pair_of_numbers("translate", translate, "(0.1, 0.1)"):
         check_share("translate", share)
-    return _drawn(
+    return drawn(
+        Window,
         images,
         pair,
         draw,

@@ -44,8 +44,9 @@ class Style(NamedTuple):
     layout: str = ""
 
 
-# Computes the pixels of a window: from images, operands, the size of the output, and a style.
-Pixels = Callable[[DataNode, Sequence[Any], Pair, Style], DataNode]
+# Computes the pixels of a window: from images, operands, the size of the output, and a style. The
+# size is None if the operands contain it.
+Pixels = Callable[[DataNode, Sequence[Any], Any, Style], DataNode]
 
 
 def check_fill(name: str, fill: Any, dtype: np.dtype[Any] | None) -> None:

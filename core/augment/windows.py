@@ -72,7 +72,9 @@ def _positions(u: Floats, room: Floats) -> Floats:
     return np.floor(u * (room + 1))
 
 
-def _attempts(u: Floats, sizes: Floats, scale: Range, ratio: Range, inverse: bool) -> Floats:
+def _attempts(
+    u: Floats, sizes: Floats, scale: Range, ratio: Range, inverse: bool, relative: bool
+) -> Floats:
     """Returns the heights and widths of random windows, float64 [2, rows, attempts].
 
     Args:
@@ -81,11 +83,14 @@ def _attempts(u: Floats, sizes: Floats, scale: Range, ratio: Range, inverse: boo
         scale: Range of the window's share of the image's area.
         ratio: Range of width / height, or of height / width if ``inverse``.
         inverse: See ``ratio``.
+        relative: Whether ``ratio`` is relative to the image's own width / height.
     """
     count = u.shape[1] // 2
     areas = np.prod(sizes, axis=1)[:, None] * (scale[0] + u[:, :count] * (scale[1] - scale[0]))
     low, high = np.log(ratio[0]), np.log(ratio[1])
     ratios = np.exp(low + u[:, count:] * (high - low))
+    if relative:
+        ratios *= sizes[:, 1:] / sizes[:, :1]
     flat, tall = np.sqrt(areas / ratios), np.sqrt(areas * ratios)
     return np.rint(np.stack([tall, flat] if inverse else [flat, tall]))
 
@@ -98,23 +103,24 @@ def _first_fit(
     fits: Callable[[Floats, Floats], NDArray[np.bool_]],
     *,
     inverse: bool = False,
+    relative: bool = False,
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Selects the first of ten random windows that fits into each image.
 
     Args:
         u: Uniform numbers for ten areas and ten ratios, [rows, 20].
         sizes: Image sizes, [rows, 2].
-        scale, ratio, inverse: As for `_attempts`.
+        scale, ratio, inverse, relative: As for `_attempts`.
         fits: Returns whether heights and widths fit, given windows' and images' sizes.
 
     Returns:
         Heights and widths of the selected windows, [2, rows], and whether they fit, bool [rows].
     """
-    extent = _attempts(u[:, [0, ATTEMPTS]], sizes, scale, ratio, inverse)[:, :, 0]
+    extent = _attempts(u[:, [0, ATTEMPTS]], sizes, scale, ratio, inverse, relative)[:, :, 0]
     fitting = fits(extent, sizes.T).all(axis=0)
     others = np.flatnonzero(~fitting)
     if others.size:  # usually few, so that further attempts take little time
-        windows = _attempts(u[others], sizes[others], scale, ratio, inverse)
+        windows = _attempts(u[others], sizes[others], scale, ratio, inverse, relative)
         fit = fits(windows, sizes[others].T[..., None]).all(axis=0)
         first, rows = fit.argmax(axis=1), np.arange(len(others))
         extent[:, others], fitting[others] = windows[:, rows, first], fit[rows, first]
@@ -122,7 +128,7 @@ def _first_fit(
 
 
 def resized_crops(
-    u: Uniform, sizes: Sizes, scale: Range, ratio: Range
+    u: Uniform, sizes: Sizes, scale: Range, ratio: Range, relative: bool = False
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Chooses windows of random area and ratio: ten attempts, then a centered window.
 
@@ -131,6 +137,7 @@ def resized_crops(
         sizes: Image sizes, [rows, 2].
         scale: Range of the window's share of the image's area.
         ratio: Range of width / height.
+        relative: Whether ``ratio`` is relative to the image's own width / height.
 
     Returns:
         Start and end of the windows, (y, x) in whole pixels: two float32 arrays [rows, 2].
@@ -142,8 +149,9 @@ def resized_crops(
         scale,
         ratio,
         lambda window, image: (window > 0) & (window <= image),
+        relative=relative,
     )
-    extent = np.where(fitting, chosen, _central(image_sizes, ratio))
+    extent = np.where(fitting, chosen, _central(image_sizes, ratio, relative))
     room = image_sizes - extent
     position = numbers[:, 2 * ATTEMPTS : COLUMNS].T
     start = np.where(fitting, _positions(position, room), room // 2)
@@ -177,12 +185,13 @@ def mirrored(start: Any, end: Any, flips: NDArray[np.bool_]) -> tuple[Any, Any]:
     return np.where(swapped, end, start), np.where(swapped, start, end)
 
 
-def _central(image_size: Floats, ratio: Range) -> Floats:
+def _central(image_size: Floats, ratio: Range, relative: bool) -> Floats:
     """Returns the heights and widths of the largest windows with an allowed ratio, [2, rows]."""
     height, width = image_size
-    limited = np.clip(width / height, *ratio)
-    narrow = width / height < ratio[0]
-    wide = width / height > ratio[1]
+    own = width / height
+    low, high = np.multiply.outer(ratio, own if relative else np.ones_like(own))
+    limited = np.clip(own, low, high)
+    narrow, wide = own < low, own > high
     return np.maximum(
         [
             np.where(narrow, np.rint(width / limited), height),

@@ -28,6 +28,8 @@ from .core.augment.crops import random_crop as random_crop
 from .core.augment.crops import random_erasing as random_erasing
 from .core.augment.crops import random_resized_crop as random_resized_crop
 from .core.augment.normalization import normalize as normalize
+from .core.augment.patches import PatchWindow as PatchWindow
+from .core.augment.patches import patch_window as patch_window
 from .core.augment.patches import patches as patches
 from .core.augment.window import Window as Window
 from .core.augment.window import affine_window as affine_window
@@ -41,6 +43,7 @@ from .core.augment.window import scale_window as scale_window
 from .core.messages import replacements as _replacements
 
 __all__ = [
+    "PatchWindow",
     "Window",
     "affine_window",
     "auto_augment",
@@ -54,6 +57,7 @@ __all__ = [
     "grayscale",
     "iou_window",
     "normalize",
+    "patch_window",
     "patches",
     "rand_augment",
     "random_crop",

@@ -334,11 +334,13 @@ def test_an_image_that_is_too_small_is_a_bad_record(call):
 
 NUMBERS = {  # positional arguments
     **{name: (8,) for name in augment.__all__ if name.endswith(("_crop", "_window"))},
+    "patch_window": (),
     "iou_window": (None, 8),
     "solarize": (128,),
     "gaussian_blur": (9,),
 }
-NEED_NO_DRAW = {"Window", "normalize", "center_crop"} | {
+CLASSES = {"PatchWindow", "Window"}
+NEED_NO_DRAW = {*CLASSES, "normalize", "center_crop"} | {
     f"{name}_window" for name in ("center", "fit", "resize")
 }
 
@@ -352,7 +354,7 @@ def test_a_missing_draw_is_explained(name):
         "solarize": "threshold",
         "iou_window": "boxes and size",
     }.get(name, "size")
-    missing = f"{number} and draw\n  {number.split()[0]}: " if name in NUMBERS else "draw"
+    missing = f"{number} and draw\n  {number.split()[0]}: " if NUMBERS.get(name) else "draw"
     text = str(raised.value)
     assert text.startswith(f"{name}() needs {missing}")
     assert "\n  draw: Add a parameter named draw to the graph function" in text
@@ -360,7 +362,7 @@ def test_a_missing_draw_is_explained(name):
 
 def test_arrays_are_not_images_of_a_graph():
     draw = Draw(lambda run: None, {})
-    for name in sorted({*augment.__all__} - {"Window"}):
+    for name in sorted({*augment.__all__} - CLASSES):
         arguments = (0, 1) if name == "normalize" else NUMBERS.get(name, ())
         keywords = {} if name == "normalize" else {"draw": draw}
         with pytest.raises(TypeError, match="images must be an output .* not ndarray.*batch_map"):
@@ -369,7 +371,8 @@ def test_arrays_are_not_images_of_a_graph():
 
 @pytest.mark.parametrize("draw", (None, 3), ids=str)
 def test_invalid_draws_are_named(draw):
-    for name in {*augment.__all__} - (NEED_NO_DRAW if draw is None else {"Window", "normalize"}):
+    exempt = NEED_NO_DRAW if draw is None else {*CLASSES, "normalize"}
+    for name in {*augment.__all__} - exempt:
         arguments = NUMBERS.get(name, ())
         with pytest.raises(TypeError, match=rf"draw must be .* not {draw}. Add"):
             getattr(augment, name)(None, *arguments, draw=draw)

@@ -1,7 +1,5 @@
 """Patches at the aspect ratio of the image: grids of SigLIP 2, pixels compared with NumPy."""
 
-import math
-
 import numpy as np
 import pytest
 from nvidia.dali import fn
@@ -9,25 +7,10 @@ from nvidia.dali import fn
 from dalijax import augment, data_iterator, sources
 from dalijax.core.order.grids import grids
 from drawing import drawn_image, png
+from patch_oracle import grid_of, resized
 
 SIZES = [(40, 60), (60, 40), (33, 97), (7, 120), (1, 1), (200, 200), (16, 16), (31, 5)]
 IMAGES = [drawn_image(k, *size) for k, size in enumerate(SIZES)]
-
-
-def grid_of(height, width, patch, tokens, number=float):
-    """The bisection of SigLIP 2 in Python (float) or of big_vision in TensorFlow (float32)."""
-
-    def cells(scale):
-        sides = (number(side) * scale for side in (height, width))
-        return [max(math.ceil(side / number(patch)), 1) for side in sides]
-
-    low, high = number(1e-6), number(100)
-    while high - low >= number(1e-5):
-        middle = (low + high) / number(2)
-        if middle in (low, high):  # float32 is not precise enough
-            break
-        low, high = (middle, high) if math.prod(cells(middle)) <= tokens else (low, middle)
-    return cells(low)
 
 
 @pytest.mark.parametrize("number", (float, np.float32))
@@ -45,24 +28,6 @@ def test_grids_are_those_of_siglip(patch, tokens, number):
     expected = [grid_of(*size, patch, tokens, number) for size in sizes.tolist()]
     np.testing.assert_array_equal(found, expected)
     assert (found.prod(axis=1) <= tokens).all()
-
-
-def resized(pixels, size):
-    """Resizes with a triangular filter, antialiased; the pixels at the edges are repeated."""
-    result = pixels.astype(float)
-    for axis, length in enumerate(size):
-        count = result.shape[axis]
-        step = count / length
-        radius = max(step, 1.0)
-        weights = np.zeros((length, count))
-        for k in range(length):
-            center = (k + 0.5) * step
-            for at in range(math.floor(center - radius), math.ceil(center + radius) + 1):
-                weight = max(0.0, 1 - abs(at + 0.5 - center) / radius)
-                weights[k, min(max(at, 0), count - 1)] += weight
-        weights /= weights.sum(axis=1, keepdims=True)
-        result = np.moveaxis(np.tensordot(weights, result, axes=(1, axis)), 0, axis)
-    return result
 
 
 def make(source, patch=8, tokens=24, **options):
@@ -142,6 +107,18 @@ def test_numbers_are_checked(options, text):
     source = sources.Records([{"data": png(IMAGES[0])}])
     with pytest.raises((ValueError, TypeError), match=text):
         make(source, **options)
+
+
+@pytest.mark.parametrize(("layout", "shape"), (("CHW", (40, 60, 3)), ("FHWC", (2, 40, 60, 3))))
+def test_other_layouts_are_refused(layout, shape):
+    @data_iterator(source=sources.Records([{"image": np.zeros(shape, np.uint8)}]))
+    def cut(image, *, draw):
+        if layout == "CHW":
+            image = augment.normalize(image, 0, 255, layout="CHW")
+        return {"patches": augment.patches(image, draw=draw)[0]}
+
+    with pytest.raises(TypeError, match=f"layout HWC, not {layout}"):
+        cut(batch_size=1)
 
 
 def test_moved_images_are_refused():

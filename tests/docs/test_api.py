@@ -84,8 +84,9 @@ PUBLIC_NAMES = {
         "Arrays Coco Field Files Mixture Named Packed RLDS Records Selection Source TFRecord Tar"
     ),
     "dalijax.augment": (
-        "Window affine_window auto_augment center_crop center_window color_jitter "
-        "crop_window fit_window flip gaussian_blur grayscale iou_window normalize patches "
+        "PatchWindow Window affine_window auto_augment center_crop center_window color_jitter "
+        "crop_window fit_window flip gaussian_blur grayscale iou_window normalize patch_window "
+        "patches "
         "rand_augment random_crop random_erasing random_resized_crop random_window "
         "resize_window scale_window solarize trivial_augment"
     ),
@@ -124,6 +125,7 @@ def test_public_names_are_there():
 STATE = "get_state set_state "
 PUBLIC_ATTRIBUTES = {
     "dalijax.augment.Window": "boxes extent image mask matrix points",
+    "dalijax.augment.PatchWindow": "boxes extent image mask matrix patches points",
     "dalijax.DALIGenericIterator": STATE
     + (
         "batch_size checkpoints close closed element_spec epoch epochs errors next num_errors peek "
