@@ -96,7 +96,8 @@ class Pack:
         if self._source.text is None:
             raise ValueError(f"{self._source!r} has no text: pass text='...', a field of token ids")
         zeros: Any = fn.full(0, shape=self._node("patches"))
-        return self._filled(fn.cat(on_device(fn.cast_like(zeros, x), x.device), x, axis=0), "span")
+        before = fn.cast_like(on_device(zeros, x.device), x)
+        return self._filled(fn.cat(before, x, axis=0), "span")
 
     def _filled(self, x: DataNode, extent: str) -> DataNode:
         """Returns values that are padded to the end of what their image takes of its row."""
