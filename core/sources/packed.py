@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments import knows_its_names, whole_number
-from ..formats.index import Index, load_or_build
-from ..formats.paths import Path, home_expanded, path_text
-from ..formats.progress import progress
+from ..formats.paths import Path
 from ..messages.printable import printable_text
 from ..order.grids import grids
 from ..order.packing import RowLayout, RowTable, packed_table, places_of_tokens
 from ..order.shuffle import Indices
-from ..random.hashing import fold
 from ..state.envelope import digest
-from ..threads.workers import call_each
-from .identity import stated_identity
+from .image_sizes import read_lengths
 from .rows import RowSource
-from .source import (
-    Source,
-    Values,
-    is_of_record,
-    mapped_fields,
-    maps_of,
-    names_of,
-    order_of,
-    read_records,
-    record_count,
-)
+from .source import Source, order_of
 
-_log = logging.getLogger("dalijax")
-
-_CHUNK = 1024  # records whose sizes are read together
 _ROW_FIELDS = ("positions", "segment_ids")
 
 
@@ -115,27 +97,12 @@ class Packed(RowSource):
         limit = self.length if tokens is None else tokens
         limit = whole_number("tokens", limit, "a number of patches, 1 or more", 1)
         self.field, self.text = field, text
-        for name in filter(None, (field, text)):
-            if name not in source.fields:
-                raise ValueError(f"the source has no field {name!r}, but {sorted(source.fields)}")
-        is_random = any(function.is_random for _, function in maps_of(source))
-        if is_random and not mapped_fields(source).isdisjoint({field, text}):
-            raise ValueError(
-                f"random maps may give {field!r} or {text!r} other lengths in each epoch, but the "
-                "rows are planned with one length per record. Use map() for these fields"
-            )
         if clashing := sorted({*_ROW_FIELDS} & {*source.fields}):
             raise ValueError(
                 f"the source has a field {clashing[0]!r}, the name of an array of packed batches. "
                 "Rename the field"
             )
-        sizes, texts = self._read_lengths(cache_dir)
-        is_known = (sizes > 0).all(axis=1)
-        if not is_known.any():
-            raise ValueError(
-                f"the size of none of the {len(sizes):,} images in {field!r} can be read. Pass the "
-                "field of the images"
-            )
+        sizes, texts, is_known = read_lengths(source, field, text, cache_dir)
         if (texts >= self.length).any():
             record = int(np.argmax(texts))
             raise ValueError(
@@ -149,15 +116,6 @@ class Packed(RowSource):
         self._texts = texts
         self.lengths = np.where(is_known, found.prod(axis=1) + texts, 0).astype(np.int32)
         self.num_unreadable = int((~is_known).sum())
-        if self.num_unreadable:
-            unknown = np.flatnonzero(~is_known)
-            _log.warning(
-                "no row contains %s of %s records, because the sizes of their images can't be "
-                "read, such as %s",
-                f"{self.num_unreadable:,}",
-                f"{len(sizes):,}",
-                printable_text(", ".join(names_of(source, unknown[:3]))),
-            )
 
     def __repr__(self) -> str:
         text = "" if self.text is None else f", text={self.text!r}"
@@ -190,69 +148,3 @@ class Packed(RowSource):
             layout, self.grids[records], self._texts[records], valid, self.length
         )
         return {"positions": places, "segment_ids": segment_ids}
-
-    def _read_lengths(self, cache_dir: Path | None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Returns the sizes of all images, int32 [records, 2], and the lengths of the texts."""
-        fields = [self.field, *([] if self.text is None else [self.text])]
-        folder = None if cache_dir is None else home_expanded(path_text(cache_dir))
-        count = record_count(self._source)
-        key = None
-        if self._gives_new_arrays:
-            parts = ["sizes 1", stated_identity(self._source), *fields]
-            key = digest(*(part.encode() for part in parts), length=32)
-
-        def build() -> Index:
-            sizes, texts = _read_all(self._source, count, self.field, self.text)
-            return Index({"fields": fields}, {"sizes": sizes, "texts": texts})
-
-        index = load_or_build(
-            folder, key, build, lambda index: index.arrays["sizes"].shape == (count, 2)
-        )
-        return index.arrays["sizes"], index.arrays["texts"]
-
-
-def _read_all(
-    source: Source, count: int, field: str, text: str | None
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Reads the sizes of images, and the lengths of texts.
-
-    A record that can't be read has the size -1.
-
-    Raises:
-        Exception: An error of the machine, the network or a remote file, and not of a record.
-    """
-    sizes = np.full((count, 2), -1, np.int32)
-    texts = np.zeros(count, np.int32)
-    names = [field] if text is None else [field, text]
-
-    def read(records: Indices) -> None:
-        """Reads the lengths of some records; of ever fewer, if there are bad records."""
-        try:
-            columns, errors = read_records(source, records, names, fold(0, 0, records))
-            good = np.array([row for row in range(len(records)) if row not in errors], np.int64)
-            images = [columns[field][row] for row in good.tolist()]
-            sizes[records[good]] = _image_sizes(source, records[good], field, images)
-            if text is not None:
-                texts[records[good]] = [len(columns[text][row]) for row in good.tolist()]
-        except Exception as error:
-            if not is_of_record(error):
-                raise
-            if len(records) > 1:
-                for part in np.array_split(records, min(4, len(records))):
-                    read(part)
-
-    with progress("Reading the sizes of images", count, "records") as advance:
-
-        def read_chunk(records: Indices) -> None:
-            read(records)
-            advance(len(records))
-
-        chunks = np.array_split(np.arange(count), -(-count // _CHUNK))
-        call_each(read_chunk, chunks, source.read_threads, "dalijax-sizes")
-    return sizes, texts
-
-
-def _image_sizes(source: Source, records: Indices, field: str, images: Values) -> NDArray[np.int32]:
-    """Returns heights and widths of encoded images or of arrays, int32 [records, 2]."""
-    kind = source.fields[field]
-    return kind.image_sizes(images) if kind.image_layout else source.sizes(records, field, images)
