@@ -22,7 +22,7 @@ from ..messages.redacted_errors import raise_redacted
 from ..messages.user_warnings import warn_user
 from ..order.epochs import EpochPlan, count_rows
 from ..order.packing import RowLayout
-from ..order.samples import RowPlan, RowTables, SamplePlan, SamplePosition, pads_by_default
+from ..order.samples import SamplePlan, SamplePosition, pads_by_default
 from ..order.shuffle import Indices
 from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import queue_depth
@@ -34,6 +34,7 @@ from ..pipeline.runner import Runner
 from ..random.seeds import ShardSeed
 from ..sources import state as states
 from ..sources.identity import changing_record, compared_identity, stated_identity
+from ..sources.planned import PlannedSource
 from ..sources.reuse import ReuseCheck
 from ..sources.rows import RowSource
 from ..sources.source import (
@@ -65,10 +66,9 @@ def _plan(
     seed: Any,
 ) -> SamplePlan:
     """Returns the plan of the batches of a source's stream."""
-    if not isinstance(source, RowSource):
-        return SamplePlan(len(source), batch_size, policy, padded)
-    tables = RowTables(functools.partial(source.row_table, seed, shuffle))
-    return RowPlan(len(source), batch_size, policy, True, tables=tables, most=source.most)
+    if isinstance(source, PlannedSource):
+        return source.plan(seed, shuffle, batch_size, policy, padded)
+    return SamplePlan(len(source), batch_size, policy, padded)
 
 
 def _warn_of_repeats(plan: SamplePlan) -> None:
@@ -169,6 +169,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         if padded is None:
             padded = pads_by_default(config.last_batch_policy, config.mask)
         rules = config.last_batch_policy, padded
+        self._is_planned = isinstance(source, PlannedSource)
         self._row_source = source if isinstance(source, RowSource) else None
         self._plan_of = functools.lru_cache(maxsize=1)(
             functools.partial(_plan, source, bool(config.shuffle), batch_size, *rules)
@@ -176,9 +177,9 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         _warn_of_repeats(self._samples)
         self._may_mix_epochs = not (padded or config.shuffle or config.epochs is None)
         self.batch_size, self.shards = rows, (0,)
-        if self._row_source is None:
+        if not self._is_planned:  # the number of planned batches may differ between epochs
             self.plan = EpochPlan(len(source), 1, batch_size, *rules)
-        else:  # the number of batches differs between epochs; DALI's batches are of records
+        if self._row_source is not None:  # DALI's batches are of records
             for arguments in differing:
                 arguments["batch_size"] *= self._row_source.most
         self.device_ids = tuple(
@@ -239,8 +240,8 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
 
     @property
     def _samples(self) -> SamplePlan:
-        """The plan of the batches; that of rows with several records depends on the seed."""
-        return self._plan_of(None if self._row_source is None else self._seed)
+        """The plan of the batches; that of a `PlannedSource` depends on the seed."""
+        return self._plan_of(self._seed if self._is_planned else None)
 
     @property
     def epoch(self) -> int:
@@ -263,7 +264,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
 
     def total_length(self, num_epochs: int) -> int:
         """Returns the number of batches of the first epochs together."""
-        if self._row_source is None:
+        if not self._is_planned:
             return super().total_length(num_epochs)
         plan = self._samples
         return sum(plan.remaining(plan.seek(epoch)) for epoch in range(num_epochs))

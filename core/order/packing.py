@@ -1,6 +1,6 @@
 """The rows of batches whose rows have several records: pure functions of the records' lengths.
 
-A `RowTable` says which records the rows of an epoch contain. It depends only on the seed, the epoch
+A `Table` says which records the rows of an epoch contain. It depends only on the seed, the epoch
 and the lengths, so that every process computes the same table, and states need not contain it.
 """
 
@@ -19,21 +19,21 @@ WINDOW = 1024  # records that are packed together
 
 
 @dataclasses.dataclass(frozen=True)
-class RowTable:
-    """The rows of an epoch.
+class Table:
+    """Groups of the records of an epoch: its rows, or its batches.
 
     Attributes:
-        positions: The positions of the records in the order of the epoch, row by row, int64.
-        starts: The place in ``positions`` of each row's first record, and the number of records,
-            int64 [rows + 1]. Rows may be blank.
+        positions: The positions of the records in the order of the epoch, group by group, int64.
+        starts: The place in ``positions`` of each group's first record, and the number of records,
+            int64 [groups + 1].
     """
 
     positions: Indices
     starts: Indices
 
     @property
-    def num_rows(self) -> int:
-        """The number of rows."""
+    def num_groups(self) -> int:
+        """The number of groups."""
         return len(self.starts) - 1
 
 
@@ -132,7 +132,7 @@ def first_fit_decreasing(lengths: NDArray[np.int32], capacity: int, most: int) -
 
 def packed_table(
     lengths: NDArray[np.int32], capacity: int, most: int, epoch: int, seed: int, shuffle: bool
-) -> RowTable:
+) -> Table:
     """Returns the rows of an epoch, packed by first fit decreasing in windows of 1,024 records.
 
     Args:
@@ -147,7 +147,7 @@ def packed_table(
     (positions,) = np.nonzero(lengths)
     packed = lengths[positions]
     if not len(packed):
-        return RowTable(positions, np.zeros(1, np.int64))
+        return Table(positions, np.zeros(1, np.int64))
     num_windows = -(-len(packed) // WINDOW)
     padded = np.zeros(num_windows * WINDOW, np.int32)
     padded[: len(packed)] = packed
@@ -163,7 +163,7 @@ def packed_table(
     order = np.lexsort((rows, keys, windows))  # stable, so that records keep their order in a row
     changes = (np.diff(rows[order]) != 0) | (np.diff(windows[order]) != 0)
     starts = np.flatnonzero(np.concatenate([[True], changes, [True]]))
-    return RowTable(positions[order], starts)
+    return Table(positions[order], starts)
 
 
 def places_of_tokens(

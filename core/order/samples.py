@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
-from .packing import RowLayout, RowTable
+from .packing import RowLayout, Table
 
 _MOST_TABLES = 3  # of epochs; a table of a million records has 10 MB
 MOST_SAMPLES = 1 << 53  # in a stream: larger integers are not exact in every JSON parser
@@ -218,92 +218,57 @@ class SamplePlan:
         return epoch, batch - -(-epoch * n // b)
 
 
-class RowTables:
-    """The `RowTable` of each epoch, of which the latest are kept.
+class Tables:
+    """The `Table` of each epoch, of which the latest are kept.
 
     Args:
         make: Computes the table of an epoch.
     """
 
-    def __init__(self, make: Callable[[int], RowTable]):
+    def __init__(self, make: Callable[[int], Table]):
         self._make = make
-        self._tables: dict[int, RowTable] = {}
-        self._counts: dict[int, int] = {}  # of rows
+        self._tables: dict[int, Table] = {}
+        self._counts: dict[int, int] = {}  # of groups
         self._lock = threading.Lock()  # computing a table twice would take twice the time
 
-    def __call__(self, epoch: int) -> RowTable:
+    def __call__(self, epoch: int) -> Table:
         """Returns the table of an epoch."""
         with self._lock:
             table = self._tables.get(epoch)
             if table is None:
                 table = self._tables[epoch] = self._make(epoch)
-                self._counts[epoch] = table.num_rows
+                self._counts[epoch] = table.num_groups
                 if len(self._tables) > _MOST_TABLES:
                     del self._tables[next(iter(self._tables))]
             return table
 
-    def num_rows(self, epoch: int) -> int:
-        """Returns the number of rows of an epoch."""
+    def num_groups(self, epoch: int) -> int:
+        """Returns the number of groups of an epoch."""
         count = self._counts.get(epoch)
-        return self(epoch).num_rows if count is None else count
+        return self(epoch).num_groups if count is None else count
 
 
 @dataclasses.dataclass(frozen=True)
-class RowPlan(SamplePlan):
-    """Computes the batches of a stream whose rows contain several records.
+class TablePlan(SamplePlan):
+    """Base class of plans whose batches are the groups of a `Table`, or consist of them.
 
-    Row r of epoch e has the number ``e * num_samples + r`` in positions, because an epoch has at
-    most as many rows as records. The samples of a row are records: `rows` returns them. The last
-    batch of an epoch ends with blank rows.
+    Group g of epoch e has the number ``e * num_samples + g`` in positions, because an epoch has at
+    most as many groups as records. The samples in `SampleRows` are records.
 
     Attributes:
         tables: The tables of the epochs.
-        most: The largest number of records in a row.
     """
 
-    tables: RowTables = dataclasses.field(kw_only=True)
-    most: int = dataclasses.field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        if self.policy is LastBatchPolicy.PARTIAL:
-            raise ValueError(
-                "last_batch_policy='partial' can't be used with rows of several records. Use "
-                "'fill', whose last batch ends with blank rows, or 'drop'"
-            )
-        count = self.tables.num_rows(0)
-        if self.policy is LastBatchPolicy.DROP and count < self.batch_size:
-            raise ValueError(
-                f"no epoch has a batch: batch_size {self.batch_size} is more than the {count} rows "
-                "of an epoch, and incomplete batches are dropped. Use a smaller batch_size, or "
-                "keep incomplete batches"
-            )
+    tables: Tables = dataclasses.field(kw_only=True)
 
     def end(self, position: SamplePosition) -> int:
-        """Returns the end (exclusive) of the rows of a position's epoch; see `SamplePlan`."""
-        return position.epoch * self.num_samples + self.tables.num_rows(position.epoch)
+        """Returns the end (exclusive) of the groups of a position's epoch; see `SamplePlan`."""
+        return position.epoch * self.num_samples + self.tables.num_groups(position.epoch)
 
     def next_epoch(self, position: SamplePosition) -> SamplePosition:
         """Returns the start of the epoch after a position's epoch."""
         start = (position.epoch + 1) * self.num_samples
         return SamplePosition(position.epoch + 1, start, start)
-
-    def rows(self, position: SamplePosition, first: int = 0, last: int | None = None) -> SampleRows:
-        """Returns the records in a range of rows of the batch at a position; see `SamplePlan`.
-
-        If all rows of the range are blank, returns a record of the batch that is not valid.
-        """
-        last = self.batch_size if last is None else last
-        table, base = self.tables(position.epoch), position.epoch * self.num_samples
-        row = position.sample - base
-        bounds = table.starts[np.minimum(np.arange(row + first, row + last + 1), table.num_rows)]
-        layout = RowLayout(np.diff(bounds), self.most)
-        begin, end = (int(bounds[0]) - 1, int(bounds[0])) if layout.is_blank else bounds[[0, -1]]
-        return SampleRows(
-            base + table.positions[begin:end],
-            np.full(end - begin, not layout.is_blank),
-            int(begin - table.starts[row]),
-            layout,
-        )
 
     def prepare(self, epoch: int) -> None:
         """Computes the table of an epoch."""
@@ -318,3 +283,48 @@ class RowPlan(SamplePlan):
             if batch < count:
                 return epoch, batch
             epoch, batch = epoch + 1, batch - count
+
+
+@dataclasses.dataclass(frozen=True)
+class RowPlan(TablePlan):
+    """Computes the batches of a stream whose rows contain several records.
+
+    The groups of the tables are rows. The last batch of an epoch ends with blank rows.
+
+    Attributes:
+        most: The largest number of records in a row.
+    """
+
+    most: int = dataclasses.field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.policy is LastBatchPolicy.PARTIAL:
+            raise ValueError(
+                "last_batch_policy='partial' can't be used with rows of several records. Use "
+                "'fill', whose last batch ends with blank rows, or 'drop'"
+            )
+        count = self.tables.num_groups(0)
+        if self.policy is LastBatchPolicy.DROP and count < self.batch_size:
+            raise ValueError(
+                f"no epoch has a batch: batch_size {self.batch_size} is more than the {count} rows "
+                "of an epoch, and incomplete batches are dropped. Use a smaller batch_size, or "
+                "keep incomplete batches"
+            )
+
+    def rows(self, position: SamplePosition, first: int = 0, last: int | None = None) -> SampleRows:
+        """Returns the records in a range of rows of the batch at a position; see `SamplePlan`.
+
+        If all rows of the range are blank, returns a record of the batch that is not valid.
+        """
+        last = self.batch_size if last is None else last
+        table, base = self.tables(position.epoch), position.epoch * self.num_samples
+        row = position.sample - base
+        bounds = table.starts[np.minimum(np.arange(row + first, row + last + 1), table.num_groups)]
+        layout = RowLayout(np.diff(bounds), self.most)
+        begin, end = (int(bounds[0]) - 1, int(bounds[0])) if layout.is_blank else bounds[[0, -1]]
+        return SampleRows(
+            base + table.positions[begin:end],
+            np.full(end - begin, not layout.is_blank),
+            int(begin - table.starts[row]),
+            layout,
+        )

@@ -187,9 +187,10 @@ class Mixture(Source):
         self._sources = tuple(source for source, _ in pairs)
         self._counts = counts_per_period([weight for _, weight in pairs])
         for source in self._sources:
-            if hasattr(source, "row_table"):
+            if getattr(source, "_is_planned", False):
                 raise TypeError(
-                    f"a Mixture can't contain {printable_repr(source)}: pack the mixture instead"
+                    f"a Mixture can't contain {printable_repr(source)}. Pass the mixture to "
+                    f"{type(source).__name__} instead"
                 )
             if hasattr(source, "order"):
                 raise TypeError("a Mixture can't contain another Mixture. List its sources instead")

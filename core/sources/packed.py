@@ -11,12 +11,12 @@ from ..arguments import knows_its_names, whole_number
 from ..formats.paths import Path
 from ..messages.printable import printable_text
 from ..order.grids import grids
-from ..order.packing import RowLayout, RowTable, packed_table, places_of_tokens
+from ..order.packing import RowLayout, Table, packed_table, places_of_tokens
 from ..order.shuffle import Indices
 from ..state.envelope import digest
 from .image_sizes import read_lengths
 from .rows import RowSource
-from .source import Source, order_of
+from .source import Source
 
 _ROW_FIELDS = ("positions", "segment_ids")
 
@@ -132,12 +132,9 @@ class Packed(RowSource):
             f"lengths {lengths}"
         )
 
-    def row_table(self, seed: int, shuffle: bool, epoch: int) -> RowTable:
+    def row_table(self, seed: int, shuffle: bool, epoch: int) -> Table:
         """Returns the rows of an epoch."""
-        count = len(self)
-        samples = epoch * count + np.arange(count, dtype=np.int64)
-        records, _ = order_of(self._source, seed, shuffle)(samples)
-        lengths = self.lengths[records]
+        lengths = self.lengths[self._records_of_epoch(seed, shuffle, epoch)]
         return packed_table(lengths, self.length, self.most, epoch, seed, shuffle)
 
     def row_values(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import abc
+import functools
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
-from ..order.packing import RowLayout, RowTable
+from ..order.packing import RowLayout, Table
+from ..order.samples import RowPlan, SamplePlan, Tables
 from ..order.shuffle import Indices
-from .wrapper import Wrapper
+from .planned import PlannedSource
 
 
-class RowSource(Wrapper):
+class RowSource(PlannedSource):
     """The records of another source, of which a row of a batch contains several.
 
     A plan decides which records a row contains: see `core.order.samples.RowPlan`.
@@ -26,8 +29,15 @@ class RowSource(Wrapper):
     most: int
     row_fields: tuple[str, ...] = ()
 
+    def plan(
+        self, seed: int, shuffle: bool, batch_size: int, policy: LastBatchPolicy, padded: bool
+    ) -> SamplePlan:
+        """Returns the plan of the batches; see `PlannedSource`."""
+        tables = Tables(functools.partial(self.row_table, seed, shuffle))
+        return RowPlan(len(self), batch_size, policy, True, tables=tables, most=self.most)
+
     @abc.abstractmethod
-    def row_table(self, seed: int, shuffle: bool, epoch: int) -> RowTable:
+    def row_table(self, seed: int, shuffle: bool, epoch: int) -> Table:
         """Returns the rows of an epoch."""
 
     def row_values(

@@ -55,10 +55,11 @@ class Wrapper(Source):
                 f"{type(self).__name__} requires a source of dalijax.sources, not "
                 f"{printable_repr(source)}"
             )
-        if hasattr(source, "row_table"):
+        if getattr(source, "_is_planned", False):
             raise TypeError(
-                f"{type(self).__name__} can't take {printable_repr(source)}: the rows are planned "
-                "for its records. Map, select or mix the records before they are packed"
+                f"{type(self).__name__} can't take {printable_repr(source)}, whose batches are "
+                "planned for its records. Map, select or mix the records before: pass the result "
+                f"to {type(source).__name__}"
             )
         self._source = source
         self.fields = source.fields

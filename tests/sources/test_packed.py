@@ -138,7 +138,7 @@ def test_little_is_padded():
     areas = np.exp(rng.normal(np.log(500 * 375), 0.7, 20_000))
     lengths = np.clip(areas / 256, 1, 1024).astype(np.int32)
     table = packed_table(lengths, 4096, 64, 0, 0, True)
-    assert 1 - lengths.sum() / (table.num_rows * 4096) < 0.02
+    assert 1 - lengths.sum() / (table.num_groups * 4096) < 0.02
 
 
 def test_rows_contain_images_text_and_positions():
@@ -429,7 +429,7 @@ def test_packed_sources_are_not_wrapped():
         lambda: sources.Mixture([(source, 1)]),
         lambda: packed(source),
     ):
-        with pytest.raises(TypeError, match="packed|pack the mixture"):
+        with pytest.raises(TypeError, match="to Packed|mixture to Packed instead"):
             wrap()
 
 

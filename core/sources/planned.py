@@ -1,0 +1,45 @@
+"""`PlannedSource`: the base class of sources that decide which records form a batch."""
+
+from __future__ import annotations
+
+import abc
+
+import numpy as np
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+
+from ..order.samples import SamplePlan
+from ..order.shuffle import Indices
+from .source import order_of
+from .wrapper import Wrapper
+
+
+class PlannedSource(Wrapper):
+    """The records of another source, in batches that depend on all records, such as on their sizes.
+
+    Other sources can't wrap it, because its batches are planned for its own records.
+    """
+
+    _is_planned = True
+
+    @abc.abstractmethod
+    def plan(
+        self, seed: int, shuffle: bool, batch_size: int, policy: LastBatchPolicy, padded: bool
+    ) -> SamplePlan:
+        """Returns the plan of the batches.
+
+        Args:
+            seed, shuffle: They determine the order of the records.
+            batch_size: The size of a global batch.
+            policy: The policy for incomplete batches.
+            padded: Whether incomplete batches may repeat samples; see `SamplePlan`.
+
+        Raises:
+            ValueError: If no epoch has a batch, or the source does not support the policy.
+        """
+
+    def _records_of_epoch(self, seed: int, shuffle: bool, epoch: int) -> Indices:
+        """Returns the record at each position of an epoch."""
+        count = len(self)
+        samples = epoch * count + np.arange(count, dtype=np.int64)
+        records, _ = order_of(self._source, seed, shuffle)(samples)
+        return records
