@@ -11,7 +11,7 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names
-from ..random.draw import Draw, DrawRows, check_images, on_device
+from ..random.draw import Draw, DrawRows, check_images, check_orientation, on_device
 from ..sources.packed import Packed
 from .layouts import with_layout
 
@@ -54,12 +54,7 @@ class Pack:
             ValueError: If the decoder ignores the EXIF orientation, which the planned sizes follow.
         """
         check_images(images)
-        field = self._draw._image_field(images)
-        if field is not None and field.is_encoded and not field.turns:
-            raise ValueError(
-                "the rows are planned for images with their EXIF orientation, but the decoder has "
-                "adjust_orientation=False. Omit it"
-            )
+        check_orientation(self._draw, images)
         images = with_layout(images, self._draw)
         resized: Any = fn.resize(images, size=self._node("size"), antialias=antialias)
         # [rows, patch, columns, patch * channels]: the last extent is inferred.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from . import geometry, window_pixels, windows
 from .geometry import Geometry
 from .layouts import dtype_and_layout
 from .window import Window, drawn
-from .window_pixels import Style
 from .windows import Range, Sizes
 
 _WHOLE = (1.0, 1.0)  # ranges of scale and ratio that select the whole image
@@ -198,9 +196,6 @@ def _patch_window(
         found = geometry.inside(sizes, start, end, grid * patch)
         return dataclasses.replace(found, operands=(*found.operands, *_tables(grid, patch, tokens)))
 
-    def pixels(images: DataNode, operands: Sequence[Any], _: None, style: Style) -> DataNode:
-        return window_pixels.resized(images, operands[:2], operands[2], style)
-
     floats, ints = np.float32, np.int32
     window = drawn(
         PatchWindow,
@@ -212,7 +207,7 @@ def _patch_window(
             *[((2,), floats)] * 3,
             *(((4,), ints), ((2,), ints), ((tokens, 2), ints), ((tokens,), np.bool_), ((2,), ints)),
         ],
-        pixels,
+        window_pixels.resized_to_operand,
         kind=kind,
         settings={"patch": patch, "tokens": tokens, **settings},
         name=name,

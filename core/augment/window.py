@@ -612,7 +612,7 @@ def drawn(
         images, size, draw, name: As for the public functions; the size is None if the operands
             contain it.
         make: Computes the geometry.
-        operands, pixels, kind, settings: As for `_drawn_from_rows`.
+        operands, pixels, kind, settings: As for `drawn_from_rows`.
         columns: The number of uniform numbers that the geometry needs.
         unfit: Returns an error message for each row whose image has no window.
     """
@@ -633,7 +633,7 @@ def drawn(
         outputs, matrix, *found = joined(rows)
         return Geometry(sizes, outputs, matrix, tuple(found))
 
-    return _drawn_from_rows(
+    return drawn_from_rows(
         window_type,
         images,
         size,
@@ -647,7 +647,7 @@ def drawn(
     )
 
 
-def _drawn_from_rows(
+def drawn_from_rows(
     window_type: type[_W],
     images: DataNode,
     size: Pair | None,
@@ -1154,7 +1154,7 @@ def iou_window(
         "ratio": ratio,
         "flip": flip,
     }
-    return _drawn_from_rows(
+    return drawn_from_rows(
         Window,
         images,
         pair,

@@ -133,6 +133,13 @@ def resized(images: DataNode, operands: Sequence[Any], size: Any, style: Style) 
     return result
 
 
+def resized_to_operand(
+    images: DataNode, operands: Sequence[Any], _: None, style: Style
+) -> DataNode:
+    """Resizes windows as `resized` does, to the size that is the third operand."""
+    return resized(images, operands[:2], operands[2], style)
+
+
 def placed(images: DataNode, operands: Sequence[Any], size: Pair, style: Style) -> DataNode:
     """Resizes the visible parts of images, and pads them; see `geometry.placed`."""
     first, last, extent, place = operands

@@ -244,6 +244,28 @@ def crops(u: Uniform, sizes: Sizes, size: Pair, padding: Sequence[int]) -> NDArr
     return (_positions(u.astype(np.float64), room) - [top, left]).astype(np.int32)
 
 
+def covering_crops(
+    u: Uniform | None, sizes: Sizes, outputs: Sizes
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Chooses windows of images after resizing them, with their aspect ratio, to cover an output.
+
+    Args:
+        u: Uniform numbers for the place (y, x), [rows, at least 2]; None: the center.
+        sizes: Image sizes, [rows, 2].
+        outputs: Sizes of the outputs, [rows, 2].
+
+    Returns:
+        Start and end of the windows in the original images, (y, x) in pixels: two float32 arrays
+        [rows, 2]. They are whole pixels of the resized images.
+    """
+    factor = (outputs / sizes).max(axis=1, keepdims=True)
+    scaled = np.maximum(np.rint(sizes * factor), outputs)
+    room: Floats = scaled - outputs
+    start = np.rint(room / 2) if u is None else _positions(u[:, :2].astype(np.float64), room)
+    back = sizes / scaled
+    return (start * back).astype(np.float32), ((start + outputs) * back).astype(np.float32)
+
+
 def central_crops(
     sizes: Sizes, size: Pair, shorter: int | None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

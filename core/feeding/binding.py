@@ -19,7 +19,6 @@ from ..config import CONFIG_NAMES, OF_DATA_ITERATOR, IteratorConfig
 from ..messages.printable import printable_repr
 from ..pipeline.pipeline_factory import default_device_id
 from ..random.hashing import fold
-from ..sources.packed import Packed
 from ..sources.source import Source, check_names, check_source, read_records
 from .graph import field_graph
 from .source_engine import SourceEngine
@@ -111,7 +110,6 @@ def bind(
         first = np.zeros(1, np.int64)
         return read_records(source, first, [field], fold(0, 0, first))[0][field][0]
 
-    packed = source if isinstance(source, Packed) else None
-    graph = field_graph(function, source.fields, settings, value_of, packed)
+    graph = field_graph(function, source.fields, settings, value_of, source)
     check_names(source, graph.names)
     return functools.partial(SourceEngine, source, graph, pipeline_call)

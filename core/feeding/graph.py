@@ -14,6 +14,7 @@ from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import function_parameters, name_of
 from ..arrays.dtypes import dali_type
+from ..augment.bucket import BUCKET, Bucket
 from ..augment.pack import PACK, Pack
 from ..formats.field import Field
 from ..formats.image_size import FileInput, ImageInput
@@ -21,12 +22,20 @@ from ..messages.replacements import suggest_name
 from ..messages.user_warnings import warn_user
 from ..pipeline.output_notes import notes_of
 from ..random.draw import DRAW, Draw, DrawnRows, described_draws, draw_inputs
+from ..sources.buckets import Buckets
 from ..sources.packed import Packed
 from ..sources.values import without_type
 from ..state.fingerprint import graph_lines, operator_line
 from ..state.operators import FIELD, Operator, file_inputs, graph_outputs
 from . import schema
 from .schema import Schema
+
+# Parameters of graph functions that only some sources have: the type of the source, its name, and
+# the type of the argument.
+_OF_SOURCES: dict[str, tuple[type[Any], str, type[Any]]] = {
+    PACK: (Packed, "sources.Packed", Pack),
+    BUCKET: (Buckets, "sources.Buckets", Bucket),
+}
 
 
 class FedGraph:
@@ -169,7 +178,7 @@ def field_graph(
     fields: Mapping[str, Field],
     settings: Mapping[str, Any],
     value_of: Callable[[str], Any],
-    packed: Packed | None = None,
+    source: Any = None,
 ) -> FedGraph:
     """Returns a `FedGraph` whose inputs are the fields of a record source.
 
@@ -178,7 +187,8 @@ def field_graph(
         fields: The fields of the record source.
         settings: The values of the function's other parameters, by name.
         value_of: Returns the value of a field in the first record.
-        packed: The source, if it packs its records into rows; the function then takes ``pack``.
+        source: The source. Over a `Packed`, the function takes ``pack``; over `Buckets`, it takes
+            ``bucket``.
 
     Raises:
         TypeError: If a parameter is neither a field nor a setting, or is a field without a DALI
@@ -186,19 +196,26 @@ def field_graph(
     """
     name = name_of(function).removesuffix("()")
     parameters = inspect.signature(function).parameters
-    takes_pack = PACK in parameters and PACK not in {*fields, *settings}
-    if takes_pack != (packed is not None):
-        needs = "needs pack, which only" if takes_pack else "does not take pack, which"
+    taken = {*_OF_SOURCES} & {*parameters} - {*fields, *settings}
+    of_source: dict[str, Callable[[Draw, Any], Any]] = {}
+    for parameter, (kind, label, argument) in _OF_SOURCES.items():
+        if isinstance(source, kind):
+            of_source[parameter] = argument
+        elif parameter in taken:
+            raise TypeError(
+                f"{name}() needs {parameter}, which only {label} has: pass {label}(...) as source"
+            )
+    for parameter in of_source.keys() - taken:
         raise TypeError(
-            f"{name}() {needs} a source of rows of several records has: pass "
-            "sources.Packed(...) as source, and name a parameter pack"
+            f"{name}() does not take {parameter}, which {_OF_SOURCES[parameter][1]} requires: name "
+            f"a parameter {parameter}"
         )
     missing = [
         k
         for k, parameter in parameters.items()
         if parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        and k not in {*fields, *settings, DRAW, PACK}
+        and k not in {*fields, *settings, *of_source, DRAW}
     ]
     if missing:
         cures = filter(None, (suggest_name(k, [*fields, DRAW], {}) for k in missing))
@@ -233,8 +250,8 @@ def field_graph(
 
     def call(nodes: dict[str, Any], draw: Draw | None) -> Any:
         drawn: dict[str, Any] = {DRAW: draw} if takes_draw else {}
-        if packed is not None and draw is not None:
-            drawn[PACK] = Pack(draw, packed)
+        if draw is not None:
+            drawn |= {parameter: make(draw, source) for parameter, make in of_source.items()}
         return function(**nodes, **drawn, **settings)
 
     return FedGraph(

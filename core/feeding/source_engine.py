@@ -139,6 +139,9 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     ):
         call, hosts = dict(call), config.hosts
         seed = ShardSeed.of(call.pop("seed", None), hosts[0])
+        self._is_planned = isinstance(source, PlannedSource)
+        if isinstance(source, PlannedSource):
+            self._num_shapes = source.num_shapes
         super().__init__(SourceCursor(SamplePosition(), seed=seed.seed), config)
         self.name = graph.__name__
         self._gradual = read_ahead_of(source) > 0  # the first batch need not wait for others
@@ -169,7 +172,6 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         if padded is None:
             padded = pads_by_default(config.last_batch_policy, config.mask)
         rules = config.last_batch_policy, padded
-        self._is_planned = isinstance(source, PlannedSource)
         self._row_source = source if isinstance(source, RowSource) else None
         self._plan_of = functools.lru_cache(maxsize=1)(
             functools.partial(_plan, source, bool(config.shuffle), batch_size, *rules)
@@ -411,11 +413,13 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     def _stream(self) -> states.Stream:
         policy = self._config.last_batch_policy.name
         order = "shuffled" if self._config.shuffle else "sequential"
-        padded = "padded" if self._samples.padded else "unpadded"
+        plan = self._samples
+        padded = "padded" if plan.padded else "unpadded"
+        batches = f" in batches of {plan.batch_size}" if plan.keeps_batch_size else ""
         return states.Stream(
             seed=self._seed,
             identity=stated_identity(self._source),
-            order=f"{order} {policy} {padded} {self._samples.num_samples}",
+            order=f"{order} {policy} {padded} {plan.num_samples}{batches}",
             outputs=tuple(self._config.output_map),
             operators=self._lines(),
         )

@@ -8,7 +8,8 @@ global batches (`dalijax.core.order.epochs`; for padding in general see `dalijax
                             padded      0 1|2 3|4 5|6 6|7 8|...
 
 A position is (epoch, start, sample). It depends neither on the batch size, which may differ after
-restoring a state, nor on shards, which slice the rows of each batch.
+restoring a state, nor on shards, which slice the rows of each batch. `BucketPlan` alone depends on
+the batch size.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,6 +96,7 @@ class SamplePlan:
     batch_size: int
     policy: LastBatchPolicy = LastBatchPolicy.FILL
     padded: bool = False
+    keeps_batch_size: ClassVar[bool] = False  # whether positions depend on the batch size
 
     def __post_init__(self) -> None:
         if self.policy is LastBatchPolicy.DROP and self.num_samples < self.batch_size:
@@ -328,3 +331,45 @@ class RowPlan(TablePlan):
             int(begin - table.starts[row]),
             layout,
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class BucketPlan(TablePlan):
+    """Computes the batches of a stream whose batches are the groups of the tables.
+
+    Positions count batches. Under FILL, an incomplete batch ends with repetitions of its last
+    record. Under DROP, the tables have no incomplete batches.
+    """
+
+    keeps_batch_size: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not self.tables.num_groups(0):
+            raise ValueError(
+                f"no epoch has a batch: no bucket has batch_size={self.batch_size} images, and "
+                "incomplete batches are dropped. Use a smaller batch_size, or keep incomplete "
+                "batches"
+            )
+
+    def remaining(self, position: SamplePosition) -> int:
+        """Returns the number of batches from a position to the end of its epoch."""
+        return max(0, self.end(position) - position.sample)
+
+    def step(self, position: SamplePosition) -> int:
+        """Returns the number of batches from the epoch's start to a position."""
+        return position.sample - position.start
+
+    def skip(self, position: SamplePosition, batches: int) -> SamplePosition:
+        """Returns the position after ``batches`` further batches of the epoch, which must exist."""
+        return dataclasses.replace(position, sample=position.sample + batches)
+
+    def rows(self, position: SamplePosition, first: int = 0, last: int | None = None) -> SampleRows:
+        """Returns the records in a range of rows of the batch at a position; see `SamplePlan`."""
+        last = self.batch_size if last is None else last
+        table, base = self.tables(position.epoch), position.epoch * self.num_samples
+        begin, end = table.starts[position.sample - base :][:2].tolist()
+        if self.policy is LastBatchPolicy.PARTIAL:
+            last = min(last, end - begin)
+        places = begin + np.arange(first, max(first, last), dtype=np.int64)
+        samples = base + table.positions[np.minimum(places, end - 1)]
+        return SampleRows(samples, places < end, first)

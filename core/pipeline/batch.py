@@ -100,6 +100,7 @@ class BatchMaker:
     Args:
         config: Arguments of the iterator.
         placement: Placement of the batches.
+        num_shapes: The number of shapes that samples of an output are expected to have.
 
     Attributes:
         names: Names of the outputs, in the order in which the pipelines return them.
@@ -107,7 +108,12 @@ class BatchMaker:
             once the pipelines were defined.
     """
 
-    def __init__(self, config: IteratorConfig, placement: GlobalPlacement | LocalPlacement):
+    def __init__(
+        self,
+        config: IteratorConfig,
+        placement: GlobalPlacement | LocalPlacement,
+        num_shapes: int = 1,
+    ):
         self._placement = placement
         self.names = tuple(config.output_map)
         self._mask = config.mask
@@ -115,6 +121,7 @@ class BatchMaker:
         self._as_numpy = bool(config.as_numpy)
         self.bfloat16: tuple[int, ...] = ()
         self._shapes: dict[str, set[tuple[int, ...]]] = {}  # shapes of samples, by output name
+        self._most_shapes = max(_MOST_SHAPES, num_shapes)
         self._device_axis = config.pmap_compatible
         if config.sharding is not None:
             self._device_axis = False
@@ -250,10 +257,10 @@ class BatchMaker:
     def _note_shape(self, name: str, shape: tuple[int, ...]) -> None:
         """Counts the shapes of an output's samples; warns once if there are many."""
         shapes = self._shapes.setdefault(name, set())
-        if shape in shapes or len(shapes) > _MOST_SHAPES:
+        if shape in shapes or len(shapes) > self._most_shapes:
             return
         shapes.add(shape)
-        if len(shapes) > _MOST_SHAPES:
+        if len(shapes) > self._most_shapes:
             warn_user(
                 f"samples of output {name!r} have had {len(shapes)} different shapes, such as "
                 f"{min(shapes)} and {max(shapes)}, in different batches: a jitted step compiles "

@@ -167,6 +167,8 @@ class Engine(abc.ABC, Generic[P]):
     # The number of skipped batches in a row after which the engine raises an error.
     _most_skipped: float = float("inf")
 
+    _num_shapes = 1  # that samples of an output are expected to have
+
     def __init__(self, cursor: Cursor[P], config: IteratorConfig):
         config.check_skip()
         self.cursor = cursor
@@ -222,7 +224,7 @@ class Engine(abc.ABC, Generic[P]):
         """Sets the placement of batches by a configuration; returns its shards, if it has any."""
         placement = choose_placement(config)
         self._placement = placement if isinstance(placement, GlobalPlacement) else None
-        self.make_batch = BatchMaker(config, placement)
+        self.make_batch = BatchMaker(config, placement, self._num_shapes)
         self._config = config
         return placement.shards
 

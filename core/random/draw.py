@@ -68,6 +68,16 @@ def check_draw(draw: Any, images: Any) -> None:
     check_images(images)
 
 
+def check_orientation(draw: Draw, images: DataNode) -> None:
+    """Raises ValueError if images ignore the EXIF orientation, which planned sizes follow."""
+    field = draw._image_field(images)
+    if field is not None and field.is_encoded and not field.turns:
+        raise ValueError(
+            "the batches are planned for images with their EXIF orientation, but the decoder has "
+            "adjust_orientation=False. Omit it"
+        )
+
+
 def check_numbers(call: str, **values: Any) -> None:
     """Checks that arguments are numbers.
 

@@ -17,8 +17,12 @@ class PlannedSource(Wrapper):
     """The records of another source, in batches that depend on all records, such as on their sizes.
 
     Other sources can't wrap it, because its batches are planned for its own records.
+
+    Attributes:
+        num_shapes: The number of shapes that the images of batches have.
     """
 
+    num_shapes: int = 1
     _is_planned = True
 
     @abc.abstractmethod

@@ -34,7 +34,8 @@ class Stream:
         seed: The seed of the order and of the random numbers of ``draw``.
         identity: The identity of the source.
         order: Whether the iterator shuffles, its policy for the last batch of an epoch, and the
-            number of samples of an epoch, e.g. "shuffled PARTIAL padded 1000".
+            number of samples of an epoch, e.g. "shuffled PARTIAL padded 1000"; and the batch size
+            if the batches of positions depend on it.
         outputs: Names of the outputs; empty if they are not known before the first batch.
         operators: A line for each operator of the graph; empty before the first build.
     """

@@ -8,6 +8,7 @@ Functions and classes:
 - `BatchStream`: an iterator over the batches of several epochs, for loops that count steps.
 - `LastBatchPolicy`: DALI's enum FILL, DROP and PARTIAL.
 - `Draw`: the type of ``draw``, which draws random numbers in a graph.
+- `Bucket`: the type of ``bucket``, which crops images to the sizes of buckets in a graph.
 - `Pack`: the type of ``pack``, which packs images into rows in a graph.
 - `FailedBatch`: an entry of an iterator's ``errors``.
 - `InputStats`: the counters of an iterator.
@@ -40,6 +41,7 @@ from . import errors as errors
 from . import fn as fn
 from .core.api import IteratorFunction as IteratorFunction
 from .core.api import data_iterator as data_iterator
+from .core.augment.bucket import Bucket as Bucket
 from .core.augment.pack import Pack as Pack
 from .core.iterator.batch_stream import BatchStream as BatchStream
 from .core.iterator.iterator import DALIGenericIterator as DALIGenericIterator
@@ -57,6 +59,7 @@ if _typing.TYPE_CHECKING:
 
 __all__ = [
     "BatchStream",
+    "Bucket",
     "DALIGenericIterator",
     "Draw",
     "FailedBatch",

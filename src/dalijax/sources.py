@@ -10,6 +10,7 @@
 - `Mixture`: several sources in exact proportions.
 - `Selection`: some of the records of a source.
 - `Named`: a source with the name or number of each record in the batch.
+- `Buckets`: images in batches of one size and aspect ratio.
 - `Packed`: images at their own resolution, as rows of tokens.
 - `Source` and `Field`: the base class and the types of fields, for your own sources.
 """
@@ -20,6 +21,7 @@ from .core.formats.field import Field as Field
 from .core.messages import replacements as _replacements
 from .core.robots.rlds import RLDS as RLDS
 from .core.sources.arrays import Arrays as Arrays
+from .core.sources.buckets import Buckets as Buckets
 from .core.sources.coco import Coco as Coco
 from .core.sources.files import Files as Files
 from .core.sources.map import Map as _Map  # noqa: F401 for Source.map
@@ -35,6 +37,7 @@ from .core.sources.tfrecord import TFRecord as TFRecord
 __all__ = [
     "RLDS",
     "Arrays",
+    "Buckets",
     "Coco",
     "Field",
     "Files",

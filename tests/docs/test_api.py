@@ -72,7 +72,7 @@ def test_the_overview_links_to_each_entry(page):
 # Changes of this list are changes for users: mention them in CHANGELOG.md.
 PUBLIC_NAMES = {
     "dalijax": (
-        "BatchStream DALIGenericIterator Draw FailedBatch InputStats IteratorFunction "
+        "BatchStream Bucket DALIGenericIterator Draw FailedBatch InputStats IteratorFunction "
         "LastBatchPolicy Pack augment data_iterator errors fn profile show sources tune"
     ),
     "dalijax.errors": (
@@ -81,7 +81,8 @@ PUBLIC_NAMES = {
     ),
     "dalijax.fn": "cast dl_tensor_python_function jax_function numba_function pad_rows read_file",
     "dalijax.sources": (
-        "Arrays Coco Field Files Mixture Named Packed RLDS Records Selection Source TFRecord Tar"
+        "Arrays Buckets Coco Field Files Mixture Named Packed RLDS Records Selection Source "
+        "TFRecord Tar"
     ),
     "dalijax.augment": (
         "PatchWindow Window affine_window auto_augment center_crop center_window color_jitter "
