@@ -89,7 +89,7 @@ class Bucket:
                 orientation, which the planned sizes follow.
             TypeError: If ``images`` may have been moved, flipped or resized before.
         """
-        draw, source = self._draw, self._source
+        draw = self._draw
         check_images(images)
         check_share("flip", flip)
         check_orientation(draw, images)
@@ -114,7 +114,7 @@ class Bucket:
             [((2,), np.float32)] * 3,
             window_pixels.resized_to_operand,
             kind="bucket.window",
-            settings={"buckets": source.buckets, "random": bool(random), "flip": flip},
+            settings={"random": bool(random), "flip": flip},
             name=name,
         )
 
@@ -127,7 +127,7 @@ class Bucket:
                 [((2,), np.int32)],
                 name=self._draw._named(BUCKET),
                 kind="bucket.size",
-                settings={"buckets": self._source.buckets},
+                settings={},
             )
         return self._size
 

@@ -457,6 +457,10 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         """Returns the next epoch's first good batch, which DALI prepares anyway."""
         return self._first_good(self._samples.next_epoch(self.position)).unwrap()
 
+    @property
+    def _full_size(self) -> int:
+        return self.batch_size
+
     def _first_good(self, position: SamplePosition) -> Outcome[SamplePosition]:
         """Returns the outcome of the first good batch from a position on.
 

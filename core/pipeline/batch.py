@@ -18,7 +18,6 @@ from ..arrays.placement import DataShard, GlobalPlacement, over_devices
 from ..config import IteratorConfig
 from ..errors import RaggedError
 from ..messages.user_warnings import warn_user
-from ..order.epochs import EpochPlan
 from ..order.packing import RowLayout
 from .runner import Outputs, TensorList
 
@@ -268,21 +267,18 @@ class BatchMaker:
                 UserWarning,
             )
 
-    def spec(
-        self, batch: Batch, batch_size: int, plan: EpochPlan | None
-    ) -> dict[str, jax.ShapeDtypeStruct]:
+    def spec(self, batch: Batch, batch_size: int | None) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns shape, dtype and sharding of each array of a full batch, by name.
 
         Args:
             batch: A batch, which PARTIAL may have cut.
-            batch_size: Batch size of each pipeline.
-            plan: The epochs; None if their end is unknown. Shapes are then as in ``batch``.
+            batch_size: Batch size of each pipeline; None: shapes are as in ``batch``.
         """
         specs = {}
         placed = isinstance(self._placement, GlobalPlacement)
         for name, array in batch.items():
             shape = array.shape
-            if self._cut and plan is not None:
+            if self._cut and batch_size is not None:
                 axis = 1 if self._device_axis else 0
                 shape = (*shape[:axis], batch_size, *shape[axis + 1 :])
             on_device = placed and isinstance(array, jax.Array)  # text stays on the host

@@ -895,10 +895,15 @@ class EpochEngine(Engine[P]):
             batch = self._sample()
         else:
             batch = dataclasses.replace(self.peek(), mapped=None).unwrap()
-        specs = self.make_batch.spec(batch, self.batch_size, self.plan)
+        specs = self.make_batch.spec(batch, self._full_size)
         if self._config.batch_map is None:
             return specs
         return self._config.batch_map.specs(specs, self._config.mask, self._placement)
+
+    @property
+    def _full_size(self) -> int | None:
+        """The number of rows of each pipeline's full batches; None if the last may have fewer."""
+        return None if self.plan is None else self.batch_size
 
     @abc.abstractmethod
     def _sample(self) -> Batch:

@@ -270,6 +270,8 @@ def test_incomplete_batches_follow_the_policy():
         expected[(ROWS, *bucket)] += count // ROWS
         expected[(count % ROWS, *bucket)] += count % ROWS > 0
     assert sizes == +expected
+    spec = iterator(last_batch_policy="partial").element_spec
+    assert len(found[0]["label"]) < ROWS and {value.shape[0] for value in spec.values()} == {ROWS}
     filled = [on_host(batch) for batch in iterator()]
     for batch, cut in zip(filled, found, strict=True):
         rows = batch.pop("mask")
