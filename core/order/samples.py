@@ -226,10 +226,11 @@ class Tables:
 
     Args:
         make: Computes the table of an epoch.
+        num_groups: The number of groups of an epoch if it is the same for all epochs, else None.
     """
 
-    def __init__(self, make: Callable[[int], Table]):
-        self._make = make
+    def __init__(self, make: Callable[[int], Table], num_groups: int | None = None):
+        self._make, self._num_groups = make, num_groups
         self._tables: dict[int, Table] = {}
         self._counts: dict[int, int] = {}  # of groups
         self._lock = threading.Lock()  # computing a table twice would take twice the time
@@ -247,7 +248,7 @@ class Tables:
 
     def num_groups(self, epoch: int) -> int:
         """Returns the number of groups of an epoch."""
-        count = self._counts.get(epoch)
+        count = self._counts.get(epoch) if self._num_groups is None else self._num_groups
         return self(epoch).num_groups if count is None else count
 
 

@@ -112,7 +112,14 @@ class Buckets(PlannedSource):
             buckets = self.bucket_of[self._records_of_epoch(seed, shuffle, epoch)]
             return bucket_table(buckets, batch_size, drops, epoch, seed, shuffle)
 
-        return BucketPlan(len(self), batch_size, policy, True, tables=Tables(table))
+        num_batches = None
+        if not hasattr(self, "order"):  # each epoch has each record once
+            num_batches = sum(
+                count // batch_size if drops else -(-count // batch_size)
+                for count in self.counts.values()
+            )
+        tables = Tables(table, num_batches)
+        return BucketPlan(len(self), batch_size, policy, True, tables=tables)
 
 
 def _checked(buckets: Iterable[Sequence[int]]) -> tuple[tuple[int, int], ...]:
