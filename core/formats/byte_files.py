@@ -488,7 +488,12 @@ class ByteFiles:
         return True
 
     def read(
-        self, files: Indices, offsets: Indices, sizes: Indices, name_of: Callable[[int], str]
+        self,
+        files: Indices,
+        offsets: Indices,
+        sizes: Indices,
+        name_of: Callable[[int], str],
+        stores: bool = True,
     ) -> list[NDArray[np.uint8]]:
         """Returns the bytes of ranges.
 
@@ -501,6 +506,7 @@ class ByteFiles:
             offsets: Offset of each range in bytes.
             sizes: Size of each range in bytes.
             name_of: Returns the name of a range's record for errors, given the index of the range.
+            stores: Whether to store ranges of remote files in the local cache, if there is one.
 
         Returns:
             The bytes of each range, as a uint8 array.
@@ -556,7 +562,7 @@ class ByteFiles:
             received = lease.arrays()
             for row, array in zip(rows.tolist(), received, strict=True):
                 arrays[row] = array
-            if self._cache is not None and (cache := self._cache.get()).stores:
+            if stores and self._cache is not None and (cache := self._cache.get()).stores:
                 cache.store(files[rows], offsets[rows], received)
         return arrays
 

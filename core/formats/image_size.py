@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..environment.passing_errors import is_environment
 from .decoder_windows import DecoderWindow
 from .file_kinds import file_fault, may_be_pointer, pointer_fault
 from .header_values import OutsideImage, Unsupported
@@ -32,8 +33,9 @@ from .media import UNSUPPORTED, MediaInput, media_fault
 from .regular_file import regular_file
 from .shared_headers import SharedHeaders
 
-_HEAD = 1 << 18  # bytes of a file that are read first
-_HEAD_FIRST = (b"\xff\xd8", b"BM", b"P")  # formats whose headers are at the start of a file
+# Bytes of an image that are read first. The headers of 409 of 410 JPEGs on a machine were shorter.
+HEAD = 1 << 14
+_HEAD_FIRST = (b"\xff\xd8", b"BM", b"P", b"RIFF")  # formats whose headers are usually in the head
 _LARGEST = 1 << 31  # pixels; height and width must be smaller
 # Limit of libjpeg-turbo for RGB. The decoder that DALI tries next takes minutes and gigabytes.
 _MOST_PIXELS = (1 << 31) // 3
@@ -198,11 +200,30 @@ def look_at(data: Any, image_input: ImageInput = _RGB) -> Look:
         return Look(None, f"its header is damaged or cut off, and it has {len(view)} bytes")
 
 
+def look_at_head(head: Any, image_input: ImageInput = _RGB) -> Look | None:
+    """Looks at the first `HEAD` bytes of an image, or at all bytes of a smaller image.
+
+    Returns None if the result of `look_at` for the whole image may differ.
+
+    Args:
+        head: The bytes, with the buffer protocol.
+        image_input: The graph's use of the input that the image is fed to.
+    """
+    view = memoryview(head).cast("B")
+    if len(view) < HEAD:
+        return look_at(view, image_input)
+    if not bytes(view[:4]).startswith(_HEAD_FIRST):
+        return None
+    look = look_at(view, image_input)
+    return None if look.fault else look
+
+
 def look_at_file(path: Any, image_input: ImageInput = _RGB) -> Look:
     """Looks at the header of the image in a file; see `look_at`.
 
     The result is empty if the path is a URL, which DALI may be able to read, or if the file exists
-    but can't be read, because DALI will report the error.
+    but can't be read, because DALI will report the error. Raises temporary errors, such as too many
+    open files, because the result may be cached.
 
     Args:
         path: The bytes of the path, up to the first zero, with the buffer protocol.
@@ -210,15 +231,14 @@ def look_at_file(path: Any, image_input: ImageInput = _RGB) -> Look:
     """
     try:
         with regular_file(path) as (file, size):
-            head = os.pread(file, min(_HEAD, size), 0)
-            look = look_at(head, image_input)
-            if len(head) < size and (look.fault or not head.startswith(_HEAD_FIRST)):
-                look = look_at(os.pread(file, size, 0), image_input)
-            return look
+            look = look_at_head(os.pread(file, HEAD, 0), image_input)
+            return look_at(os.pread(file, size, 0), image_input) if look is None else look
     except FileNotFoundError:
         is_url = b"://" in bytes(path)
         return Look(None) if is_url else Look(None, "there is no such file")
-    except OSError:
+    except OSError as error:
+        if is_environment(error):
+            raise
         return Look(None)
     except ValueError as error:
         return Look(None, str(error))

@@ -75,12 +75,12 @@ class FsspecFolders:
         found = self._patiently(lambda: self._system.glob(pattern, detail=True))
         return list(found.values())
 
-    def read(self, paths: Sequence[str]) -> list[Any]:
-        """Returns the contents of the files with the given paths, as bytes."""
+    def read(self, paths: Sequence[str], most_bytes: int | None = None) -> list[Any]:
+        """Returns the contents of the files with the given paths; see `read_files`."""
 
         def attempt(rows: list[int]) -> list[Any]:
-            whole = [None] * len(rows)
-            return read_together(self._system, [paths[row] for row in rows], whole, whole)
+            starts, ends = [None] * len(rows), [most_bytes] * len(rows)
+            return read_together(self._system, [paths[row] for row in rows], starts, ends)
 
         urls = [self.unstrip_protocol(path) for path in paths]
         return repeated(attempt, urls, patience(self._options), options=self._options)
@@ -166,12 +166,12 @@ class ObjectFolders:
             location = self._location
             self._versions.update((location.at(key), version) for key, version in versions.items())
 
-    def read(self, paths: Sequence[str]) -> list[Any]:
-        """Returns the contents of the objects with the given keys, as memoryviews."""
+    def read(self, paths: Sequence[str], most_bytes: int | None = None) -> list[Any]:
+        """Returns the contents of the objects with the given keys; see `ObjectClient.content`."""
+        content, locate, url_of = self._client.content, self._location.at, self.unstrip_protocol
         threads = request_threads()
         results = [
-            threads.call(self._client.content, self._location.at(path), self.unstrip_protocol(path))
-            for path in paths
+            threads.call(content, locate(path), url_of(path), False, most_bytes) for path in paths
         ]
         return [result.get() for result in results]
 

@@ -203,13 +203,19 @@ def read(
     return repeated(attempt, urls, patience(options), is_wanted, options)
 
 
-def read_files(urls: Sequence[str], options: Mapping[str, Any], opens: bool = False) -> list[Any]:
+def read_files(
+    urls: Sequence[str],
+    options: Mapping[str, Any],
+    opens: bool = False,
+    most_bytes: int | None = None,
+) -> list[Any]:
     """Returns the contents of files as bytes; calls each file system once for all its files.
 
     Args:
         urls: The URL of each file.
         options: The user's storage options.
         opens: Whether a source is being opened. Retries then end earlier; see `patience`.
+        most_bytes: The number of bytes to read of a larger file; None: all.
 
     Raises:
         RemoteError: If a file can't be read.
@@ -225,8 +231,8 @@ def read_files(urls: Sequence[str], options: Mapping[str, Any], opens: bool = Fa
             paths.append(path)
         contents: dict[int, Any] = {}
         for system, group, paths in groups.values():
-            whole = [None] * len(group)
-            contents.update(zip(group, read_together(system, paths, whole, whole)))
+            starts, ends = [None] * len(group), [most_bytes] * len(group)
+            contents.update(zip(group, read_together(system, paths, starts, ends)))
         return [contents[row] for row in rows]
 
     return repeated(attempt, urls, patience(options, opens), options=options)

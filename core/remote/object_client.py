@@ -85,13 +85,17 @@ class ObjectClient:
 
         return self._repeated(location, url, get)
 
-    def content(self, location: Location, url: str, opens: bool = False) -> memoryview:
+    def content(
+        self, location: Location, url: str, opens: bool = False, most_bytes: int | None = None
+    ) -> memoryview:
         """Returns the content of an object.
 
         Args:
             location: The location of the object.
             url: The URL of the object, for errors.
             opens: Whether a source is being opened. Retries then end earlier; see `patience`.
+            most_bytes: The number of bytes to read of a larger object; None: all. The result has
+                all bytes if the server ignores ranges.
 
         Raises:
             RemoteError: If the object can't be read.
@@ -99,6 +103,14 @@ class ObjectClient:
 
         def get(module: Any, store: Any) -> memoryview:
             self._check_redirects(location, url)
+            if most_bytes is not None:
+                options = {"range": (0, most_bytes)}
+                try:
+                    return _content(module.get(store, location.key, options=options))
+                except Exception as error:
+                    # The object is empty, or the server ignores ranges.
+                    if "status code: 416" not in str(error) and "Range request" not in str(error):
+                        raise
             return _content(module.get(store, location.key))
 
         return self._repeated(location, url, get, opens)

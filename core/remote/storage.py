@@ -94,12 +94,16 @@ class Storage:
         self._check(location.kind)
         return ObjectFolders(self.client, url, location, self._found), location.key
 
-    def contents(self, urls: Sequence[str], opens: bool = False) -> list[Any]:
+    def contents(
+        self, urls: Sequence[str], opens: bool = False, most_bytes: int | None = None
+    ) -> list[Any]:
         """Requests the contents of files at once, and returns them as bytes or memoryviews.
 
         Args:
             urls: The URLs of the files.
             opens: Whether a source is being opened. Retries then end earlier; see `patience`.
+            most_bytes: The number of bytes to read of a larger file; None: all. A result has all
+                bytes if its server ignores ranges.
 
         Raises:
             OSError: If a file can't be read.
@@ -107,9 +111,13 @@ class Storage:
         threads = request_threads()
         locations = [self.location(url) for url in urls]
         others = [url for url, location in zip(urls, locations) if location is None]
-        result = threads.call(read_files, others, self.options, opens) if others else None
+        result = (
+            threads.call(read_files, others, self.options, opens, most_bytes) if others else None
+        )
         results = [
-            None if location is None else threads.call(self.client.content, location, url, opens)
+            None
+            if location is None
+            else threads.call(self.client.content, location, url, opens, most_bytes)
             for url, location in zip(urls, locations, strict=True)
         ]
         rest = iter(() if result is None else result.get())

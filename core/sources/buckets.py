@@ -47,8 +47,9 @@ class Buckets(PlannedSource):
     States, `seek_step`, other devices and processes work as for other sources, but a state can't be
     restored with another batch size.
 
-    The sizes are read once from the headers of the images. They are stored, like the index of a
-    `Tar`, if the source reads files of its own and has no maps.
+    The sizes are read once from the first 16 KiB of the images, or from whole images if these bytes
+    do not suffice. They are stored, like the index of a `Tar`, if the source reads files of its own
+    and has no maps.
 
     Args:
         source: A source, or a `Mixture`. Map and select its records before.

@@ -159,6 +159,21 @@ class ByteRecords(BaseSource):
                 columns[name] = decoded
         return {name: columns[name] for name in names}
 
+    def _heads(
+        self, indices: Indices, name: str, num_bytes: int
+    ) -> Sequence[NDArray[np.uint8]] | None:
+        """Returns the first bytes of a field of some records; see `heads_of`."""
+        if name not in self._in_files([name]) or name in self._decoders or name in self._defaults:
+            return None
+        self._check_intact(indices, [name])
+        # Not of a subclass, which may read whole records to verify them.
+        files, offsets, sizes = ByteRecords._byte_ranges(self, indices, [name])
+        return self._files.read(
+            *(files, offsets, np.minimum(sizes, num_bytes)),
+            lambda row: f"{name!r} of {printable_text(self.name(int(indices[row])))}",
+            stores=False,
+        )
+
     def _check_intact(self, indices: Indices, names: Sequence[str]) -> None:
         """Raises ValueError if a record, or one of the named fields, was damaged when indexed."""
         damaged = self._are_damaged(indices)

@@ -155,8 +155,9 @@ class Files(BaseSource):
     def _begin(self, storage: Storage) -> None:
         """Sets the attributes that are the same for directories and lists of paths."""
         self._labels = None
-        # Return the contents of remote files, and the URL of a file, given paths.
-        self._read: Callable[[Sequence[str]], Sequence[Any]] = storage.contents
+        # Return the contents of remote files, as `Storage.contents`, and the URL of a file, given
+        # paths.
+        self._read: Callable[..., Sequence[Any]] = storage.contents
         self._url: Callable[[str], str] = str
 
     def _open_folder(self, folder: Any, storage: Storage) -> Folders | LocalFolders:
@@ -312,6 +313,20 @@ class Files(BaseSource):
                     np.frombuffer(c, np.uint8) if len(c) else np.zeros(0, np.uint8) for c in data
                 ]
         return columns
+
+    def _heads(self, indices: Indices, name: str, num_bytes: int) -> Sequence[Any] | None:
+        """Returns the first bytes of remote files; None for local files, which are not read."""
+        if not self._is_remote or name != "data":
+            return None
+        if self._objects is None:
+            paths = [self._path(index) for index in indices.tolist()]
+            return self._read(paths, most_bytes=num_bytes)
+        files, offsets, sizes = self._ranges(self._objects, indices)
+        return self._objects.read(
+            *(files, offsets, np.minimum(sizes, num_bytes)),
+            lambda row: self.name(int(indices[row])),
+            stores=False,
+        )
 
     def _ranges(self, files: ByteFiles, indices: Indices) -> tuple[Indices, Indices, Indices]:
         """Returns the file number, the offset 0 and the file size in bytes of each record."""

@@ -25,6 +25,7 @@ from .source import (
     names_of,
     read_records,
     record_count,
+    sizes_in_heads,
 )
 
 _log = logging.getLogger("dalijax")
@@ -110,23 +111,36 @@ def _read_all(
     """
     sizes = np.full((count, 2), -1, np.int32)
     texts = np.zeros(count, np.int32)
-    names = [field] if text is None else [field, text]
+    texts_only = [] if text is None else [text]
 
     def read(records: Indices) -> None:
         """Reads the lengths of some records; of ever fewer, if there are bad records."""
         try:
-            columns, errors = read_records(source, records, names, fold(0, 0, records))
-            good = np.array([row for row in range(len(records)) if row not in errors], np.int64)
-            images = [columns[field][row] for row in good.tolist()]
-            sizes[records[good]] = _image_sizes(source, records[good], field, images)
-            if text is not None:
-                texts[records[good]] = [len(columns[text][row]) for row in good.tolist()]
+            found = sizes_in_heads(source, records, field)
+            is_found = found[:, 0] != 0
+            sizes[records[is_found]] = found[is_found]
+            read_whole(records[is_found], texts_only)
+            read_whole(records[~is_found], [field, *texts_only])
         except Exception as error:
             if not is_of_record(error):
                 raise
+            sizes[records] = -1
             if len(records) > 1:
                 for part in np.array_split(records, min(4, len(records))):
                     read(part)
+
+    def read_whole(records: Indices, names: list[str]) -> None:
+        """Reads the lengths of the named fields."""
+        if not names or not len(records):
+            return
+        columns, errors = read_records(source, records, names, fold(0, 0, records))
+        sizes[records[list(errors)]] = -1
+        good = np.array([row for row in range(len(records)) if row not in errors], np.int64)
+        if field in names:
+            images = [columns[field][row] for row in good.tolist()]
+            sizes[records[good]] = _image_sizes(source, records[good], field, images)
+        if text is not None:
+            texts[records[good]] = [len(columns[text][row]) for row in good.tolist()]
 
     with progress("Reading the sizes of images", count, "records") as advance:
 

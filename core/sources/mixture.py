@@ -26,6 +26,7 @@ from .source import (
     Source,
     Values,
     announce,
+    heads_of,
     mapped_fields,
     maps_of,
     names_of,
@@ -314,6 +315,17 @@ class Mixture(Source):
             for source, rows, local in self._split(indices)
             for lease in announce(source, local, names, turns[rows], freed)
         ]
+
+    def _heads(self, indices: Indices, name: str, num_bytes: int) -> Sequence[Any] | None:
+        """Returns the first bytes of a field of some records; see `heads_of`."""
+        heads: list[Any] = [None] * len(indices)
+        for source, rows, local in self._split(indices):
+            part = heads_of(source, local, name, num_bytes)
+            if part is None:
+                return None
+            for row, head in zip(rows.tolist(), part, strict=True):
+                heads[row] = head
+        return heads
 
     def sizes(self, indices: Indices, name: str, data: Values) -> NDArray[np.int32]:
         """Returns heights and widths of images; see `dalijax.sources.Source`."""

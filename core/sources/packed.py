@@ -49,8 +49,9 @@ class Packed(RowSource):
     sources; the number of batches differs a little between epochs. The last batch of an epoch ends
     with blank rows, or is dropped.
 
-    The sizes are read once from the headers of the images. They are stored, like the index of a
-    `Tar`, if the source reads files of its own and has no maps.
+    The sizes are read once from the first 16 KiB of the images, or from whole images if these bytes
+    do not suffice. They are stored, like the index of a `Tar`, if the source reads files of its own
+    and has no maps.
 
     Args:
         source: A source, or a `Mixture`. Map and select its records before they are packed.

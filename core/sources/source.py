@@ -15,6 +15,8 @@ and which `core.sources.wrapper.Wrapper` passes on:
   time; see `core.sources.reuse` and `core.sources.identity`.
 - ``_read_keyed(indices, names, keys)`` is `Source.read` with a key of each record for random maps,
   and with the errors of single records; see `read_records`.
+- ``_heads(indices, name, num_bytes)`` returns the first bytes of a field of encoded images or other
+  bytes, or None if it can only be read whole; see `sizes_in_heads`.
 - ``_maps`` are the functions of the source's maps, and ``_mapped_fields`` the fields that these
   functions return; see `maps_of` and `mapped_fields`.
 """
@@ -31,7 +33,7 @@ from numpy.typing import NDArray
 from ..arguments import call_fault
 from ..environment.passing_errors import chain_of, is_environment
 from ..formats.field import Field
-from ..formats.image_size import image_size, path_size
+from ..formats.image_size import HEAD, image_size, look_at_head, path_size
 from ..messages import replacements
 from ..order.shuffle import Indices, shuffled
 from ..random.hashing import Bits
@@ -364,6 +366,50 @@ def image_sizes(data: Values, are_paths: bool) -> NDArray[np.int32]:
     size_of = path_size if are_paths else image_size
     sizes = [size_of(value) or (-1, -1) for value in data]
     return np.array(sizes, np.int32).reshape(-1, 2)
+
+
+def heads_of(source: Any, indices: Indices, name: str, num_bytes: int) -> Sequence[Any] | None:
+    """Returns the first bytes of a field of some records; None if the source reads values whole.
+
+    Args:
+        source: The source.
+        indices: Indices of records.
+        name: The name of the field.
+        num_bytes: The number of bytes of each value to read; smaller values are read whole.
+
+    Returns:
+        Objects with the buffer protocol, one for each record.
+
+    Raises:
+        OSError, ValueError: As `Source.read`.
+    """
+    read = getattr(source, "_heads", None)
+    if read is None or name in mapped_fields(source):
+        return None
+    heads: Sequence[Any] | None = read(indices, name, num_bytes)
+    return heads
+
+
+def sizes_in_heads(source: Any, indices: Indices, name: str) -> NDArray[np.int32]:
+    """Returns heights and widths of encoded images, read from their first bytes.
+
+    Args:
+        source: The source.
+        indices: Indices of records.
+        name: The name of the field.
+
+    Returns:
+        int32 [records, 2], as `Source.sizes`; 0 for images that must be read whole.
+
+    Raises:
+        OSError, ValueError: As `Source.read`.
+    """
+    sizes = np.zeros((len(indices), 2), np.int32)
+    heads = heads_of(source, indices, name, HEAD)
+    for row, head in enumerate(() if heads is None else heads):
+        if (look := look_at_head(head)) is not None:
+            sizes[row] = look.size or (-1, -1)
+    return sizes
 
 
 def epoch_order(count: int, seed: int, shuffle: bool) -> Order:

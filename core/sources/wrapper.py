@@ -22,6 +22,7 @@ from .source import (
     Values,
     announce,
     check_names,
+    heads_of,
     mapped_fields,
     maps_of,
     names_of,
@@ -152,6 +153,12 @@ class Wrapper(Source):
     ) -> list[tuple[Lease, Indices]]:
         numbers = self._numbers_in_source(indices)
         return announce(self._source, numbers, self._names_in_source(names), turns, freed)
+
+    def _heads(self, indices: Indices, name: str, num_bytes: int) -> Sequence[Any] | None:
+        """Returns the first bytes of a field of some records; see `heads_of`."""
+        if not (names := self._names_in_source([name])):
+            return None
+        return heads_of(self._source, self._numbers_in_source(indices), names[0], num_bytes)
 
     def _record_names(self, indices: Indices) -> list[str]:
         """Returns the names of several records."""

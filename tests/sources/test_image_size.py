@@ -14,16 +14,19 @@ import numpy as np
 import pytest
 from forks import run_fork
 from nvidia.dali import fn, pipeline_def
+from odd_images import odd_images
 from PIL import Image
 
 from dalijax.core.formats import image_size as image_size_module
 from dalijax.core.formats.image_headers import jpeg_orientation
 from dalijax.core.formats.image_size import (
+    HEAD,
     ImageInput,
     Look,
     image_size,
     look_at,
     look_at_file,
+    look_at_head,
     path_size,
 )
 from dalijax.core.formats.shared_headers import SharedHeaders
@@ -271,6 +274,22 @@ def test_files_are_checked_like_bytes(tmp_path):
     sizes = [look_at(cases[name])[0] for name in "abcde"]
     assert sizes == [(600, 700)] * 3 + [(700, 600)] * 2
     assert all(look_at(cases[name])[1] for name in "fgh")
+
+
+@pytest.mark.parametrize("length", (16, 30, 100, 400, 1000, HEAD))
+def test_a_head_has_the_size_of_the_image_or_none(length, monkeypatch, tmp_path):
+    monkeypatch.setattr(image_size_module, "HEAD", length)
+    images = {**odd_images(), **IMAGES, **DAMAGED}
+    known = 0
+    for name, data in images.items():
+        monkeypatch.setattr(image_size_module, "_jpegs", SharedHeaders())
+        look = look_at_head(data[:length])
+        if look is not None:
+            assert look == look_at(data), name
+            known += len(data) > length
+        (tmp_path / "image").write_bytes(data)
+        assert look_at_file(os.fsencode(tmp_path / "image")) == look_at(data), name
+    assert known > 10 or length not in (400, 1000)
 
 
 def test_a_path_without_a_file_raises_at_once(tmp_path):

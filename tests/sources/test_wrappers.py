@@ -11,7 +11,10 @@ from dalijax import sources
 from dalijax.core.sources import source as protocol
 
 NAMES, ROWS = ["x"], np.array([2, 0])
-METHODS = (*("_read_keyed", "sizes", "_range_bytes", "_announce", "_record_names", "_check_names"),)
+METHODS = (
+    *("_read_keyed", "sizes", "_range_bytes", "_announce", "_record_names", "_check_names"),
+    "_heads",
+)
 
 
 class Complete(sources.Source):
@@ -94,6 +97,9 @@ def test_each_member_is_passed_on(name):
     protocol.announce(outer, ROWS, NAMES, ROWS, collections.deque())
     protocol.names_of(outer, ROWS)
     protocol.check_names(outer, NAMES)
+    inner._mapped_fields = frozenset()  # heads of mapped fields are not read
+    protocol.heads_of(outer, ROWS, "x", 100)
+    del inner._mapped_fields
     assert inner.calls == [
         ("_read_keyed", [rows, NAMES]),
         ("sizes", [rows, "x"]),
@@ -101,6 +107,7 @@ def test_each_member_is_passed_on(name):
         ("_announce", [rows, NAMES]),
         ("_record_names", [rows]),
         ("_check_names", [NAMES]),
+        ("_heads", [rows, "x"]),
     ]
     assert outer.name(2) == f"record number {rows[0]}" and outer.identity().startswith("complete")
     assert outer.classes == inner.classes and outer.read_threads == 5
@@ -118,5 +125,5 @@ def test_each_member_is_passed_on(name):
 def test_the_members_above_are_those_of_the_protocol():
     members = set(re.findall(r"``(_?[a-z_]+)(?:\(|``)", protocol.__doc__)) - {"len"}
     wrapper = {"order", "classes", "_gives_new_arrays", "_read_ahead", "_range_bytes"}
-    wrapper |= {"_read_keyed", "_maps", "_mapped_fields", "_record_count"}
+    wrapper |= {"_read_keyed", "_maps", "_mapped_fields", "_record_count", "_heads"}
     assert members == wrapper | {"_announce", "_record_names", "_check_names"}
