@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import hashlib
 import os
 import resource
 import time
@@ -357,6 +358,12 @@ class ByteFiles:
     def name(self, number: int) -> str:
         """Returns the path or URL of a file without secrets, given its number."""
         return redacted_url(self.paths[number])
+
+    def version(self) -> str | None:
+        """Returns a digest of the stamps of all files; None if a server reports no version."""
+        if not all(map(has_version, self._stamps)):
+            return None
+        return hashlib.sha256(repr(self._stamps).encode()).hexdigest()
 
     def file(self, number: int) -> ByteFile:
         """Returns a file, given its number, and opens it if it is not open.

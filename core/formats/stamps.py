@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import hashlib
 import os
 import re
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..messages.printable import printable
@@ -32,9 +33,7 @@ def settled_stamps(paths: Sequence[str], storage: Storage) -> list[Stamp]:
     if any(map(is_remote, paths)):
         return stamps_of(paths, storage)
     stamps = list(map(_local_stamp, paths))
-    age = time.time_ns() - max(max(stamp[1:3]) for stamp in stamps)
-    if 0 <= age < _TICK:  # wait, as a change within the same tick would not change the timestamp
-        time.sleep((_TICK - age) / 1e9)
+    _settle(max(max(stamp[1:3]) for stamp in stamps))
     return stamps
 
 
@@ -52,6 +51,34 @@ def check_unchanged(paths: Sequence[str], stamps: Sequence[Stamp], storage: Stor
                 f"{printable(path)} changed while it was indexed. Create the source when the file "
                 "is complete"
             )
+
+
+def digest_of_stamps(paths: Iterable[str]) -> str:
+    """Returns a digest of the stamps of local files, which may be missing.
+
+    Waits up to 20 ms if a file was changed just before; see `settled_stamps`.
+    """
+    digest = hashlib.sha256()
+    newest = 0
+    for path in paths:
+        stamp: Stamp = []
+        with contextlib.suppress(OSError, ValueError):
+            stamp = local_stamp(os.stat(path))
+            newest = max(newest, *stamp[1:3])
+        digest.update(repr(stamp).encode())
+    _settle(newest)
+    return digest.hexdigest()
+
+
+def _settle(newest: int) -> None:
+    """Waits until a later change of files has another time.
+
+    Args:
+        newest: The newest time of the files, in nanoseconds since 1970.
+    """
+    age = time.time_ns() - newest
+    if 0 <= age < _TICK:  # a change within the same tick would not change the timestamp
+        time.sleep((_TICK - age) / 1e9)
 
 
 def _pattern(folder: str) -> str:

@@ -34,7 +34,7 @@ class BaseSource(Source):
                 f"identity must be a non-empty string naming the data, not {identity!r}"
             )
         self.fields = fields
-        self._identity = identity
+        self._identity = self._given_identity = identity
         self._sizes = SizeTables()
 
     def identity(self) -> str:

@@ -122,6 +122,10 @@ class ByteRecords(BaseSource):
             self.read_threads = WAITING_THREADS
         self._first_records = np.array(index.about["first"], np.int64)
 
+    @property
+    def _version(self) -> str | None:
+        return self._files.version()
+
     def __len__(self) -> int:
         return int(self._first_records[-1])
 

@@ -27,6 +27,7 @@ from ..formats.paths import (
     path_text,
 )
 from ..formats.spread import spread
+from ..formats.stamps import digest_of_stamps
 from ..messages.printable import printable, printable_repr
 from ..messages.redaction import redacted_url
 from ..messages.user_warnings import warn_user, warn_user_once
@@ -286,6 +287,13 @@ class Files(BaseSource):
                 f"the {len(folders)} class directories of {root} have no {_file_kinds(suffixes)}"
             )
         self._labels = np.repeat(numbers, counts)
+
+    @property
+    def _version(self) -> str | None:
+        """A digest of the stamps of the files; of files without stamps, the given identity."""
+        if not self._is_remote:
+            return digest_of_stamps(self._path(index) for index in range(len(self)))
+        return self._given_identity if self._objects is None else self._objects.version()
 
     def __len__(self) -> int:
         return len(self._names)

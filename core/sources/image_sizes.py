@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import StateError
 from ..formats.index import Index, load_or_build
 from ..formats.paths import Path, home_expanded, path_text
 from ..formats.progress import progress
@@ -26,6 +28,7 @@ from .source import (
     read_records,
     record_count,
     sizes_in_heads,
+    version_of,
 )
 
 _log = logging.getLogger("dalijax")
@@ -38,8 +41,8 @@ def read_lengths(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
     """Returns the sizes of the images of a source, and the lengths of its texts.
 
-    They are stored if the source reads files of its own and has no maps. A warning names records
-    whose sizes can't be read.
+    They are stored if the source detects changes of its files, and no map returns the fields. A
+    warning names records whose sizes can't be read.
 
     Args:
         source: The source.
@@ -69,9 +72,11 @@ def read_lengths(
     folder = None if cache_dir is None else home_expanded(path_text(cache_dir))
     count = record_count(source)
     key = None
-    if getattr(source, "_gives_new_arrays", False):
-        parts = ["sizes 1", stated_identity(source), *fields]
-        key = digest(*(part.encode() for part in parts), length=32)
+    version = version_of(source)
+    if version is not None and mapped_fields(source).isdisjoint(fields):
+        with contextlib.suppress(StateError):  # a bad record may have no identity
+            parts = ["sizes 2", stated_identity(source), version, *fields]
+            key = digest(*(part.encode() for part in parts), length=32)
 
     def build() -> Index:
         sizes, texts = _read_all(source, count, field, text)

@@ -34,6 +34,7 @@ from .source import (
     range_bytes,
     read_ahead_of,
     read_records,
+    version_of,
 )
 
 MOST_EXACT = 1000  # largest period with exact proportions, in samples
@@ -293,6 +294,11 @@ class Mixture(Source):
                         column[row] = item
             columns[name] = column
         return columns, errors
+
+    @property
+    def _version(self) -> str | None:
+        versions = [version_of(source) for source in self._sources]
+        return None if None in versions else "\n".join(map(str, versions))
 
     def _check_names(self, names: Sequence[str]) -> None:
         """Raises ValueError if the names contain labels that have different meanings."""

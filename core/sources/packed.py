@@ -50,8 +50,8 @@ class Packed(RowSource):
     with blank rows, or is dropped.
 
     The sizes are read once from the first 16 KiB of the images, or from whole images if these bytes
-    do not suffice. They are stored, like the index of a `Tar`, if the source reads files of its own
-    and has no maps.
+    do not suffice. They are stored, like the index of a `Tar`, if the source detects changes of its
+    files, and no map returns the images or the text.
 
     Args:
         source: A source, or a `Mixture`. Map and select its records before they are packed.

@@ -17,6 +17,8 @@ and which `core.sources.wrapper.Wrapper` passes on:
   and with the errors of single records; see `read_records`.
 - ``_heads(indices, name, num_bytes)`` returns the first bytes of a field of encoded images or other
   bytes, or None if it can only be read whole; see `sizes_in_heads`.
+- ``_version`` is a text that changes whenever a file of the source changes, or None; see
+  `version_of`.
 - ``_maps`` are the functions of the source's maps, and ``_mapped_fields`` the fields that these
   functions return; see `maps_of` and `mapped_fields`.
 """
@@ -366,6 +368,16 @@ def image_sizes(data: Values, are_paths: bool) -> NDArray[np.int32]:
     size_of = path_size if are_paths else image_size
     sizes = [size_of(value) or (-1, -1) for value in data]
     return np.array(sizes, np.int32).reshape(-1, 2)
+
+
+def version_of(source: Any) -> str | None:
+    """Returns a text that changes whenever a file of a source changes.
+
+    Returns None if the source may not notice a change, e.g. because it reads objects in memory.
+    `Source.identity` may remain equal if a file changes, since it depends on few records.
+    """
+    version: str | None = getattr(source, "_version", None)
+    return version
 
 
 def heads_of(source: Any, indices: Indices, name: str, num_bytes: int) -> Sequence[Any] | None:

@@ -30,6 +30,7 @@ from .source import (
     read_ahead_of,
     read_records,
     record_count,
+    version_of,
 )
 
 
@@ -127,6 +128,10 @@ class Wrapper(Source):
     @property
     def _gives_new_arrays(self) -> bool:
         return bool(getattr(self._source, "_gives_new_arrays", False))
+
+    @property
+    def _version(self) -> str | None:
+        return version_of(self._source)
 
     @property
     def _maps(self) -> Sequence[tuple[str, MapFunction]]:

@@ -11,6 +11,7 @@ from PIL import Image, ImageOps
 from dalijax import sources
 from dalijax.core.formats.example_message import example_message, record_parts
 from dalijax.core.formats.image_size import HEAD, look_at_file
+from dalijax.core.formats.spread import spread
 from dalijax.core.sources.source import sizes_in_heads
 from range_server import serving
 from tars import write_tar
@@ -286,3 +287,71 @@ def test_heads_are_not_stored_in_the_local_cache(server, tmp_path):
 
 def stored_bytes(folder):
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+COUNT = 200
+
+
+@pytest.mark.parametrize("name", ("Tar", "TFRecord", "Files"))
+@pytest.mark.parametrize("wrap", (False, True))
+def test_sizes_are_read_again_if_one_image_changes(name, wrap, tmp_path):
+    images = [encoded("BMP", k, shape=(20, 24)) for k in range(COUNT)]
+
+    def opened():
+        source = MAKERS[name](tmp_path, images)
+        for path in (path for path in tmp_path.rglob("*") if path.is_file()):
+            os.utime(path, (1e9, 1e9))  # a program may preserve the time
+        again = {
+            "Tar": lambda: sources.Tar(str(tmp_path / "a.tar"), FIELDS),
+            "TFRecord": lambda: sources.TFRecord(str(tmp_path / "a.tfrecord"), FEATURES),
+        }
+        source = again.get(name, lambda: source)()
+        return sources.Mixture([(sources.Named(source, "name"), 1)]) if wrap else source
+
+    source = opened()
+    assert sizes_of(source) == [(20, 24)] * COUNT
+    number = next(k for k in range(100, COUNT) if k not in spread(COUNT, 64))
+    images[number] = encoded("BMP", number, shape=(24, 20))  # as many bytes
+    changed = opened()
+    assert changed.identity() == source.identity()  # which does not suffice
+    assert sizes_of(changed) == expected(images)
+
+
+@pytest.mark.parametrize("name", REMOTE)
+def test_sizes_of_remote_images_are_stored(name, server, tmp_path):
+    pytest.importorskip("obstore")
+    folder = tmp_path / "sizes"
+
+    def check(num_stored, **options):
+        source = remote_sources(server, **options)[name]()
+        assert sizes_of(source, cache_dir=folder) == expected(ALL)
+        assert len([*folder.iterdir()] if folder.exists() else []) == num_stored
+
+    if name == "Files over HTTP":  # changes are not detected
+        check(0)
+        check(1, identity="photographs")
+        check(1, identity="photographs")
+        check(2, identity="other photographs")
+        return
+    check(1)
+    check(1)
+    server.tag = '"another version"'
+    check(2)
+
+
+def test_maps_of_other_fields_keep_the_stored_sizes(tmp_path):
+    source = tar(tmp_path, ALL)
+    folder = tmp_path / "sizes"
+    for field, num_stored in (("data", 0), ("label", 1)):
+        mapped = source.map(lambda record: record, inputs=[field])
+        assert sizes_of(mapped, cache_dir=folder) == expected(ALL)
+        assert len([*folder.iterdir()] if folder.exists() else []) == num_stored
+
+
+def test_a_record_without_identity_has_no_stored_size(tmp_path):
+    paths = written_files(tmp_path / "files", PHOTOS)
+    source = sources.Files(paths=paths)
+    os.unlink(paths[0])
+    folder = tmp_path / "sizes"
+    assert sizes_of(source, cache_dir=folder) == [(1, 1), *expected(PHOTOS)[1:]]
+    assert not folder.exists()
