@@ -65,7 +65,7 @@ PLAIN = "plain crop"
 ARRAY_RECORD, HUGGING_FACE = "Records of ArrayRecord", "Records of HuggingFace"
 KINDS = ("Tar", "TFRecord", "Files", ARRAY_RECORD, HUGGING_FACE)
 LOAD = 0.9
-REPEATS = 32  # of the records of packed rows in an epoch
+REPEATS = 4  # of the records of packed rows in an epoch
 MEAN = np.array([123.7, 116.3, 103.5], np.float32)
 STD = np.array([58.4, 57.1, 57.4], np.float32)
 WEAK = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
@@ -589,7 +589,7 @@ def of_packing(
     files: list[str], batch: int, threads: int
 ) -> dict[str, Callable[[], Iterator[Any]]]:
     """Returns functions that create endless iterators of crops, and of patches."""
-    # Planning takes 20 ms per epoch, and 0.8 us per record of many: epochs must not be short.
+    # Planning takes 20 ms per epoch, and 0.8 us per record of many, so epochs must not be short.
     source = sources.Records(of_many_sizes(files) * REPEATS)
 
     def iterator(graph: Any, source: Any, rows: int, *names: str) -> Callable[[], Iterator[Any]]:
