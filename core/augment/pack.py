@@ -51,9 +51,12 @@ class Pack:
             other tokens. A patch contains its pixels row by row.
 
         Raises:
-            ValueError: If the decoder ignores the EXIF orientation, which the planned sizes follow.
+            ValueError: If the source has no field of images, or the decoder ignores the EXIF
+                orientation, which the planned sizes follow.
         """
         check_images(images)
+        if self._source.field is None:
+            raise ValueError(f"{self._source!r} has no images: pass field='data'")
         check_orientation(self._draw, images)
         images = with_layout(images, self._draw)
         resized: Any = fn.resize(images, size=self._node("size"), antialias=antialias)

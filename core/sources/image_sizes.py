@@ -37,7 +37,7 @@ _CHUNK = 1024  # records whose sizes are read together
 
 
 def read_lengths(
-    source: Source, field: str, text: str | None, cache_dir: Path | None
+    source: Source, field: str | None, text: str | None, cache_dir: Path | None
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
     """Returns the sizes of the images of a source, and the lengths of its texts.
 
@@ -46,20 +46,20 @@ def read_lengths(
 
     Args:
         source: The source.
-        field: The field of the images: encoded, paths or arrays.
+        field: The field of the images: encoded, paths or arrays. None: no images.
         text: A field of arrays of one dimension, or None.
         cache_dir: Directory for the stored sizes; None: the default.
 
     Returns:
-        Heights and widths, int32 [records, 2]; the lengths of the texts, int32 [records]; and
-        whether the size of each record is known, bool [records].
+        Heights and widths, int32 [records, 2], 0 without images; the lengths of the texts, int32
+        [records]; and whether the lengths of each record are known, bool [records].
 
     Raises:
         ValueError: If the source lacks a field, random maps may change the lengths, or the size of
             no image can be read.
         Exception: An error of the machine, the network or a remote file, and not of a record.
     """
-    fields = [field, *([] if text is None else [text])]
+    fields = [name for name in (field, text) if name is not None]
     for name in fields:
         if name not in source.fields:
             raise ValueError(f"the source has no field {name!r}, but {sorted(source.fields)}")
@@ -86,7 +86,7 @@ def read_lengths(
         folder, key, build, lambda index: index.arrays["sizes"].shape == (count, 2)
     )
     sizes = index.arrays["sizes"]
-    is_known = (sizes > 0).all(axis=1)
+    is_known = (sizes > (-1 if field is None else 0)).all(axis=1)
     if not is_known.any():
         raise ValueError(
             f"the size of none of the {count:,} images in {field!r} can be read. Pass the field of "
@@ -95,7 +95,7 @@ def read_lengths(
     if not is_known.all():
         (unknown,) = np.nonzero(~is_known)
         _log.warning(
-            "no batch contains %s of %s records, because the sizes of their images can't be read, "
+            "no batch contains %s of %s records, because their sizes or lengths can't be read, "
             "such as %s",
             f"{len(unknown):,}",
             f"{count:,}",
@@ -105,7 +105,7 @@ def read_lengths(
 
 
 def _read_all(
-    source: Source, count: int, field: str, text: str | None
+    source: Source, count: int, field: str | None, text: str | None
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Reads the sizes of images, and the lengths of texts.
 
@@ -121,11 +121,14 @@ def _read_all(
     def read(records: Indices) -> None:
         """Reads the lengths of some records; of ever fewer, if there are bad records."""
         try:
-            found = sizes_in_heads(source, records, field)
-            is_found = found[:, 0] != 0
-            sizes[records[is_found]] = found[is_found]
+            is_found = np.ones(len(records), np.bool_)
+            sizes[records] = 0
+            if field is not None:
+                found = sizes_in_heads(source, records, field)
+                is_found = found[:, 0] != 0
+                sizes[records[is_found]] = found[is_found]
+                read_whole(records[~is_found], [field, *texts_only])
             read_whole(records[is_found], texts_only)
-            read_whole(records[~is_found], [field, *texts_only])
         except Exception as error:
             if not is_of_record(error):
                 raise
@@ -141,7 +144,7 @@ def _read_all(
         columns, errors = read_records(source, records, names, fold(0, 0, records))
         sizes[records[list(errors)]] = -1
         good = np.array([row for row in range(len(records)) if row not in errors], np.int64)
-        if field in names:
+        if field is not None and field in names:
             images = [columns[field][row] for row in good.tolist()]
             sizes[records[good]] = _image_sizes(source, records[good], field, images)
         if text is not None:

@@ -18,7 +18,7 @@ from .image_sizes import read_lengths
 from .rows import RowSource
 from .source import Source
 
-_ROW_FIELDS = ("positions", "segment_ids")
+_ROW_FIELDS = ("grids", "positions", "segment_ids")
 
 
 class Packed(RowSource):
@@ -36,6 +36,7 @@ class Packed(RowSource):
 
     A batch also contains these arrays:
 
+    - ``grids``, int32 [rows, images, 2]: height and width of each image in patches.
     - ``segment_ids``, int32 [rows, length]: the number of the token's image in its row, from 1; 0
       for padding.
     - ``positions``, int32 [rows, length, 2]: the place (y, x) of a patch in the grid of its image;
@@ -55,7 +56,8 @@ class Packed(RowSource):
 
     Args:
         source: A source, or a `Mixture`. Map and select its records before they are packed.
-        field: The field of the images: encoded, paths or arrays.
+        field: The field of the images: encoded, paths or arrays. None: the images are not cut into
+            patches, so that only the text takes tokens; use `Pack.per_image` for the images.
         length: Number of tokens in a row.
         images: The largest number of images in a row.
         patch: Height and width of a patch, in pixels.
@@ -71,8 +73,9 @@ class Packed(RowSource):
 
     Raises:
         TypeError: If ``source`` is not a source.
-        ValueError: If a number is out of range, the source lacks a field, the size of no image can
-            be read, or a text does not fit into a row.
+        ValueError: If a number is out of range, the source lacks a field, there is neither a field
+            of images nor a text, the size of no image can be read, or a text does not fit into a
+            row.
     """
 
     row_fields = _ROW_FIELDS
@@ -81,7 +84,7 @@ class Packed(RowSource):
     def __init__(
         self,
         source: Source,
-        field: str = "data",
+        field: str | None = "data",
         *,
         length: int,
         images: int,
@@ -98,21 +101,26 @@ class Packed(RowSource):
         limit = self.length if tokens is None else tokens
         limit = whole_number("tokens", limit, "a number of patches, 1 or more", 1)
         self.field, self.text = field, text
+        if field is None and text is None:
+            raise ValueError("pass field=, the field of the images, or text=, a field of token ids")
         if clashing := sorted({*_ROW_FIELDS} & {*source.fields}):
             raise ValueError(
                 f"the source has a field {clashing[0]!r}, the name of an array of packed batches. "
                 "Rename the field"
             )
         sizes, texts, is_known = read_lengths(source, field, text, cache_dir)
-        if (texts >= self.length).any():
+        fewest = 0 if field is None else 1  # patches
+        if (texts + fewest > self.length).any():
             record = int(np.argmax(texts))
             raise ValueError(
                 f"{printable_text(source.name(record))} has {texts[record]:,} tokens of text, "
-                f"which leave no room for patches in a row of {self.length:,}. Use longer rows, or "
-                "cut the text by source.map"
+                f"which do not fit into a row of {self.length:,}"
+                f"{' with a patch' * fewest}. Use longer rows, or cut the text by source.map"
             )
-        budget = np.minimum(limit, self.length - texts)
-        found = grids(np.maximum(sizes, 1), self.patch, budget, bool(enlarge))
+        found = np.zeros(sizes.shape, np.int64)
+        if field is not None:
+            budget = np.minimum(limit, self.length - texts)
+            found = grids(np.maximum(sizes, 1), self.patch, budget, bool(enlarge))
         self.grids = found.astype(np.int32)
         self._texts = texts
         self.lengths = np.where(is_known, found.prod(axis=1) + texts, 0).astype(np.int32)
@@ -141,8 +149,9 @@ class Packed(RowSource):
     def row_values(
         self, layout: RowLayout, records: Indices, valid: NDArray[np.bool_]
     ) -> dict[str, NDArray[Any]]:
-        """Returns the segment ids and positions of the tokens of rows."""
+        """Returns the grids of the images of rows, and segment ids and positions of the tokens."""
         places, segment_ids = places_of_tokens(
             layout, self.grids[records], self._texts[records], valid, self.length
         )
-        return {"positions": places, "segment_ids": segment_ids}
+        shapes = layout.by_row(self.grids[records] * valid[:, np.newaxis])
+        return {"grids": shapes, "positions": places, "segment_ids": segment_ids}

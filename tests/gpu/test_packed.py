@@ -68,7 +68,7 @@ def test_rows_on_a_gpu_are_those_of_a_cpu(count):
         is_patch = (first["segment_ids"] > 0) & (first["positions"][..., 0] >= 0)
         assert not first["patches"][~is_patch].any()
         difference = np.abs(first["patches"].astype(int) - second["patches"])
-    XX
+        assert difference.mean() < 4  # the decoders of a CPU and of a GPU differ
 
 
 def test_images_are_decoded_on_the_gpu():

@@ -159,10 +159,9 @@ def test_rows_contain_images_text_and_positions():
             assert inside.tolist() == list(range(first, ends[row]))  # follow the image before
             count = len(inside) - len(record["text"])
             places = batch["positions"][row, inside]
+            assert batch["grids"][row, slot].prod() == count
             grid = places[:count].max(axis=0) + 1
-            assert places[:count].tolist() == [
-                [y, x] for y in range(grid[0]) for x in range(grid[1])
-            ]
+            assert places[:count].tolist() == [[y, x] for y, x in np.ndindex(*grid)]
             assert places[count:].tolist() == [[-1, k] for k in range(len(record["text"]))]
             tokens = batch["tokens"][row, inside]
             assert tokens.tolist() == [0] * count + record["text"].tolist()
@@ -179,6 +178,7 @@ def test_rows_contain_images_text_and_positions():
         for row, end in enumerate(ends):
             for name in ("patches", "segment_ids", "positions", "tokens"):
                 assert not batch[name][row, end:].any(), name
+        assert not batch["grids"][~batch["mask"]].any()
         assert (batch["caption"][~batch["mask"]] == None).all()  # noqa: E711 elementwise
     assert sorted(seen) == list(range(COUNT))
 
@@ -384,6 +384,42 @@ def test_sizes_are_stored(tmp_path):
         ] == [size for size in expected if math.prod(size) <= TOKENS]
 
 
+def test_text_alone_is_packed_with_images_of_one_size():
+    records = [
+        {**record, "text": np.arange(1, 2 + label % 40, dtype=np.int32)}
+        for label, record in enumerate(RECORDS)
+    ]
+    source = packed(records, field=None)
+
+    @data_iterator(source=source, mask=True)
+    def train(data, label, text, *, pack):
+        images = fn.resize(fn.decoders.image(data), size=(6, 7))
+        return {
+            "images": pack.per_image(images),
+            "tokens": pack.tokens(text),
+            "label": pack.per_image(label),
+        }
+
+    seen = []
+    for batch in map(on_host, train(batch_size=ROWS)):
+        assert batch["images"].shape == (ROWS, IMAGES, 6, 7, 3)
+        assert batch["images"][batch["mask"]].any(axis=(1, 2, 3)).all()
+        assert not batch["images"][~batch["mask"]].any() and not batch["grids"].any()
+        for row, slot, label in images_of(batch):
+            seen.append(label)
+            is_own = batch["segment_ids"][row] == slot + 1
+            assert batch["tokens"][row, is_own].tolist() == records[label]["text"].tolist()
+            assert batch["positions"][row, is_own, 1].tolist() == list(range(is_own.sum()))
+    assert sorted(seen) == list(range(COUNT))
+
+    @data_iterator(source=source)
+    def cut(data, *, pack):
+        return {"patches": pack.patches(fn.decoders.image(data))}
+
+    with pytest.raises(ValueError, match="has no images"):
+        next(iter(cut(batch_size=ROWS)))
+
+
 def test_exif_orientation_is_part_of_the_plan():
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
@@ -439,7 +475,9 @@ def test_arguments_are_checked():
         ({"images": 0}, "images must be"),
         ({"field": "image"}, "no field 'image'"),
         ({"field": "label", "text": None}, "the size of none of the 90 images"),
-        ({"length": 3, "tokens": 3}, "3 tokens of text"),
+        ({"length": 3, "tokens": 3}, "3 tokens of text.* with a patch"),
+        ({"field": None, "length": 2}, "3 tokens of text.* row of 2. Use"),
+        ({"field": None, "text": None}, "pass field="),
     ):
         with pytest.raises(ValueError, match=text):
             packed(**options)
