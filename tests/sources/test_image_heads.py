@@ -355,3 +355,15 @@ def test_a_record_without_identity_has_no_stored_size(tmp_path):
     folder = tmp_path / "sizes"
     assert sizes_of(source, cache_dir=folder) == [(1, 1), *expected(PHOTOS)[1:]]
     assert not folder.exists()
+
+
+def test_heads_of_images_that_are_read_whole_are_not_read(server):
+    pytest.importorskip("obstore")
+    images = [encoded("PNG", k, shape=(80, 100)) for k in range(COUNT)]
+    assert min(map(len, images)) > HEAD
+    written_files(server.folder / "bucket" / "png", images)
+    source = sources.Files("s3://bucket/png", storage_options=server.options)
+    source.identity()
+    server.ranges.clear()
+    assert sizes_of(source) == [(80, 100)] * COUNT
+    assert len(server.ranges) <= COUNT + 64
