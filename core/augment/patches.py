@@ -207,7 +207,7 @@ def _patch_window(
             *[((2,), floats)] * 3,
             *(((4,), ints), ((2,), ints), ((tokens, 2), ints), ((tokens,), np.bool_), ((2,), ints)),
         ],
-        window_pixels.resized_to_operand,
+        window_pixels.resized_to_operand if is_random else window_pixels.whole_to_operand,
         kind=kind,
         settings={"patch": patch, "tokens": tokens, **settings},
         name=name,

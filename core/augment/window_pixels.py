@@ -140,6 +140,11 @@ def resized_to_operand(
     return resized(images, operands[:2], operands[2], style)
 
 
+def whole_to_operand(images: DataNode, operands: Sequence[Any], _: None, style: Style) -> DataNode:
+    """Resizes whole images to the size that is the third operand."""
+    return resized(images, (None, None), operands[2], style)
+
+
 def placed(images: DataNode, operands: Sequence[Any], size: Pair, style: Style) -> DataNode:
     """Resizes the visible parts of images, and pads them; see `geometry.placed`."""
     first, last, extent, place = operands
