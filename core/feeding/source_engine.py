@@ -22,7 +22,7 @@ from ..messages.redacted_errors import raise_redacted
 from ..messages.user_warnings import warn_user
 from ..order.epochs import EpochPlan, count_rows
 from ..order.packing import RowLayout
-from ..order.samples import SamplePlan, SamplePosition, pads_by_default
+from ..order.samples import SamplePlan, SamplePosition, TablePlan, pads_by_default
 from ..order.shuffle import Indices
 from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import queue_depth
@@ -266,10 +266,10 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
 
     def total_length(self, num_epochs: int) -> int:
         """Returns the number of batches of the first epochs together."""
-        if not self._is_planned:
-            return super().total_length(num_epochs)
         plan = self._samples
-        return sum(plan.remaining(plan.seek(epoch)) for epoch in range(num_epochs))
+        if isinstance(plan, TablePlan):
+            return sum(map(plan.batches, range(num_epochs)))
+        return super().total_length(num_epochs)
 
     def following_epoch(self) -> int:
         """Returns the number of the next epoch with a batch."""

@@ -274,6 +274,11 @@ class TablePlan(SamplePlan):
         start = (position.epoch + 1) * self.num_samples
         return SamplePosition(position.epoch + 1, start, start)
 
+    def batches(self, epoch: int) -> int:
+        """Returns the number of batches of an epoch, which may have none."""
+        start = epoch * self.num_samples
+        return self.remaining(SamplePosition(epoch, start, start))
+
     def prepare(self, epoch: int) -> None:
         """Computes the table of an epoch."""
         self.tables(epoch)
@@ -282,8 +287,7 @@ class TablePlan(SamplePlan):
         """Returns epoch and step of a batch; computes the tables of the epochs before it."""
         epoch = 0
         while True:
-            start = epoch * self.num_samples
-            count = self.remaining(SamplePosition(epoch, start, start))
+            count = self.batches(epoch)
             if batch < count:
                 return epoch, batch
             epoch, batch = epoch + 1, batch - count

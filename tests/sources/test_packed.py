@@ -273,6 +273,16 @@ def test_partial_batches_are_refused():
         iterator(last_batch_policy="partial")
 
 
+def test_epochs_without_a_row_have_no_batch():
+    unreadable = [{**record, "data": record["data"][:10]} for record in RECORDS[:30]]
+    halves = [(sources.Records(unreadable), 9), (sources.Records(RECORDS[30:35]), 1)]
+    source = packed(sources.Mixture(halves, length=2))
+    counts = [source.row_table(7, True, epoch).num_groups for epoch in range(12)]
+    assert 0 in counts and 1 in counts
+    stream = train.stream(source=source, batch_size=1, shuffle=True, seed=7, num_epochs=12)
+    assert len(stream) == len(list(stream)) == sum(counts)
+
+
 def labels_of(loop):
     return sorted(label for batch in map(on_host, loop) for _, _, label in images_of(batch))
 
@@ -382,6 +392,20 @@ def test_sizes_are_stored(tmp_path):
         assert [
             grid for grid, size in zip(source.grids.tolist(), expected) if math.prod(size) <= TOKENS
         ] == [size for size in expected if math.prod(size) <= TOKENS]
+
+
+def test_a_repaired_image_is_read_again(tmp_path):
+    (tmp_path / "images").mkdir()
+    paths = [tmp_path / "images" / f"{k}.png" for k in range(100)]
+    for k, path in enumerate(paths):
+        path.write_bytes(RECORDS[k % COUNT]["data"])
+    data = paths[50].read_bytes()
+    options = {"text": None, "cache_dir": tmp_path / "cache"}
+    paths[50].write_bytes(bytes(len(data)))
+    assert packed(sources.Files(paths=paths, identity="A"), **options).num_unreadable == 1
+    paths[50].write_bytes(data)
+    again = packed(sources.Files(paths=paths, identity="A"), **options)
+    assert again.num_unreadable == 0 and again.lengths.all()
 
 
 def test_text_alone_is_packed_with_images_of_one_size():
