@@ -14,6 +14,7 @@ from ..arguments import knows_its_names
 from ..random.draw import Draw, DrawRows, check_images, check_orientation, on_device
 from ..sources.packed import Packed
 from .layouts import with_layout
+from .patches import check_channels, cut_up
 
 PACK = "pack"  # the parameter of a graph function that receives the Pack
 _INT, _FLOAT = np.int32, np.float32
@@ -53,16 +54,15 @@ class Pack:
         Raises:
             ValueError: If the source has no field of images, or the decoder ignores the EXIF
                 orientation, which the planned sizes follow.
+            TypeError: If the channels are not the last dimension of the images.
         """
-        check_images(images)
+        check_channels(images, self._draw)
         if self._source.field is None:
             raise ValueError(f"{self._source!r} has no images: pass field='data'")
         check_orientation(self._draw, images)
         images = with_layout(images, self._draw)
         resized: Any = fn.resize(images, size=self._node("size"), antialias=antialias)
-        # [rows, patch, columns, patch * channels]: the last extent is inferred.
-        parts: Any = fn.transpose(fn.reshape(resized, shape=self._node("cells")), perm=[0, 2, 1, 3])
-        return self._filled(fn.reshape(parts, shape=self._node("tokens")), "span")
+        return self._filled(cut_up(resized, self._node("cells"), self._node("tokens")), "span")
 
     @do_not_convert
     def per_image(self, x: DataNode) -> DataNode:

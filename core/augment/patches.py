@@ -23,6 +23,30 @@ from .windows import Range, Sizes
 _WHOLE = (1.0, 1.0)  # ranges of scale and ratio that select the whole image
 
 
+def check_channels(images: DataNode, draw: Draw | None) -> None:
+    """Raises TypeError unless images can be cut into patches: their channels come last."""
+    check_images(images)
+    layout = dtype_and_layout(images, draw)[1]
+    if layout not in ("", "HWC", "HW"):
+        raise TypeError(
+            f"patches are cut from images of the layout HWC, not {layout}. Call augment.normalize "
+            "with layout='HWC', or transpose the arrays in the records, by source.map"
+        )
+
+
+def cut_up(images: DataNode, cells: DataNode, rows: DataNode) -> Any:
+    """Returns patches [patches, patch * patch * channels] of images of whole patches.
+
+    Args:
+        images: The images.
+        cells: The shape [rows, patch, columns, -1] of each image.
+        rows: The shape [patches, -1] of each result.
+    """
+    # [rows, columns, patch, patch * channels]
+    parts: Any = fn.transpose(fn.reshape(images, shape=cells), perm=[0, 2, 1, 3])
+    return fn.reshape(parts, shape=rows)
+
+
 class PatchWindow(Window):
     """A window whose output is cut into patches; `patch_window` creates it.
 
@@ -69,19 +93,10 @@ class PatchWindow(Window):
         Raises:
             TypeError, ValueError: As for `image`; also for videos and for the layout CHW.
         """
-        check_images(images)
-        layout = dtype_and_layout(images, self._draw)[1]
-        if layout not in ("", "HWC", "HW"):
-            raise TypeError(
-                f"patches are cut from images of the layout HWC, not {layout}. Call "
-                "augment.normalize with layout='HWC', or transpose the arrays in the records, by "
-                "source.map"
-            )
+        check_channels(images, self._draw)
         _, _, _, cells, rows, *found = self._operands
         resized: Any = self._window(images, interp_type, antialias, 0, orientation)
-        # [rows, patch, columns, patch * channels]: the last extent is inferred.
-        parts: Any = fn.transpose(fn.reshape(resized, shape=cells), perm=[0, 2, 1, 3])
-        cut: Any = fn.pad(fn.reshape(parts, shape=rows), axes=[0], shape=[self._tokens])
+        cut: Any = fn.pad(cut_up(resized, cells, rows), axes=[0], shape=[self._tokens])
         positions, mask, grid = (on_device(node, cut.device) for node in found)
         return cut, positions, mask, grid
 

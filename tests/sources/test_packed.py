@@ -469,6 +469,25 @@ def test_outputs_that_do_not_fill_rows_are_refused():
         next(iter(plain(batch_size=ROWS)))
 
 
+def test_images_with_the_channels_first_are_refused():
+    @data_iterator(source=packed())
+    def planes(data, *, pack):
+        images = fn.crop_mirror_normalize(fn.decoders.image(data))
+        return {"patches": pack.patches(images)}
+
+    with pytest.raises(TypeError, match="layout HWC, not CHW"):
+        next(iter(planes(batch_size=1)))
+    arrays = [{"data": drawn_image(k, 8, 12).transpose(2, 0, 1)} for k in range(4)]
+    kinds = {"data": sources.Field(np.uint8, 3, layout="CHW")}
+
+    @data_iterator(source=packed(sources.Records(arrays, kinds=kinds), text=None))
+    def arrays_of(data, *, draw, pack):
+        return {"patches": pack.patches(data)}
+
+    with pytest.raises(TypeError, match="layout HWC, not CHW"):
+        next(iter(arrays_of(batch_size=1)))
+
+
 def test_a_graph_takes_pack_only_from_a_packed_source():
     with pytest.raises(TypeError, match=r"needs pack, which only"):
         iterator(sources.Records(RECORDS))
