@@ -93,13 +93,32 @@ class Pack:
         check_images(x)
         if self._source.text is None:
             raise ValueError(f"{self._source!r} has no text: pass text='...', a field of token ids")
+        x = fn.slice(
+            x,
+            start=[0],
+            shape=self._node("text"),
+            axes=[0],
+            out_of_bounds_policy="trim_to_shape",
+        )
         zeros: Any = fn.full(0, shape=self._node("patches"))
         before = fn.cast_like(on_device(zeros, x.device), x)
-        return self._filled(fn.cat(before, x, axis=0), "span")
+        # Unlike _filled, this does not cut off a text that is longer than planned.
+        filled: DataNode = fn.pad(fn.cat(before, x, axis=0), axes=[0], shape=self._node("span"))
+        return filled
 
     def _filled(self, x: DataNode, extent: str) -> DataNode:
-        """Returns values that are padded to the end of what their image takes of its row."""
-        filled: DataNode = fn.pad(x, axes=[0], shape=self._node(extent))
+        """Returns values that are padded to the end of what their image takes of its row.
+
+        If all rows of the pipeline are blank, returns only padding, so that later operators change
+        blank rows alike on any number of devices.
+        """
+        filled: DataNode = fn.slice(
+            x,
+            start=self._node("start"),
+            shape=self._node(extent),
+            axes=[0],
+            out_of_bounds_policy="pad",
+        )
         return filled
 
     def _node(self, name: str) -> DataNode:
@@ -109,6 +128,8 @@ class Pack:
                 "cells": ((4,), _INT),
                 "tokens": ((2,), _INT),
                 "patches": ((1,), _INT),
+                "text": ((1,), _INT),
+                "start": ((1,), _INT),
                 "span": ((1,), _INT),
                 "slots": ((1,), _INT),
             }
@@ -131,14 +152,19 @@ class Pack:
         count = grid.prod(axis=1)
         lengths = np.maximum(source.lengths[records], count).astype(np.int64)
         span, slots = lengths.copy(), np.ones_like(lengths)
+        # The text of a stand-in may be longer than that of the record whose place it takes.
+        text = np.where(rows.replaced, lengths - count, np.iinfo(_INT).max)
+        start = np.zeros_like(lengths)
         first = 0
         for layout in rows.layouts:
             part = slice(first, first + max(1, int(layout.counts.sum())))
             span[part] += layout.tails(lengths[part], source.length)
             slots[part] += layout.tails(slots[part], source.most)
+            if layout.is_blank:
+                text[part], start[part] = 0, lengths[part]
             first = part.stop
         inferred = np.full_like(count, -1)
         side = np.full_like(count, source.patch)
         cells = np.stack([grid[:, 0], side, grid[:, 1], inferred], axis=1)
         tokens = np.stack([count, inferred], axis=1)
-        return [grid * source.patch, cells, tokens, count, span, slots]
+        return [grid * source.patch, cells, tokens, count, text, start, span, slots]

@@ -389,6 +389,7 @@ class ReadRows:
         chunk_size: int,
     ):
         self.samples, self.own_records = run.samples, records
+        self._own_samples = run.samples
         self._records = records  # with the records of stand-ins
         self.errors: dict[int, Exception] = {}
         self._settings, self._order, self._parts = settings, order, run.parts
@@ -489,6 +490,7 @@ class ReadRows:
                 self.column,
                 self._orientations,
                 own_records=self.own_records,
+                replaced=self.samples != self._own_samples,
                 layouts=self._layouts,
             )
         arrays = function(self._draw_rows)

@@ -46,10 +46,12 @@ class RowLayout:
     Attributes:
         counts: The number of records in each row, int64 [rows].
         most: The largest number of records in a row.
+        capacity: What a row holds, such as tokens.
     """
 
     counts: Indices
     most: int
+    capacity: int
 
     @property
     def is_blank(self) -> bool:

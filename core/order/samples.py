@@ -301,9 +301,11 @@ class RowPlan(TablePlan):
 
     Attributes:
         most: The largest number of records in a row.
+        capacity: What a row holds, such as tokens.
     """
 
     most: int = dataclasses.field(kw_only=True)
+    capacity: int = dataclasses.field(kw_only=True)
 
     def __post_init__(self) -> None:
         if self.policy is LastBatchPolicy.PARTIAL:
@@ -328,7 +330,7 @@ class RowPlan(TablePlan):
         table, base = self.tables(position.epoch), position.epoch * self.num_samples
         row = position.sample - base
         bounds = table.starts[np.minimum(np.arange(row + first, row + last + 1), table.num_groups)]
-        layout = RowLayout(np.diff(bounds), self.most)
+        layout = RowLayout(np.diff(bounds), self.most, self.capacity)
         begin, end = (int(bounds[0]) - 1, int(bounds[0])) if layout.is_blank else bounds[[0, -1]]
         return SampleRows(
             base + table.positions[begin:end],

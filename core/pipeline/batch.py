@@ -246,8 +246,6 @@ class BatchMaker:
             check_width(np.dtype(types.to_numpy_type(tensors.dtype)), name)
         view: Any = gpu_array if on_gpu else host_view
         array = view(tensors, copy, [1, *shape] if axis else shape)
-        if layout is not None and layout.is_blank:  # DALI processed a record, though
-            array = jnp.zeros_like(array) if on_gpu else np.zeros_like(array)
         self._note_shape(name, array.shape[1 + axis :])
         if layout is not None or num_rows == len(tensors):
             return array
@@ -315,6 +313,7 @@ def _shape_of_rows(tensors: TensorList, name: str, layout: RowLayout) -> list[in
     (filled,) = np.nonzero(layout.counts[:-1] * layout.counts[1:])
     last = np.cumsum(layout.counts)[filled] - 1
     fills = not rest and (ends[last] == length * (filled + 1)).all()
+    fills = fills and length in (layout.most, layout.capacity)
     if not fills or len(parts) > 1 or () in map(tuple, shapes):
         raise ValueError(
             f"the samples of output {name!r} do not fill the rows of the batch: their shapes are "

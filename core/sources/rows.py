@@ -23,10 +23,12 @@ class RowSource(PlannedSource):
 
     Attributes:
         most: The largest number of records in a row.
+        length: What a row holds, such as tokens.
         row_fields: The names of the values that `row_values` returns.
     """
 
     most: int
+    length: int
     row_fields: tuple[str, ...] = ()
 
     def plan(
@@ -34,7 +36,8 @@ class RowSource(PlannedSource):
     ) -> SamplePlan:
         """Returns the plan of the batches; see `PlannedSource`."""
         tables = Tables(functools.partial(self.row_table, seed, shuffle))
-        return RowPlan(len(self), batch_size, policy, True, tables=tables, most=self.most)
+        extents = {"most": self.most, "capacity": self.length}
+        return RowPlan(len(self), batch_size, policy, True, tables=tables, **extents)
 
     @abc.abstractmethod
     def row_table(self, seed: int, shuffle: bool, epoch: int) -> Table:

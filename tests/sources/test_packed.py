@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from nvidia.dali import fn
+from nvidia.dali import fn, types
 from PIL import Image
 
 from dalijax import Pack, augment, data_iterator, sources
@@ -227,6 +227,25 @@ def test_a_pipeline_without_an_image_delivers_zeros():
     assert equal(batch, on_host(next(iter(iterator(source, rows=8)))))
 
 
+def test_operators_after_packing_change_blank_rows_on_all_devices():
+    @data_iterator(mask=True)
+    def scaled(data, label, text, *, pack):
+        patches = fn.cast(pack.patches(fn.decoders.image(data)), dtype=types.FLOAT)
+        return {
+            "patches": patches / 127.5 - 1.0,
+            "label": pack.per_image(label) + 1,
+            "tokens": pack.tokens(text) - 1,
+        }
+
+    source = packed(RECORDS[:7])
+    for count in (1, 2, 4, 8):
+        (batch,) = map(on_host, iterator(source, 8, min(count, 4), scaled))
+        missing = ~batch["mask"]
+        padding = batch["segment_ids"] == 0
+        assert missing.any() and (batch["label"][missing] == 1).all(), count
+        assert (batch["patches"][padding] == -1).all() and (batch["tokens"][padding] == -1).all()
+
+
 def test_a_state_moves_to_other_devices_and_other_rows():
     expected = two_epochs(iterator())
     loop = iterator(devices=2)
@@ -333,6 +352,24 @@ def test_a_bad_record_is_masked_in_its_place():
         np.testing.assert_array_equal(after["segment_ids"], before["segment_ids"] * segments)
         keeps = after["segment_ids"] > 0
         np.testing.assert_array_equal(after["patches"][keeps], before["patches"][keeps])
+
+
+@pytest.mark.parametrize("rows", (1, 2, 4))
+def test_a_stand_in_may_have_a_longer_text(rows):
+    records = [
+        {"data": RECORDS[k]["data"], "label": np.int32(k), "text": np.arange(1, 4, dtype=np.int32)}
+        for k in range(20)
+    ]
+    damaged_data = damaged(first_label())[first_label()]["data"]
+    records[5] = {**records[5], "data": damaged_data, "text": np.int32([1])}
+    found = [
+        [on_host(batch) for batch in iterator(packed(records), rows, d, on_error="mask")]
+        for d in (0, rows)
+    ]
+    assert all(map(equal, *found))
+    for batch in found[0]:
+        assert batch["tokens"].shape == batch["segment_ids"].shape
+    assert labels_of(found[0]) == [k for k in range(20) if k != 5]
 
 
 def test_a_bad_record_fails_its_batch():
@@ -467,6 +504,16 @@ def test_outputs_that_do_not_fill_rows_are_refused():
 
     with pytest.raises(ValueError, match="output 'label' do not fill the rows"):
         next(iter(plain(batch_size=ROWS)))
+
+
+@pytest.mark.parametrize("rows", (1, ROWS))
+def test_texts_of_other_lengths_than_planned_are_refused(rows):
+    @data_iterator(source=packed())
+    def twice(data, text, *, pack):
+        return {"tokens": pack.tokens(fn.cat(text, text))}
+
+    with pytest.raises(ValueError, match="output 'tokens' do not fill the rows"):
+        list(twice(batch_size=rows))
 
 
 def test_images_with_the_channels_first_are_refused():
