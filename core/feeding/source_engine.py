@@ -483,7 +483,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         """Adds a delivered batch to the counters."""
         position = self._samples.skip(outcome.after, -1)
         parts = [self._samples.rows(position, part.first, part.last) for part in self._parts]
-        rows = sum(len(part.valid) for part in parts)
+        rows = sum(len(part.valid) for part in parts if part.layout is None or part.valid.any())
         valid = sum(int(part.valid.sum()) for part in parts)
         counts = count_rows(rows, valid, self._samples.policy, self._samples.padded)
         errors = self.num_failed + outcome.failures

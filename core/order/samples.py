@@ -311,7 +311,8 @@ class RowPlan(TablePlan):
         if self.policy is LastBatchPolicy.PARTIAL:
             raise ValueError(
                 "last_batch_policy='partial' can't be used with rows of several records. Use "
-                "'fill', whose last batch ends with blank rows, or 'drop'"
+                "'fill' (Grain: pad='mask'), whose last batch ends with blank rows, or "
+                "drop_remainder=True"
             )
         count = self.tables.num_groups(0)
         if self.policy is LastBatchPolicy.DROP and count < self.batch_size:

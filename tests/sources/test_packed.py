@@ -14,6 +14,7 @@ from nvidia.dali import fn, types
 from PIL import Image
 
 from dalijax import Pack, augment, data_iterator, sources
+from dalijax.adapters.grain import DALIIterDataset
 from dalijax.core.order.packing import WINDOW, first_fit_decreasing, packed_table
 from dalijax.errors import StateError
 from drawing import drawn_image, png
@@ -227,6 +228,14 @@ def test_a_pipeline_without_an_image_delivers_zeros():
     assert equal(batch, on_host(next(iter(iterator(source, rows=8)))))
 
 
+def test_statistics_count_images_on_any_number_of_devices():
+    for devices in (1, 4):
+        loop = iterator(packed(RECORDS[:7]), rows=8, devices=devices)
+        stats = loop.watch()
+        list(loop)
+        assert (stats.batches, stats.examples, stats.padding) == (1, 7, 0), devices
+
+
 def test_operators_after_packing_change_blank_rows_on_all_devices():
     @data_iterator(mask=True)
     def scaled(data, label, text, *, pack):
@@ -290,6 +299,8 @@ def test_drop_leaves_out_the_last_rows():
 def test_partial_batches_are_refused():
     with pytest.raises(ValueError, match="'partial' can't be used with rows"):
         iterator(last_batch_policy="partial")
+    with pytest.raises(ValueError, match=r"\(Grain: pad='mask'\), .* drop_remainder=True"):
+        list(DALIIterDataset(data_iterator(train.pipeline_fn, source=packed()), batch_size=ROWS))
 
 
 def test_epochs_without_a_row_have_no_batch():
