@@ -361,7 +361,7 @@ class EvalDataset:
         if not valid.all():
             for name in self._masked:
                 weighed[name] = batch[name].copy()  # the array may view DALI's memory
-                weighed[name][~valid] = 0
+                weighed[name][_padding(batch, name, valid)] = 0
         return weighed
 
     def __len__(self) -> int:
@@ -381,3 +381,13 @@ class EvalDataset:
         }
         specs[self._weights] = jax.ShapeDtypeStruct(specs[self._weights].shape, np.float32)
         return specs
+
+
+def _padding(batch: Mapping[str, Any], name: str, valid: Any) -> Any:
+    """Returns which values of an output are padding: rows, or tokens and images of packed rows."""
+    segments = batch.get("segment_ids")
+    if valid.ndim == 2 and segments is not None and batch[name].shape[:2] == segments.shape:
+        padding = segments == 0
+    else:
+        padding = ~valid
+    return padding

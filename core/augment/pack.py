@@ -6,18 +6,31 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from nvidia.dali import fn
+from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names
 from ..random.draw import Draw, DrawRows, check_images, check_orientation, on_device
+from ..sources.multi_image import MultiImage
 from ..sources.packed import Packed
 from .layouts import with_layout
 from .patches import check_channels, cut_up
 
 PACK = "pack"  # the parameter of a graph function that receives the Pack
-_INT, _FLOAT = np.int32, np.float32
+_ONE = (1,), np.int32
+# Shapes and dtypes of what the graph needs about each image.
+_FORMS = {"slot_start": _ONE, "slots": _ONE, "row_start": _ONE, "row": _ONE}
+_PACKED_FORMS = {
+    "size": ((2,), np.float32),
+    "cells": ((4,), np.int32),
+    "tokens": ((2,), np.int32),
+    "patches": _ONE,
+    "text": _ONE,
+    "start": _ONE,
+    "span": _ONE,
+}
+_INT = np.int32
 
 
 class Pack:
@@ -31,25 +44,34 @@ class Pack:
         source: The source.
     """
 
-    def __init__(self, draw: Draw, source: Packed):
+    def __init__(self, draw: Draw, source: Packed | MultiImage):
         self._draw, self._source = draw, source
         self._nodes: dict[str, DataNode] = {}
 
     @do_not_convert
     @knows_its_names
-    def patches(self, images: DataNode, *, antialias: bool = True) -> DataNode:
+    def patches(
+        self,
+        images: DataNode,
+        *,
+        interp_type: Any = types.INTERP_LINEAR,
+        antialias: bool = True,
+    ) -> DataNode:
         """Cuts images into patches, and packs them into rows.
 
         An image is resized to the grid that the source has planned for its record, which keeps the
         aspect ratio of the whole image. To crop before, keep the aspect ratio.
 
         Args:
-            images: Images [height, width, channels].
+            images: Images or masks [height, width, channels].
+            interp_type: Interpolation, a ``nvidia.dali.types.DALIInterpType``. For masks, pass
+                ``types.INTERP_NN``.
             antialias: Whether to apply a low-pass filter before scaling down.
 
         Returns:
             In the batch [rows, length, patch * patch * channels], in the dtype of the images; 0 at
-            other tokens. A patch contains its pixels row by row.
+            text and padding. A patch contains its pixels row by row. If ``on_error`` is "mask", the
+            patches of a bad record are those of another record; its segment ids are 0.
 
         Raises:
             ValueError: If the source has no field of images, or the decoder ignores the EXIF
@@ -57,25 +79,50 @@ class Pack:
             TypeError: If the channels are not the last dimension of the images.
         """
         check_channels(images, self._draw)
-        if self._source.field is None:
-            raise ValueError(f"{self._source!r} has no images: pass field='data'")
+        if not isinstance(self._source, Packed) or self._source.field is None:
+            raise ValueError(
+                f"the images of {self._source!r} are not cut into patches: pass field='data' to "
+                "sources.Packed. For patches of each image, pack.per_image(augment.patches(...)[0])"
+            )
         check_orientation(self._draw, images)
         images = with_layout(images, self._draw)
-        resized: Any = fn.resize(images, size=self._node("size"), antialias=antialias)
-        return self._filled(cut_up(resized, self._node("cells"), self._node("tokens")), "span")
+        resized: Any = fn.resize(
+            images, size=self._node("size"), interp_type=interp_type, antialias=antialias
+        )
+        patches = cut_up(resized, self._node("cells"), self._node("tokens"))
+        return self._filled(patches, "start", "span")
 
     @do_not_convert
     def per_image(self, x: DataNode) -> DataNode:
         """Packs a value of each image.
 
         Args:
-            x: Values of one shape.
+            x: Values of one shape, and of any dtype but bool.
 
         Returns:
             In the batch [rows, images, ...]; 0 where a row has fewer images.
         """
         check_images(x)
-        return self._filled(fn.expand_dims(x, axes=[0]), "slots")
+        return self._filled(fn.expand_dims(x, axes=[0]), "slot_start", "slots")
+
+    @do_not_convert
+    def per_row(self, x: DataNode) -> DataNode:
+        """Packs a value of each record of a `sources.MultiImage`, such as its label.
+
+        Args:
+            x: Values as for `per_image`, equal for the images of a record.
+
+        Returns:
+            In the batch [rows, ...]; 0 in rows without a record.
+
+        Raises:
+            TypeError: If a row has several records.
+        """
+        check_images(x)
+        if isinstance(self._source, Packed):
+            raise TypeError(f"the rows of {self._source!r} have several records: use per_image()")
+        first: Any = self._filled(fn.expand_dims(x, axes=[0]), "row_start", "row")
+        return first
 
     @do_not_convert
     def tokens(self, x: DataNode) -> DataNode:
@@ -91,8 +138,8 @@ class Pack:
             ValueError: If the source has no ``text``.
         """
         check_images(x)
-        if self._source.text is None:
-            raise ValueError(f"{self._source!r} has no text: pass text='...', a field of token ids")
+        if not isinstance(self._source, Packed) or self._source.text is None:
+            raise ValueError(f"{self._source!r} has no text: pass text='...' to sources.Packed")
         x = fn.slice(
             x,
             start=[0],
@@ -106,7 +153,7 @@ class Pack:
         filled: DataNode = fn.pad(fn.cat(before, x, axis=0), axes=[0], shape=self._node("span"))
         return filled
 
-    def _filled(self, x: DataNode, extent: str) -> DataNode:
+    def _filled(self, x: DataNode, start: str, extent: str) -> DataNode:
         """Returns values that are padded to the end of what their image takes of its row.
 
         If all rows of the pipeline are blank, returns only padding, so that later operators change
@@ -114,7 +161,7 @@ class Pack:
         """
         filled: DataNode = fn.slice(
             x,
-            start=self._node("start"),
+            start=self._node(start),
             shape=self._node(extent),
             axes=[0],
             out_of_bounds_policy="pad",
@@ -123,48 +170,68 @@ class Pack:
 
     def _node(self, name: str) -> DataNode:
         if not self._nodes:
-            forms = {
-                "size": ((2,), _FLOAT),
-                "cells": ((4,), _INT),
-                "tokens": ((2,), _INT),
-                "patches": ((1,), _INT),
-                "text": ((1,), _INT),
-                "start": ((1,), _INT),
-                "span": ((1,), _INT),
-                "slots": ((1,), _INT),
-            }
+            forms = _FORMS | (_PACKED_FORMS if isinstance(self._source, Packed) else {})
             nodes = self._draw._compute_from_rows(
                 self._planned,
                 [*forms.values()],
-                name=self._draw._named(PACK),
+                name="rows",
                 kind="Pack",
-                settings={"patch": self._source.patch},
+                settings={"patch": self._source.patch} if isinstance(self._source, Packed) else {},
+                of=PACK,  # so that draws without a name keep their numbers
             )
             self._nodes = dict(zip(forms, nodes))
         return self._nodes[name]
 
     @do_not_convert
     def _planned(self, rows: DrawRows) -> list[NDArray[Any]]:
-        """Returns what the graph needs about each image, in the order of `_node`."""
+        """Returns what the graph needs about each image, in the order of the forms."""
         source, records = self._source, rows.own_records
         assert records is not None
+        ones = np.ones(len(records), np.int64)
+        slots, _ = _extents(rows, ones, source.most)
+        is_first = ones.copy()
+        first = 0
+        for layout in rows.layouts:
+            _, numbers = layout.places
+            is_first[first : first + len(numbers)] = numbers == 0
+            first += max(1, len(numbers))
+        row, is_blank = _extents(rows, is_first, 1)
+        # Starting after the end of a value leaves only padding.
+        is_missing = (
+            is_blank if isinstance(source, Packed) else is_blank | ~source.has_images(records)
+        )
+        planned = [is_missing, slots, is_blank | (is_first == 0), row]
+        if not isinstance(source, Packed):
+            return planned
         grid = source.grids[records].astype(np.int64)
         count = grid.prod(axis=1)
         lengths = np.maximum(source.lengths[records], count).astype(np.int64)
-        span, slots = lengths.copy(), np.ones_like(lengths)
+        span, _ = _extents(rows, lengths, source.length)
         # The text of a stand-in may be longer than that of the record whose place it takes.
         text = np.where(rows.replaced, lengths - count, np.iinfo(_INT).max)
-        start = np.zeros_like(lengths)
-        first = 0
-        for layout in rows.layouts:
-            part = slice(first, first + max(1, int(layout.counts.sum())))
-            span[part] += layout.tails(lengths[part], source.length)
-            slots[part] += layout.tails(slots[part], source.most)
-            if layout.is_blank:
-                text[part], start[part] = 0, lengths[part]
-            first = part.stop
         inferred = np.full_like(count, -1)
         side = np.full_like(count, source.patch)
         cells = np.stack([grid[:, 0], side, grid[:, 1], inferred], axis=1)
         tokens = np.stack([count, inferred], axis=1)
-        return [grid * source.patch, cells, tokens, count, text, start, span, slots]
+        text, start = np.where(is_blank, 0, text), np.where(is_blank, lengths, 0)
+        return [*planned, grid * source.patch, cells, tokens, count, text, start, span]
+
+
+def _extents(
+    rows: DrawRows, amounts: NDArray[np.int64], capacity: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Returns what each image takes of its row with what follows it, and whether it is a dummy.
+
+    Args:
+        rows: The rows.
+        amounts: What each image takes by itself.
+        capacity: What a row holds.
+    """
+    extents, is_blank = amounts.copy(), np.zeros(len(amounts), np.bool_)
+    first = 0
+    for layout in rows.layouts:
+        part = slice(first, first + max(1, int(layout.counts.sum())))
+        extents[part] += layout.tails(amounts[part], capacity)
+        is_blank[part] = layout.is_blank
+        first = part.stop
+    return extents, is_blank

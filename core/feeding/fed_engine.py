@@ -373,28 +373,31 @@ class FedEngine(Engine[P]):
         }
         layouts = [rows.layout for rows in parts if rows.layout is not None]
         column_of = graph.stacked
+        row_values: dict[str, list[NDArray[Any]]] = {}
         if layouts:
             column_of = _unchanged
-            columns = self._columns_of_rows(columns, masks, parts, layouts)
-            masks = [layout.by_row(valid) for layout, valid in zip(layouts, masks)]
-        batch = make_batch(outputs, masks, copy, layouts)
+            columns, masks, row_values = self._by_row(columns, masks, parts, layouts)
+        batch = make_batch(outputs, masks, copy, layouts, row_values)
         make_batch.add_columns(batch, columns, [*map(len, masks)], column_of)
         return batch
 
-    def _columns_of_rows(
+    def _by_row(
         self,
         columns: Mapping[str, Any],
         masks: Sequence[NDArray[np.bool_]],
-        parts: Sequence[RowBatch],
+        parts: Sequence[Any],
         layouts: Sequence[RowLayout],
-    ) -> dict[str, Any]:
-        """Returns the values that bypass the graph, for rows that contain several records.
+    ) -> tuple[dict[str, Any], list[NDArray[np.bool_]], dict[str, list[NDArray[Any]]]]:
+        """Returns values of rows that contain several records, given values of the records.
 
         Args:
-            columns: A value for each record, by name.
+            columns: The values that bypass the graph, by name.
             masks: For each pipeline, False for records that can't be used.
             parts: The rows of each pipeline.
             layouts: Their layouts.
+
+        Returns:
+            The columns; the mask of each pipeline; and further arrays of each pipeline, by name.
         """
         raise NotImplementedError  # only sources have such rows
 

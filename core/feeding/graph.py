@@ -23,7 +23,7 @@ from ..messages.user_warnings import warn_user
 from ..pipeline.output_notes import notes_of
 from ..random.draw import DRAW, Draw, DrawnRows, described_draws, draw_inputs
 from ..sources.buckets import Buckets
-from ..sources.packed import Packed
+from ..sources.rows import RowSource
 from ..sources.values import without_type
 from ..state.fingerprint import graph_lines, operator_line
 from ..state.operators import FIELD, Operator, file_inputs, graph_outputs
@@ -33,7 +33,7 @@ from .schema import Schema
 # Parameters of graph functions that only some sources have: the type of the source, its name, and
 # the type of the argument.
 _OF_SOURCES: dict[str, tuple[type[Any], str, type[Any]]] = {
-    PACK: (Packed, "sources.Packed", Pack),
+    PACK: (RowSource, "sources.Packed or MultiImage", Pack),
     BUCKET: (Buckets, "sources.Buckets", Bucket),
 }
 

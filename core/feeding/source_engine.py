@@ -530,29 +530,25 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         names = super()._passed_names
         return names if self._row_source is None else [*names, *self._row_source.row_fields]
 
-    def _columns_of_rows(
+    def _by_row(
         self,
         columns: Mapping[str, Any],
         masks: Sequence[NDArray[np.bool_]],
         parts: Sequence[Any],
         layouts: Sequence[RowLayout],
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], list[NDArray[np.bool_]], dict[str, list[NDArray[Any]]]]:
+        source = self._row_source
+        assert source is not None
         ends = np.cumsum([*map(len, masks)])[:-1]
-        in_rows = {
-            name: np.concatenate(
-                [
-                    layout.by_row(values)
-                    for layout, values in zip(
-                        layouts, np.split(self._graph.stacked(column, name), ends)
-                    )
-                ]
-            )
-            for name, column in columns.items()
+        columns_of_rows = {}
+        for name, column in columns.items():
+            values = np.split(self._graph.stacked(column, name), ends)
+            columns_of_rows[name] = np.concatenate([*map(source.column_of_rows, layouts, values)])
+        values_of_parts = [rows.row_values() for rows in parts]
+        row_values = {
+            name: [values[name] for values in values_of_parts] for name in source.row_fields
         }
-        pieces = [rows.row_values() for rows in parts]
-        return in_rows | {
-            name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]
-        }
+        return columns_of_rows, [*map(source.mask_of_rows, layouts, masks)], row_values
 
     # Positions, supply and graph
 

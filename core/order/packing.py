@@ -46,7 +46,7 @@ class RowLayout:
     Attributes:
         counts: The number of records in each row, int64 [rows].
         most: The largest number of records in a row.
-        capacity: What a row holds, such as tokens.
+        capacity: What a row holds: tokens, or 1 if a row is one record with several images.
     """
 
     counts: Indices

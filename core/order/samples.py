@@ -25,6 +25,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from .packing import RowLayout, Table
 
+_MOST_EMPTY = 100  # epochs without a batch, one after another
 _MOST_TABLES = 3  # of epochs; a table of a million records has 10 MB
 MOST_SAMPLES = 1 << 53  # in a stream: larger integers are not exact in every JSON parser
 
@@ -282,6 +283,22 @@ class TablePlan(SamplePlan):
     def prepare(self, epoch: int) -> None:
         """Computes the table of an epoch."""
         self.tables(epoch)
+
+    def run_from(self, position: SamplePosition) -> SamplePosition:
+        """Returns the first position, at or after the given position, that has a batch.
+
+        Raises:
+            ValueError: If many successive epochs have no batch.
+        """
+        for _ in range(_MOST_EMPTY):
+            if self.remaining(position):
+                return position
+            position = self.next_epoch(position)
+        raise ValueError(
+            f"the {_MOST_EMPTY} epochs up to epoch {position.epoch - 1} have no batch: batch_size "
+            f"{self.batch_size} is more than their records fill. Use a smaller batch_size, or keep "
+            "incomplete batches"
+        )
 
     def locate(self, batch: int) -> tuple[int, int]:
         """Returns epoch and step of a batch; computes the tables of the epochs before it."""

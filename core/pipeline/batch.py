@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -133,6 +134,7 @@ class BatchMaker:
         valid: Sequence[int | np.ndarray],
         copy: bool,
         layouts: Sequence[RowLayout] = (),
+        row_values: Mapping[str, Sequence[np.ndarray]] = MappingProxyType({}),
     ) -> Batch:
         """Returns the batch of one run: an array for each output, and the mask.
 
@@ -143,6 +145,10 @@ class BatchMaker:
             copy: Whether arrays are copies, because DALI reuses the buffers of the outputs.
             layouts: The layout of each pipeline's rows if these contain several samples, whose
                 outputs follow each other; else empty. The masks are those of the rows then.
+            row_values: Further arrays [rows, ...] of the batch by name: one of each pipeline.
+
+        Raises:
+            ValueError: If an output has a name of ``row_values``, or does not fill its rows.
         """
         axis = self._has_device_axis(len(outputs))
         cut = self._cut
@@ -169,6 +175,16 @@ class BatchMaker:
                 for n, v in zip(rows_kept, valid)
             ]
             batch[self._mask] = self._place_rows(self._mask, masks, axis)
+        for name, arrays in row_values.items():
+            if name in batch:
+                raise ValueError(
+                    f"an output, or the mask, has the name {name!r} of an array that the source "
+                    "adds to the batch. Rename it"
+                )
+            if self._keeps_on_host(name):
+                batch[name] = np.concatenate(arrays)
+            else:
+                batch[name] = self._place_rows(name, arrays, axis)
         return self._placement.finish(batch)
 
     def add_columns(
@@ -320,7 +336,8 @@ def _shape_of_rows(tensors: TensorList, name: str, layout: RowLayout) -> list[in
             f"{', '.join(map(str, shapes[:3]))}, ... Return it from pack.patches(images), "
             "pack.tokens(text), or pack.per_image(x) for one value per image"
         )
-    return [rows, length, *parts.pop()]
+    shape = [rows, length, *parts.pop()]
+    return shape[:1] + shape[2:] if length == layout.capacity == 1 else shape
 
 
 def host_view(tensors: TensorListCPU, copy: bool, shape: list[int]) -> np.ndarray:

@@ -49,7 +49,7 @@ def read_lengths(
     Args:
         source: The source.
         field: The field of the images: encoded, paths or arrays. None: no images.
-        text: A field of arrays of one dimension, or None.
+        text: A field of arrays or lists, or None.
         cache_dir: Directory for the stored sizes; None: the default.
 
     Returns:
@@ -148,11 +148,11 @@ def _read_all(
         columns, errors = read_records(source, records, names, fold(0, 0, records))
         sizes[records[list(errors)]] = -1
         good = np.array([row for row in range(len(records)) if row not in errors], np.int64)
+        if text is not None:
+            texts[records[good]] = [len(columns[text][row]) for row in good.tolist()]
         if field is not None and field in names:
             images = [columns[field][row] for row in good.tolist()]
             sizes[records[good]] = _image_sizes(source, records[good], field, images)
-        if text is not None:
-            texts[records[good]] = [len(columns[text][row]) for row in good.tolist()]
 
     with progress("Reading the sizes of images", count, "records") as advance:
 

@@ -11,7 +11,7 @@ from ..arguments import knows_its_names, whole_number
 from ..formats.paths import Path
 from ..messages.printable import printable_text
 from ..order.grids import grids
-from ..order.packing import RowLayout, Table, packed_table, places_of_tokens
+from ..order.packing import WINDOW, RowLayout, Table, packed_table, places_of_tokens
 from ..order.shuffle import Indices
 from ..state.envelope import digest
 from .image_sizes import read_lengths
@@ -45,10 +45,10 @@ class Packed(RowSource):
       for bad records, too.
 
     An image is resized to a whole number of patches, and made smaller if it has more than
-    ``tokens``. Each epoch has each record once. The rows depend only on the seed, the epoch and the
-    sizes of the images, so that states, `seek_step` and several processes work as for other
-    sources; the number of batches differs a little between epochs. The last batch of an epoch ends
-    with blank rows, or is dropped.
+    ``tokens``. Each epoch has each record once, except records whose sizes can't be read. The rows
+    depend only on the seed, the epoch and the sizes of the images, so that states, `seek_step` and
+    several processes work as for other sources; the number of batches differs a little between
+    epochs. The last batch of an epoch ends with blank rows, or is dropped.
 
     The sizes are read once from the first 16 KiB of the images, or from whole images if these bytes
     do not suffice. They are stored, like the index of a `Tar`, if the source detects changes of its
@@ -103,10 +103,16 @@ class Packed(RowSource):
         self.field, self.text = field, text
         if field is None and text is None:
             raise ValueError("pass field=, the field of the images, or text=, a field of token ids")
-        if clashing := sorted({*_ROW_FIELDS} & {*source.fields}):
+        if clashing := sorted({*_ROW_FIELDS, "pack"} & {*source.fields}):
             raise ValueError(
-                f"the source has a field {clashing[0]!r}, the name of an array of packed batches. "
-                "Rename the field"
+                f"the source has a field {clashing[0]!r}, the name of an array of packed batches, "
+                "or of the graph's parameter. Rename the field"
+            )
+        kind = source.fields.get(text or "")
+        if kind is not None and (kind.dtype is None or kind.ndim != 1):
+            raise ValueError(
+                "text must be a field of numbers of one dimension, such as token ids, not "
+                f"{text!r}: {kind}"
             )
         sizes, texts, is_known = read_lengths(source, field, text, cache_dir)
         fewest = 0 if field is None else 1  # patches
@@ -125,6 +131,7 @@ class Packed(RowSource):
         self._texts = texts
         self.lengths = np.where(is_known, found.prod(axis=1) + texts, 0).astype(np.int32)
         self.num_unreadable = int((~is_known).sum())
+        self._digest = digest(self.grids.tobytes(), self.lengths.tobytes())
 
     def __repr__(self) -> str:
         text = "" if self.text is None else f", text={self.text!r}"
@@ -135,10 +142,9 @@ class Packed(RowSource):
 
     def identity(self) -> str:
         """Returns a text that identifies the records and the rows; see `dalijax.sources.Source`."""
-        lengths = digest(self.grids.tobytes(), self.lengths.tobytes())
         return (
-            f"{super().identity()}, packed {self.length} {self.most} {self.patch}, "
-            f"lengths {lengths}"
+            f"{super().identity()}, packed {self.length} {self.most} {self.patch} in windows of "
+            f"{WINDOW}, lengths {self._digest}"
         )
 
     def row_table(self, seed: int, shuffle: bool, epoch: int) -> Table:

@@ -39,6 +39,14 @@ class RowSource(PlannedSource):
         extents = {"most": self.most, "capacity": self.length}
         return RowPlan(len(self), batch_size, policy, True, tables=tables, **extents)
 
+    def mask_of_rows(self, layout: RowLayout, valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Returns the mask of the rows of a pipeline, given that of the records."""
+        return layout.by_row(valid)
+
+    def column_of_rows(self, layout: RowLayout, values: NDArray[Any]) -> NDArray[Any]:
+        """Returns values of the rows of a pipeline that bypass the graph, given the records'."""
+        return layout.by_row(values)
+
     @abc.abstractmethod
     def row_table(self, seed: int, shuffle: bool, epoch: int) -> Table:
         """Returns the rows of an epoch."""

@@ -11,6 +11,7 @@
 - `Selection`: some of the records of a source.
 - `Named`: a source with the name or number of each record in the batch.
 - `Buckets`: images in batches of one size and aspect ratio.
+- `MultiImage`: records with several images.
 - `Packed`: images at their own resolution, as rows of tokens.
 - `Source` and `Field`: the base class and the types of fields, for your own sources.
 """
@@ -26,6 +27,7 @@ from .core.sources.coco import Coco as Coco
 from .core.sources.files import Files as Files
 from .core.sources.map import Map as _Map  # noqa: F401 for Source.map
 from .core.sources.mixture import Mixture as Mixture
+from .core.sources.multi_image import MultiImage as MultiImage
 from .core.sources.named import Named as Named
 from .core.sources.packed import Packed as Packed
 from .core.sources.records import Records as Records
@@ -42,6 +44,7 @@ __all__ = [
     "Field",
     "Files",
     "Mixture",
+    "MultiImage",
     "Named",
     "Packed",
     "Records",

@@ -494,3 +494,36 @@ def test_the_examples_evaluation_has_each_image_once(vit_input, class_folders):
         assert sum(float(np.asarray(batch["weights"]).sum()) for batch in seen) == 10
         labels = np.concatenate([batch["labels"][batch["weights"] > 0] for batch in seen])
         assert sorted(labels.tolist()) == [0] * 5 + [1] * 5
+
+
+def test_padding_of_packed_rows_is_masked():
+    rng = np.random.default_rng(0)
+    records = [
+        {
+            "data": rng.integers(0, 255, (8, 8 * (1 + k % 3), 3)),
+            "text": np.ones(1 + k % 2, np.int32),
+        }
+        for k in range(11)
+    ]
+    records = [{**record, "data": record["data"].astype(np.uint8)} for record in records]
+    source = sources.Packed(sources.Records(records), length=10, images=3, patch=8, text="text")
+
+    @data_iterator(source=source)
+    def packed(data, text, *, pack):
+        ones = fn.full(1.0, shape=[])
+        return {
+            "loss_weights": pack.tokens(text),
+            "image_weights": pack.per_image(ones),
+            "patches": pack.patches(data),
+        }
+
+    made = eval_get_dataset_fn(packed, name="packed", masked=("loss_weights", "image_weights"))
+    images = 0
+    for batch in made(DatasetConfig(batch_size=2), 0, 1, None, None)["packed"]:
+        np.testing.assert_array_equal(
+            batch["loss_weights"],
+            (batch["segment_ids"] > 0) & (batch["positions"][..., 0] == -1),
+        )
+        np.testing.assert_array_equal(batch["image_weights"], batch["weights"])
+        images += batch["weights"].sum()
+    assert images == len(records)

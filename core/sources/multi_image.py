@@ -1,0 +1,220 @@
+"""`MultiImage`: records with several images, such as the pages of a document."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arguments import knows_its_names, whole_number
+from ..formats.field import Field
+from ..formats.paths import Path
+from ..messages.printable import printable_text
+from ..order.packing import RowLayout, Table
+from ..order.shuffle import Indices
+from ..random.hashing import Bits, fold
+from ..remote.range_cache import Lease
+from ..state.envelope import digest
+from .image_sizes import read_lengths
+from .rows import RowSource
+from .source import Order, Source, Values, announce, order_of, read_records, record_count
+from .values import leaf
+
+_ROW_FIELDS = ("num_images",)
+
+
+class MultiImage(RowSource):
+    """Records with several images, of which DALI decodes only those that exist.
+
+    A row of a batch is a record. The graph function gets the images one by one, each with the other
+    fields of its record, and a parameter ``pack``::
+
+        pages = sources.Records(documents, kinds={"images": sources.Field(None)})
+        source = sources.MultiImage(pages, "images", images=8)
+
+        @data_iterator(source=source, mask=True)
+        def train(images, label, *, draw, pack):
+            image = fn.decoders.image(images, device="mixed")
+            image = augment.random_resized_crop(image, 224, draw=draw)
+            return {"images": pack.per_image(image), "label": pack.per_row(label)}
+
+    The batch has the images [rows, images, 224, 224, 3], with zeros where a record has fewer, the
+    labels [rows], and ``num_images``, int32 [rows]. Text and other values that bypass the graph
+    have one value per row. Random numbers are drawn for each image. If an image of a record is bad,
+    the whole record is.
+
+    The images of all records are counted once, at construction, by reading the records; no batch
+    contains records that can't be read. The counts are stored, like the index of a `Tar`, if the
+    source detects changes of its files, and no map returns the images.
+
+    Args:
+        source: A source, or a `Mixture`.
+        field: The field of the images, of kind ``Field(None)``: a list of encoded images, or of
+            arrays of one dtype, in each record. It may be empty.
+        images: The largest number of images of a record.
+        cache_dir: Directory for the stored counts; None: the default.
+
+    Attributes:
+        fields: Names and kinds of the fields of the source; ``field`` has the kind of one image.
+
+    Raises:
+        TypeError: If ``source`` is not a source, or the field does not contain lists.
+        ValueError: If a number is out of range, the source lacks the field, no record has an image,
+            or a record has more than ``images``.
+    """
+
+    row_fields = _ROW_FIELDS
+
+    @knows_its_names
+    def __init__(self, source: Source, field: str, *, images: int, cache_dir: Path | None = None):
+        super().__init__(source)
+        self.most = whole_number("images", images, "a number of images, 2 or more", 2)
+        self.length = 1  # a row is one record
+        self.field = field
+        if clashing := sorted({*_ROW_FIELDS, "pack"} & {*source.fields}):
+            raise ValueError(
+                f"the source has a field {clashing[0]!r}, the name of an array of batches of "
+                "several images, or of the graph's parameter. Rename the field"
+            )
+        kind = source.fields.get(field)
+        if kind is not None and kind.dtype is not None:
+            raise TypeError(
+                f"the field {field!r} must contain lists of images, but it is {kind}. Declare its "
+                "kind as Field(None), e.g. by kinds= of Records or fields= of source.map"
+            )
+        _, counts, is_known = read_lengths(source, None, field, cache_dir)
+        if (counts > self.most).any():
+            record = int(np.argmax(counts))
+            raise ValueError(
+                f"{printable_text(source.name(record))} has {counts[record]:,} images, more than "
+                f"images={self.most}. Pass a larger number, or cut the lists by source.map"
+            )
+        self._counts, self._is_known = counts, is_known
+        if not counts.any():
+            raise ValueError(f"no record has an image in {field!r}. Pass the field of the images")
+        with_images = np.flatnonzero(counts)[:1]
+        columns, _ = read_records(source, with_images, [field], fold(0, 0, with_images))
+        first = leaf(columns[field][0][0])
+        self._example = first  # decoded in place of the images of a record without images
+        self.fields = {**source.fields, field: Field(first.dtype, first.ndim)}
+        self._digest = digest(counts.tobytes(), is_known.tobytes())
+
+    def __len__(self) -> int:
+        return len(self._source) * self.most  # places of images, of which some are not used
+
+    def __repr__(self) -> str:
+        return f"MultiImage({self._source!r}, {self.field!r}, images={self.most})"
+
+    def identity(self) -> str:
+        """Returns a text that identifies the records; see `dalijax.sources.Source`."""
+        return f"{super().identity()}, at most {self.most} images, counts {self._digest}"
+
+    def has_images(self, indices: Indices) -> NDArray[np.bool_]:
+        """Returns whether the record of each image has images."""
+        return self._counts[indices // self.most] > 0
+
+    @property
+    def order(self) -> Any:
+        """Returns a method: the order of the images, of which ``images`` places are a record's."""
+        return self._order
+
+    def _order(self, seed: int, shuffle: bool) -> Order:
+        order_of_records = order_of(self._source, seed, shuffle)
+
+        def order(samples: Indices) -> tuple[Indices, Indices]:
+            positions, numbers = np.divmod(samples, self.most)
+            records, epochs = order_of_records(positions)
+            return records * self.most + numbers, epochs
+
+        return order
+
+    @property
+    def _record_count(self) -> int:
+        return record_count(self._source) * self.most
+
+    def row_table(self, seed: int, shuffle: bool, epoch: int) -> Table:
+        """Returns the rows of an epoch: the images of each record."""
+        count = len(self._source)
+        records, _ = order_of(self._source, seed, shuffle)(epoch * count + np.arange(count))
+        (positions,) = np.nonzero(self._is_known[records])
+        counts = np.maximum(self._counts[records[positions]], 1).astype(np.int64)
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        numbers = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
+        return Table(np.repeat(positions * self.most, counts) + numbers, starts)
+
+    def row_values(
+        self, layout: RowLayout, records: Indices, valid: NDArray[np.bool_]
+    ) -> dict[str, NDArray[Any]]:
+        """Returns the numbers of images of rows, 0 for rows that are not valid."""
+        counts = self.column_of_rows(layout, self._counts[records // self.most])
+        return {"num_images": counts * self.mask_of_rows(layout, valid)}
+
+    def mask_of_rows(self, layout: RowLayout, valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Returns whether all images of each row are valid."""
+        bad = layout.by_row(~valid).any(axis=1)
+        return ~bad & (layout.counts > 0)
+
+    def column_of_rows(self, layout: RowLayout, values: NDArray[Any]) -> NDArray[Any]:
+        """Returns the value of each row: that of its first image."""
+        first: NDArray[Any] = layout.by_row(values)[:, 0]
+        return first
+
+    def _numbers_in_source(self, indices: Indices) -> Indices:
+        return indices // self.most
+
+    def _read_keyed(
+        self, indices: Indices, names: Sequence[str], keys: Bits | None
+    ) -> tuple[dict[str, Values], dict[int, Exception]]:
+        records, numbers = np.divmod(indices, self.most)
+        unique, first, inverse = np.unique(records, return_index=True, return_inverse=True)
+        if not names:
+            return {}, {}
+        keys = None if keys is None else keys[first]
+        columns, errors = read_records(self._source, unique, names, keys)
+        places = inverse.tolist()
+        values: dict[str, Values] = {}
+        for name, column in columns.items():
+            if name == self.field:
+                images = zip(places, numbers.tolist())
+                values[name] = [self._image(column[place], number) for place, number in images]
+            elif isinstance(column, np.ndarray):
+                values[name] = column[inverse]
+            else:
+                values[name] = [column[place] for place in places]
+        return values, {row: errors[place] for row, place in enumerate(places) if place in errors}
+
+    def _image(self, images: Any, number: int) -> Any:
+        """Returns an image of a record; another record's image if the record has none.
+
+        Stand-ins may have fewer images than the record that they replace.
+        """
+        if images is None:  # the record can't be read
+            return None
+        return leaf(images[number % len(images)]) if len(images) else self._example
+
+    def sizes(self, indices: Indices, name: str, data: Values) -> NDArray[np.int32]:
+        """Returns heights and widths of images; see `dalijax.sources.Source`."""
+        if name == self.field:
+            return Source.sizes(self, indices, name, data)
+        return super().sizes(indices, name, data)
+
+    def name(self, index: int) -> str:
+        """Returns the name of a record, and the number of the image."""
+        record, number = divmod(index, self.most)
+        return f"{self._source.name(record)}, image {number}"
+
+    def _record_names(self, indices: Indices) -> list[str]:
+        return [self.name(index) for index in indices.tolist()]
+
+    def _announce(
+        self,
+        indices: Indices,
+        names: Sequence[str],
+        turns: Indices,
+        freed: collections.deque[int],
+    ) -> list[tuple[Lease, Indices]]:
+        records, first = np.unique(indices // self.most, return_index=True)
+        return announce(self._source, records, names, turns[first], freed)
