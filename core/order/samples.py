@@ -238,6 +238,9 @@ class Tables:
 
     def __call__(self, epoch: int) -> Table:
         """Returns the table of an epoch."""
+        found = self._tables.get(epoch)
+        if found is not None:  # without the lock: another thread may compute the next epoch
+            return found
         with self._lock:
             table = self._tables.get(epoch)
             if table is None:

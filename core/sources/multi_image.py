@@ -27,10 +27,10 @@ _ROW_FIELDS = ("num_images",)
 
 
 class MultiImage(RowSource):
-    """Records with several images, of which DALI decodes only those that exist.
+    """Records with several images. DALI decodes only the images that exist.
 
-    A row of a batch is a record. The graph function gets the images one by one, each with the other
-    fields of its record, and a parameter ``pack``::
+    A row of a batch is a record. The graph function processes single images, each with the other
+    fields of its record, and gets a parameter ``pack``::
 
         pages = sources.Records(documents, kinds={"images": sources.Field(None)})
         source = sources.MultiImage(pages, "images", images=8)
@@ -103,7 +103,7 @@ class MultiImage(RowSource):
         self._digest = digest(counts.tobytes(), is_known.tobytes())
 
     def __len__(self) -> int:
-        return len(self._source) * self.most  # places of images, of which some are not used
+        return len(self._source) * self.most  # some of these places of images are not used
 
     def __repr__(self) -> str:
         return f"MultiImage({self._source!r}, {self.field!r}, images={self.most})"
@@ -118,7 +118,7 @@ class MultiImage(RowSource):
 
     @property
     def order(self) -> Any:
-        """Returns a method: the order of the images, of which ``images`` places are a record's."""
+        """The order of the images; each record has ``images`` places."""
         return self._order
 
     def _order(self, seed: int, shuffle: bool) -> Order:

@@ -1,4 +1,4 @@
-"""`RowSource`: the base class of sources whose batches have rows of several records."""
+"""`RowSource`: the base class of sources with several records or images in a row of a batch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .planned import PlannedSource
 
 
 class RowSource(PlannedSource):
-    """The records of another source, of which a row of a batch contains several.
+    """The records of another source. A row of a batch contains several records, or images.
 
-    A plan decides which records a row contains: see `core.order.samples.RowPlan`.
+    A plan assigns the records to rows: see `core.order.samples.RowPlan`.
 
     Attributes:
         most: The largest number of records in a row.

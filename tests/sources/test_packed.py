@@ -1,8 +1,10 @@
 """Packed rows: contents compared with single images, packing with Python loops, and devices."""
 
+import concurrent.futures
 import io
 import json
 import math
+import threading
 
 import jax
 import numpy as np
@@ -15,7 +17,8 @@ from PIL import Image
 
 from dalijax import Pack, augment, data_iterator, sources
 from dalijax.adapters.grain import DALIIterDataset
-from dalijax.core.order.packing import WINDOW, first_fit_decreasing, packed_table
+from dalijax.core.order.packing import WINDOW, Table, first_fit_decreasing, packed_table
+from dalijax.core.order.samples import Tables
 from dalijax.errors import StateError
 from drawing import drawn_image, png
 
@@ -595,3 +598,22 @@ def test_random_maps_must_not_change_lengths():
 
 def test_pack_is_public():
     assert Pack.per_image.__doc__
+
+
+def test_a_table_can_be_used_while_another_is_computed():
+    is_computing, may_end = threading.Event(), threading.Event()
+
+    def make(epoch):
+        if epoch == 1:
+            is_computing.set()
+            may_end.wait()
+        return Table(np.arange(3), np.array([0, 2, 3]))
+
+    tables = Tables(make)
+    first = tables(0)
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        second = threads.submit(tables, 1)
+        is_computing.wait()
+        assert tables(0) is first and tables.num_groups(0) == 2
+        may_end.set()
+        assert second.result().num_groups == 2
