@@ -53,7 +53,8 @@ class Buckets(PlannedSource):
 
     Args:
         source: A source, or a `Mixture`. Map and select its records before.
-        field: The field of the images: encoded, paths or arrays.
+        field: The field of the images: encoded, arrays, or paths of kind
+            ``Field(np.uint8, 1, is_path=True)``.
         buckets: Height and width of each bucket, in pixels.
         cache_dir: Directory for the stored sizes; None: the default.
 

@@ -92,7 +92,8 @@ def read_lengths(
     if not is_known.any():
         raise ValueError(
             f"the size of none of the {count:,} images in {field!r} can be read. Pass the field of "
-            "the images"
+            f"the images. If it contains paths, pass kinds={{{field!r}: sources.Field(np.uint8, 1, "
+            "is_path=True)} to the source, and decode it without read_file"
         )
     if not is_known.all():
         (unknown,) = np.nonzero(~is_known)

@@ -56,8 +56,9 @@ class Packed(RowSource):
 
     Args:
         source: A source, or a `Mixture`. Map and select its records before they are packed.
-        field: The field of the images: encoded, paths or arrays. None: the images are not cut into
-            patches, so that only the text takes tokens; use `Pack.per_image` for the images.
+        field: The field of the images: encoded, arrays, or paths of kind
+            ``Field(np.uint8, 1, is_path=True)``. None: the images are not cut into patches, so that
+            only the text takes tokens; use `Pack.per_image` for the images.
         length: Number of tokens in a row.
         images: The largest number of images in a row.
         patch: Height and width of a patch, in pixels.

@@ -426,6 +426,19 @@ def test_one_record_is_not_packed():
     assert found["label"].tolist() == [3]
 
 
+def test_paths_are_declared_in_the_source(tmp_path):
+    records = []
+    for k, record in enumerate(RECORDS[:6]):
+        path = tmp_path / f"{k}.png"
+        path.write_bytes(record["data"])
+        records.append({**record, "data": str(path).encode()})
+    with pytest.raises(ValueError, match=r"paths, pass kinds={'data': .*without read_file"):
+        packed(records)
+    kinds = {"data": sources.Field(np.uint8, 1, is_path=True)}
+    found = iterator(packed(sources.Records(records, kinds=kinds)))
+    assert all(map(equal, map(on_host, found), map(on_host, iterator(packed(RECORDS[:6])))))
+
+
 def test_sizes_are_stored(tmp_path):
     folder = tmp_path / "images"
     (folder / "class").mkdir(parents=True)
