@@ -20,7 +20,10 @@ from dalijax.show import show
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "pictures"
-BATCHES = ("arrays", "audio", "detection", "image_text", "robot", "segmentation", "video", "views")
+BATCHES = (
+    *("arrays", "audio", "detection", "image_text", "native_resolution", "robot", "segmentation"),
+    *("video", "views"),
+)
 # Steps of the tutorial. The other steps draw the same images, or speeds of this machine.
 STEPS = ("random_shuffling", "augmentations", "multiple_devices")
 

@@ -137,7 +137,13 @@ def test_input_bound_names_an_operator_and_draws_both_loops(tmp_path):
 
 
 # Programs of tasks, and a result that is reached only by learning.
-TASKS = {"detection.py": 0.5, "image_text.py": 0.8, "segmentation.py": 0.8, "views.py": 0.8}
+TASKS = {
+    "detection.py": 0.5,
+    "image_text.py": 0.8,
+    "native_resolution.py": 0.8,
+    "segmentation.py": 0.8,
+    "views.py": 0.8,
+}
 
 
 @pytest.mark.parametrize("program", TASKS)
