@@ -58,6 +58,7 @@ LOADERS = {  # name of the module, and its environment
 ENVIRONMENTS = {  # the packages of each environment
     "torch": ("torch", "torchdata", "webdataset", "datasets"),
     "streaming": ("torch", "mosaicml-streaming"),  # needs older versions of transformers
+    "timm": ("torch", "torchvision", "timm"),
 }
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # without CUDA, if it can be reached
 SHARDS = 10  # files of the loaders that store several records in a file

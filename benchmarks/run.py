@@ -32,6 +32,7 @@ COMMANDS = {
     ],
     "cores": ["--small"],
     "resume": [],
+    "packed_rows": ["--images", "100000", "--subset", "2000", "--middle", "11"],
     "remote": [
         *("--files", "512", "--tars", "64", "--latencies", "1", "50"),
         *("--seconds", "3", "--servers", "1", "--threads", "2", "--read-ahead", "4MB"),
