@@ -70,8 +70,7 @@ class Pack:
 
         Returns:
             In the batch [rows, length, patch * patch * channels], in the dtype of the images; 0 at
-            text and padding. A patch contains its pixels row by row. If ``on_error`` is "mask", the
-            patches of a bad record are those of another record; its segment ids are 0.
+            text, padding and masked records. A patch contains its pixels row by row.
 
         Raises:
             ValueError: If the source has no field of images, or the decoder ignores the EXIF
@@ -196,6 +195,7 @@ class Pack:
             is_first[first : first + len(numbers)] = numbers == 0
             first += max(1, len(numbers))
         row, is_blank = _extents(rows, is_first, 1)
+        is_blank |= rows.replaced  # without the values of stand-ins
         # Starting after the end of a value leaves only padding.
         is_missing = (
             is_blank if isinstance(source, Packed) else is_blank | ~source.has_images(records)
@@ -207,13 +207,12 @@ class Pack:
         count = grid.prod(axis=1)
         lengths = np.maximum(source.lengths[records], count).astype(np.int64)
         span, _ = _extents(rows, lengths, source.length)
-        # The text of a stand-in may be longer than that of the record whose place it takes.
-        text = np.where(rows.replaced, lengths - count, np.iinfo(_INT).max)
         inferred = np.full_like(count, -1)
         side = np.full_like(count, source.patch)
         cells = np.stack([grid[:, 0], side, grid[:, 1], inferred], axis=1)
         tokens = np.stack([count, inferred], axis=1)
-        text, start = np.where(is_blank, 0, text), np.where(is_blank, lengths, 0)
+        text = np.where(is_blank, 0, np.iinfo(_INT).max)
+        start = np.where(is_blank, lengths, 0)
         return [*planned, grid * source.patch, cells, tokens, count, text, start, span]
 
 

@@ -33,7 +33,7 @@ from .schema import Schema
 # Parameters of graph functions that only some sources have: the type of the source, its name, and
 # the type of the argument.
 _OF_SOURCES: dict[str, tuple[type[Any], str, type[Any]]] = {
-    PACK: (RowSource, "sources.Packed or MultiImage", Pack),
+    PACK: (RowSource, "sources.Packed or sources.MultiImage", Pack),
     BUCKET: (Buckets, "sources.Buckets", Bucket),
 }
 
@@ -201,9 +201,9 @@ def field_graph(
     for parameter, (kind, label, argument) in _OF_SOURCES.items():
         if isinstance(source, kind):
             of_source[parameter] = argument
-        elif parameter in taken:
+        elif parameter in taken and parameters[parameter].default is inspect.Parameter.empty:
             raise TypeError(
-                f"{name}() needs {parameter}, which only {label} has: pass {label}(...) as source"
+                f"{name}() needs {parameter}, which only {label} has: pass it as source"
             )
     for parameter in of_source.keys() - taken:
         raise TypeError(

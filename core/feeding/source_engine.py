@@ -71,6 +71,16 @@ def _plan(
     return SamplePlan(len(source), batch_size, policy, padded)
 
 
+def _without(values: NDArray[Any], masks: Sequence[NDArray[np.bool_]]) -> NDArray[Any]:
+    """Returns values with 0 or None in place of those that are masked."""
+    is_valid = np.concatenate(masks)
+    if is_valid.all():
+        return values
+    result = values.copy()
+    result[~is_valid] = None if values.dtype == object else 0
+    return result
+
+
 def _warn_of_repeats(plan: SamplePlan) -> None:
     """Warns if a batch has more than twice as many rows as the source has records."""
     if plan.batch_size > 2 * plan.num_samples:
@@ -542,7 +552,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         ends = np.cumsum([*map(len, masks)])[:-1]
         columns_of_rows = {}
         for name, column in columns.items():
-            values = np.split(self._graph.stacked(column, name), ends)
+            values = np.split(_without(self._graph.stacked(column, name), masks), ends)
             columns_of_rows[name] = np.concatenate([*map(source.column_of_rows, layouts, values)])
         values_of_parts = [rows.row_values() for rows in parts]
         row_values = {

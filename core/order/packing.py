@@ -16,6 +16,9 @@ from ..random.hashing import fold, mix
 from .shuffle import Indices
 
 WINDOW = 1024  # records that are packed together
+_ENOUGH = 1.02  # rows, of the fewest that are possible: fewer are not searched for
+_STEP = 64  # the share of the rows that are added after a trial
+_MOST_TRIALS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,10 +135,72 @@ def first_fit_decreasing(lengths: NDArray[np.int32], capacity: int, most: int) -
     return rows
 
 
+def emptiest_row(
+    lengths: NDArray[np.int32], capacity: int, most: int, num_rows: NDArray[np.int64]
+) -> tuple[Indices, NDArray[np.bool_]]:
+    """Packs items into given numbers of rows: the longest first, into the row with the most room.
+
+    If ``most`` limits the rows, long and short items must share rows. First fit decreasing leaves
+    the short items to the last rows instead.
+
+    Args:
+        lengths, capacity, most: As for `first_fit_decreasing`.
+        num_rows: The number of rows of each window.
+
+    Returns:
+        The number of each item's row, int64 [windows, items]; and whether all items of a window
+        fit, bool [windows].
+    """
+    order = np.argsort(-lengths, axis=1, kind="stable")
+    decreasing = np.take_along_axis(lengths, order, axis=1)
+    window = np.arange(len(lengths))
+    exists = np.arange(int(num_rows.max())) < num_rows[:, np.newaxis]
+    free = np.where(exists, np.int32(capacity), np.int32(-1))  # -1: no further item
+    left = np.full(free.shape, most, np.int32)
+    chosen, fits = np.zeros(lengths.shape, np.int64), np.ones(len(lengths), np.bool_)
+    for k in range(lengths.shape[1]):
+        length = decreasing[:, k]
+        row = free.argmax(axis=1)
+        fits &= free[window, row] >= length
+        left[window, row] -= length > 0
+        room = free[window, row] - length
+        free[window, row] = np.where(left[window, row] > 0, room, -1)
+        chosen[:, k] = row
+    rows = np.empty_like(chosen)
+    np.put_along_axis(rows, order, chosen, axis=1)
+    return rows, fits
+
+
+def packed_rows(lengths: NDArray[np.int32], capacity: int, most: int) -> Indices:
+    """Packs items into rows, in several windows at once.
+
+    By first fit decreasing, or by `emptiest_row` if this takes fewer rows.
+
+    Args:
+        lengths, capacity, most: As for `first_fit_decreasing`.
+
+    Returns:
+        The number of each item's row in its window, int64 [windows, items].
+    """
+    rows = first_fit_decreasing(lengths, capacity, most)
+    counts = np.where(lengths > 0, rows, -1).max(axis=1) + 1
+    total, items = lengths.sum(axis=1, dtype=np.int64), (lengths > 0).sum(axis=1)
+    num_rows = np.maximum(-(-total // capacity), -(-items // most))
+    for _ in range(_MOST_TRIALS):
+        (wasteful,) = np.nonzero(num_rows * _ENOUGH < counts)
+        if not len(wasteful):
+            break
+        found, fits = emptiest_row(lengths[wasteful], capacity, most, num_rows[wasteful])
+        rows[wasteful[fits]] = found[fits]
+        counts[wasteful[fits]] = num_rows[wasteful[fits]]
+        num_rows[wasteful[~fits]] += 1 + num_rows[wasteful[~fits]] // _STEP
+    return rows
+
+
 def packed_table(
     lengths: NDArray[np.int32], capacity: int, most: int, epoch: int, seed: int, shuffle: bool
 ) -> Table:
-    """Returns the rows of an epoch, packed by first fit decreasing in windows of 1,024 records.
+    """Returns the rows of an epoch, packed by `packed_rows` in windows of 1,024 records.
 
     Args:
         lengths: The length of the record at each position of the epoch, at most ``capacity``; 0 for
@@ -153,10 +218,10 @@ def packed_table(
     num_windows = -(-len(packed) // WINDOW)
     padded = np.zeros(num_windows * WINDOW, np.int32)
     padded[: len(packed)] = packed
-    rows = first_fit_decreasing(padded.reshape(num_windows, WINDOW), capacity, most)
+    rows = packed_rows(padded.reshape(num_windows, WINDOW), capacity, most)
     rows = rows.reshape(-1)[: len(packed)]
     windows = np.arange(len(packed)) // WINDOW
-    if shuffle:  # first fit decreasing begins with the longest records and the fullest rows
+    if shuffle:  # the first rows have the longest records
         keys = mix(fold(seed, epoch, windows, rows))
     else:
         row_ids = windows * WINDOW + rows

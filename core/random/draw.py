@@ -196,7 +196,7 @@ class DrawRows:
         orientations: Returns the EXIF orientations of the images of a field, int32 [rows].
         shared: Results that several draws or operators of the rows use.
         own_records: The number of each row's own record, even if a stand-in replaces it.
-        replaced: Whether a stand-in replaces the record of each row, bool [rows].
+        replaced: Whether a stand-in replaces the record of each row, bool [rows] or False.
         layouts: The `core.order.packing.RowLayout` of each pipeline's rows in the batch, if these
             contain several records; the other attributes then have an element for each record.
     """
@@ -208,7 +208,7 @@ class DrawRows:
     orientations: Callable[[str], NDArray[np.int32]] = _unknown
     shared: dict[Any, Any] = dataclasses.field(default_factory=dict)
     own_records: NDArray[np.int64] | None = None
-    replaced: NDArray[np.bool_] | None = None
+    replaced: Any = False
     layouts: Sequence[Any] = ()
 
     def image_sizes(self, name: str) -> NDArray[np.int32]:

@@ -36,11 +36,13 @@ class Packed(RowSource):
 
     A batch also contains these arrays:
 
-    - ``grids``, int32 [rows, images, 2]: height and width of each image in patches.
+    - ``grids``, int32 [rows, images, 2]: height and width of each image in patches; 0 where the row
+      has fewer images.
     - ``segment_ids``, int32 [rows, length]: the number of the token's image in its row, from 1; 0
       for padding.
     - ``positions``, int32 [rows, length, 2]: the place (y, x) of a patch in the grid of its image;
-      (-1, k) for token k of the text; 0 for padding.
+      (-1, k) for token k of the text; 0 for padding. Without a field of images, k alone, int32
+      [rows, length], and no ``grids``.
     - the mask, if there is one, bool [rows, images]: whether the row has this image. It is False
       for bad records, too.
 
@@ -50,9 +52,13 @@ class Packed(RowSource):
     several processes work as for other sources; the number of batches differs a little between
     epochs. The last batch of an epoch ends with blank rows, or is dropped.
 
+    A bad record leaves its place empty if ``on_error`` is "mask": segment ids, patches and text are
+    0. Further token fields that the graph packs by `Pack.tokens`, such as targets, must be shifted
+    in the records.
+
     The sizes are read once from the first 16 KiB of the images, or from whole images if these bytes
     do not suffice. They are stored, like the index of a `Tar`, if the source detects changes of its
-    files, and no map returns the images or the text.
+    files, and no map returns the images or the text; the text of a map is read at each start.
 
     Args:
         source: A source, or a `Mixture`. Map and select its records before they are packed.
@@ -60,16 +66,19 @@ class Packed(RowSource):
             ``Field(np.uint8, 1, is_path=True)``. None: the images are not cut into patches, so that
             only the text takes tokens; use `Pack.per_image` for the images.
         length: Number of tokens in a row.
-        images: The largest number of images in a row.
+        images: The largest number of images in a row. Small numbers leave tokens of rows with small
+            images unused, and large numbers leave places of `Pack.per_image` empty.
         patch: Height and width of a patch, in pixels.
         tokens: The largest number of patches of an image; None: ``length``.
         text: A field of integers of one dimension, such as token ids, that follow the patches of
             their image; None: no text.
-        enlarge: Whether small images are enlarged to ``tokens`` patches, as in `augment.patches`.
+        enlarge: Whether small images are enlarged to ``tokens`` patches, as `augment.patches` does.
         cache_dir: Directory for the stored sizes; None: the default.
 
     Attributes:
         fields: Names and kinds of the fields of the source.
+        grids: Height and width of each record's image in patches, int32 [records, 2].
+        lengths: The number of tokens of each record, int32 [records]; 0 if it is in no row.
         num_unreadable: Number of records that no row contains, because their sizes can't be read.
 
     Raises:
@@ -78,8 +87,6 @@ class Packed(RowSource):
             of images nor a text, the size of no image can be read, or a text does not fit into a
             row.
     """
-
-    row_fields = _ROW_FIELDS
 
     @knows_its_names
     def __init__(
@@ -102,6 +109,7 @@ class Packed(RowSource):
         limit = self.length if tokens is None else tokens
         limit = whole_number("tokens", limit, "a number of patches, 1 or more", 1)
         self.field, self.text = field, text
+        self.row_fields = _ROW_FIELDS if field is not None else _ROW_FIELDS[1:]
         if field is None and text is None:
             raise ValueError("pass field=, the field of the images, or text=, a field of token ids")
         if clashing := sorted({*_ROW_FIELDS, "pack"} & {*source.fields}):
@@ -160,5 +168,7 @@ class Packed(RowSource):
         places, segment_ids = places_of_tokens(
             layout, self.grids[records], self._texts[records], valid, self.length
         )
+        if self.field is None:
+            return {"positions": places[..., 1], "segment_ids": segment_ids}
         shapes = layout.by_row(self.grids[records] * valid[:, np.newaxis])
         return {"grids": shapes, "positions": places, "segment_ids": segment_ids}

@@ -92,3 +92,13 @@ def test_rows_of_fortran_order_are_unchanged(shape, mapped, tmp_path):
     make = data_iterator(lambda x: x + 0, ["x"], source=Arrays({"x": table}), shuffle=False)
     batches = [np.asarray(batch["x"]) for batch in make(batch_size=2)]
     np.testing.assert_array_equal(np.concatenate(batches), rows)
+
+
+@pytest.mark.parametrize("name", ("pack", "bucket"))
+def test_settings_may_have_the_names_of_arguments_of_other_sources(name):
+    namespace = {}
+    exec(f"def graph(x, *, {name}=2):\n    return {{'y': x * {name}}}", namespace)  # noqa: S102
+    source = Arrays({"x": np.arange(4, dtype=np.int32)})
+    for call, factor in (({}, 2), ({name: 3}, 3)):
+        loop = data_iterator(namespace["graph"], source=source)(batch_size=4, shuffle=False, **call)
+        assert next(loop)["y"].tolist() == [0, factor, 2 * factor, 3 * factor]

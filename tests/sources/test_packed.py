@@ -17,7 +17,13 @@ from PIL import Image
 
 from dalijax import Pack, augment, data_iterator, sources
 from dalijax.adapters.grain import DALIIterDataset
-from dalijax.core.order.packing import WINDOW, Table, first_fit_decreasing, packed_table
+from dalijax.core.order.packing import (
+    WINDOW,
+    Table,
+    first_fit_decreasing,
+    packed_rows,
+    packed_table,
+)
 from dalijax.core.order.samples import Tables
 from dalijax.errors import StateError
 from drawing import drawn_image, png
@@ -137,12 +143,29 @@ def test_a_table_has_each_record_once_in_rows_that_fit(count, shuffle):
         assert is_same == (not shuffle or count == 1)
 
 
-def test_little_is_padded():
+@pytest.mark.parametrize(("most", "share"), ((64, 0.01), (6, 0.04)))
+def test_little_is_padded(most, share):
     rng = np.random.default_rng(0)
     areas = np.exp(rng.normal(np.log(500 * 375), 0.7, 20_000))
     lengths = np.clip(areas / 256, 1, 1024).astype(np.int32)
-    table = packed_table(lengths, 4096, 64, 0, 0, True)
-    assert 1 - lengths.sum() / (table.num_groups * 4096) < 0.02
+    table = packed_table(lengths, 4096, most, 0, 0, True)
+    assert np.diff(table.starts).max() <= most
+    assert np.add.reduceat(lengths[table.positions], table.starts[:-1]).max() <= 4096
+    assert 1 - lengths.sum() / (table.num_groups * 4096) < share
+
+
+@given(
+    st.lists(st.integers(0, 20), min_size=1, max_size=40), st.integers(20, 30), st.integers(1, 5)
+)
+def test_packed_rows_hold_each_item_once(lengths, capacity, most):
+    items = np.array([lengths, lengths[::-1]], np.int32)
+    rows = packed_rows(items, capacity, most)
+    decreasing = first_fit_decreasing(items, capacity, most)
+    for window, found in enumerate(rows):
+        own = [items[window][(found == row) & (items[window] > 0)] for row in set(found.tolist())]
+        used = [part for part in own if len(part)]
+        assert all(part.sum() <= capacity and len(part) <= most for part in used)
+        assert len(used) <= len(set(decreasing[window][items[window] > 0].tolist()))
 
 
 def test_rows_contain_images_text_and_positions():
@@ -364,6 +387,10 @@ def test_a_bad_record_is_masked_in_its_place():
         segments = np.where(is_bad.any() & (before["segment_ids"] == slot + 1), 0, 1)
         segments[np.arange(ROWS) != row] = 1
         np.testing.assert_array_equal(after["segment_ids"], before["segment_ids"] * segments)
+        for name in ("patches", "flipped", "tokens", "positions"):
+            assert not after[name][after["segment_ids"] == 0].any(), name
+        assert not after["label"][~after["mask"]].any() and not after["grids"][~after["mask"]].any()
+        assert (after["caption"][~after["mask"]] == None).all()  # noqa: E711 elementwise
         keeps = after["segment_ids"] > 0
         np.testing.assert_array_equal(after["patches"][keeps], before["patches"][keeps])
 
@@ -492,12 +519,12 @@ def test_text_alone_is_packed_with_images_of_one_size():
     for batch in map(on_host, train(batch_size=ROWS)):
         assert batch["images"].shape == (ROWS, IMAGES, 6, 7, 3)
         assert batch["images"][batch["mask"]].any(axis=(1, 2, 3)).all()
-        assert not batch["images"][~batch["mask"]].any() and not batch["grids"].any()
+        assert not batch["images"][~batch["mask"]].any() and "grids" not in batch
         for row, slot, label in images_of(batch):
             seen.append(label)
             is_own = batch["segment_ids"][row] == slot + 1
             assert batch["tokens"][row, is_own].tolist() == records[label]["text"].tolist()
-            assert batch["positions"][row, is_own, 1].tolist() == list(range(is_own.sum()))
+            assert batch["positions"][row, is_own].tolist() == list(range(is_own.sum()))
     assert sorted(seen) == list(range(COUNT))
 
     @data_iterator(source=source)
