@@ -259,7 +259,7 @@ class BatchMap:
             raise ValueError(
                 f"batch_map: {self._label} returned the mask {mask!r} with the shape "
                 f"{result.shape}, not {shape}: return it unchanged, as a row of the mask describes "
-                "a row of the batch"
+                "a row of the batch, and a changed copy under another name"
             )
 
     def _check_thread(self, arrays: Mapping[str, Any]) -> None:

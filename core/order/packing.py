@@ -154,7 +154,7 @@ def emptiest_row(
     order = np.argsort(-lengths, axis=1, kind="stable")
     decreasing = np.take_along_axis(lengths, order, axis=1)
     window = np.arange(len(lengths))
-    exists = np.arange(int(num_rows.max())) < num_rows[:, np.newaxis]
+    exists = np.arange(int(np.max(num_rows))) < num_rows[:, np.newaxis]
     free = np.where(exists, np.int32(capacity), np.int32(-1))  # -1: no further item
     left = np.full(free.shape, most, np.int32)
     chosen, fits = np.zeros(lengths.shape, np.int64), np.ones(len(lengths), np.bool_)
