@@ -20,16 +20,16 @@ from .patches import check_channels, cut_up
 PACK = "pack"  # the parameter of a graph function that receives the Pack
 _ONE = (1,), np.int32
 # Shapes and dtypes of what the graph needs about each image.
-_FORMS = {"slot_start": _ONE, "slots": _ONE, "row_start": _ONE, "row": _ONE}
-_PACKED_FORMS = {
+_COMMON = {"start": _ONE, "slots": _ONE}
+_OF_PATCHES = {
     "size": ((2,), np.float32),
     "cells": ((4,), np.int32),
     "tokens": ((2,), np.int32),
     "patches": _ONE,
     "text": _ONE,
-    "start": _ONE,
     "span": _ONE,
 }
+_OF_RECORDS = {"row_start": _ONE, "row": _ONE}
 _INT = np.int32
 
 
@@ -102,7 +102,7 @@ class Pack:
             In the batch [rows, images, ...]; 0 where a row has fewer images.
         """
         check_images(x)
-        return self._filled(fn.expand_dims(x, axes=[0]), "slot_start", "slots")
+        return self._filled(fn.expand_dims(x, axes=[0]), "start", "slots")
 
     @do_not_convert
     def per_row(self, x: DataNode) -> DataNode:
@@ -169,9 +169,16 @@ class Pack:
 
     def _node(self, name: str) -> DataNode:
         if not self._nodes:
-            forms = _FORMS | (_PACKED_FORMS if isinstance(self._source, Packed) else {})
+            is_packed = isinstance(self._source, Packed)
+            forms = _COMMON | (_OF_PATCHES if is_packed else _OF_RECORDS)
+
+            @do_not_convert
+            def planned(rows: DrawRows) -> list[NDArray[Any]]:
+                found = self._planned(rows)
+                return [found[name] for name in forms]
+
             nodes = self._draw._compute_from_rows(
-                self._planned,
+                planned,
                 [*forms.values()],
                 name="rows",
                 kind="Pack",
@@ -182,38 +189,40 @@ class Pack:
         return self._nodes[name]
 
     @do_not_convert
-    def _planned(self, rows: DrawRows) -> list[NDArray[Any]]:
-        """Returns what the graph needs about each image, in the order of the forms."""
+    def _planned(self, rows: DrawRows) -> dict[str, NDArray[Any]]:
+        """Returns what the graph needs about each image, by name."""
         source, records = self._source, rows.own_records
         assert records is not None
         ones = np.ones(len(records), np.int64)
-        slots, _ = _extents(rows, ones, source.most)
-        is_first = ones.copy()
-        first = 0
-        for layout in rows.layouts:
-            _, numbers = layout.places
-            is_first[first : first + len(numbers)] = numbers == 0
-            first += max(1, len(numbers))
-        row, is_blank = _extents(rows, is_first, 1)
-        is_blank |= rows.replaced  # without the values of stand-ins
-        # Starting after the end of a value leaves only padding.
-        is_missing = (
-            is_blank if isinstance(source, Packed) else is_blank | ~source.has_images(records)
-        )
-        planned = [is_missing, slots, is_blank | (is_first == 0), row]
+        slots, is_blank = _extents(rows, ones, source.most)
+        # Starting after the end of a value leaves only padding, without the values of stand-ins.
+        is_missing = is_blank | rows.replaced
         if not isinstance(source, Packed):
-            return planned
+            numbers = [0 * ones[:1] if part.is_blank else part.places[1] for part in rows.layouts]
+            is_first = np.where(np.concatenate(numbers or [0 * ones]) == 0, ones, 0)
+            row, _ = _extents(rows, is_first, 1)
+            return {
+                "start": is_missing | ~source.has_images(records),
+                "slots": slots,
+                "row_start": is_missing | (is_first == 0),
+                "row": row,
+            }
         grid = source.grids[records].astype(np.int64)
         count = grid.prod(axis=1)
         lengths = np.maximum(source.lengths[records], count).astype(np.int64)
         span, _ = _extents(rows, lengths, source.length)
         inferred = np.full_like(count, -1)
         side = np.full_like(count, source.patch)
-        cells = np.stack([grid[:, 0], side, grid[:, 1], inferred], axis=1)
-        tokens = np.stack([count, inferred], axis=1)
-        text = np.where(is_blank, 0, np.iinfo(_INT).max)
-        start = np.where(is_blank, lengths, 0)
-        return [*planned, grid * source.patch, cells, tokens, count, text, start, span]
+        return {
+            "start": np.where(is_missing, np.maximum(lengths, 1), 0),
+            "slots": slots,
+            "size": grid * source.patch,
+            "cells": np.stack([grid[:, 0], side, grid[:, 1], inferred], axis=1),
+            "tokens": np.stack([count, inferred], axis=1),
+            "patches": count,
+            "text": np.where(is_missing, 0, np.iinfo(_INT).max),
+            "span": span,
+        }
 
 
 def _extents(

@@ -85,7 +85,7 @@ class Packed(RowSource):
         TypeError: If ``source`` is not a source.
         ValueError: If a number is out of range, the source lacks a field, there is neither a field
             of images nor a text, the size of no image can be read, or a text does not fit into a
-            row.
+            row, or is empty without a field of images.
     """
 
     @knows_its_names
@@ -131,6 +131,12 @@ class Packed(RowSource):
                 f"{printable_text(source.name(record))} has {texts[record]:,} tokens of text, "
                 f"which do not fit into a row of {self.length:,}"
                 f"{' with a patch' * fewest}. Use longer rows, or cut the text by source.map"
+            )
+        if field is None and (empty := is_known & (texts == 0)).any():
+            record = int(np.argmax(empty))
+            raise ValueError(
+                f"{printable_text(source.name(record))} has no token, so that no row would contain "
+                "it. Add a token such as the end of the text by source.map, or select the others"
             )
         found = np.zeros(sizes.shape, np.int64)
         if field is not None:

@@ -622,6 +622,7 @@ def test_arguments_are_checked():
         ({"length": 3, "tokens": 3}, "3 tokens of text.* with a patch"),
         ({"field": None, "length": 2}, "3 tokens of text.* row of 2. Use"),
         ({"field": None, "text": None}, "pass field="),
+        ({"field": None}, "record 0 has no token"),
     ):
         with pytest.raises(ValueError, match=text):
             packed(**options)
