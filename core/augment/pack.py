@@ -30,14 +30,14 @@ _OF_PATCHES = {
     "span": _ONE,
 }
 _OF_RECORDS = {"row_start": _ONE, "row": _ONE}
-_INT = np.int32
 
 
 class Pack:
     """Packs images and their values into rows; the argument ``pack`` of a graph function.
 
-    It exists if the source is a `sources.Packed`. Each output of the graph must be a result of one
-    of these methods. An operator after them may change values, but no shape.
+    It exists if the source is a `sources.Packed` or a `sources.MultiImage`. Each output of the
+    graph must be a result of one of these methods. Operators after them may change values, but no
+    shape.
 
     Args:
         draw: The draw of the graph.
@@ -220,7 +220,7 @@ class Pack:
             "cells": np.stack([grid[:, 0], side, grid[:, 1], inferred], axis=1),
             "tokens": np.stack([count, inferred], axis=1),
             "patches": count,
-            "text": np.where(is_missing, 0, np.iinfo(_INT).max),
+            "text": np.where(is_missing, 0, np.iinfo(np.int32).max),
             "span": span,
         }
 
