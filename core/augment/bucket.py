@@ -14,12 +14,10 @@ from nvidia.dali.pipeline import do_not_convert
 from ..arguments import knows_its_names
 from ..random.draw import Draw, DrawRows, check_images, check_orientation, check_share
 from ..random.hashing import column_keys
-from ..sources.buckets import Buckets
+from ..sources.buckets import BUCKET, Buckets
 from . import geometry, window_pixels, windows
 from .geometry import Geometry
 from .window import Window, drawn_from_rows
-
-BUCKET = "bucket"  # the parameter of a graph function that receives the Bucket
 
 
 class Bucket:

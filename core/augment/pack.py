@@ -14,10 +14,10 @@ from ..arguments import knows_its_names
 from ..random.draw import Draw, DrawRows, check_images, check_orientation, on_device
 from ..sources.multi_image import MultiImage
 from ..sources.packed import Packed
+from ..sources.rows import PACK
 from .layouts import with_layout
 from .patches import check_channels, cut_up
 
-PACK = "pack"  # the parameter of a graph function that receives the Pack
 _ONE = (1,), np.int32
 # Shapes and dtypes of what the graph needs about each image.
 _COMMON = {"start": _ONE, "slots": _ONE}

@@ -14,27 +14,42 @@ from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import function_parameters, name_of
 from ..arrays.dtypes import dali_type
-from ..augment.bucket import BUCKET, Bucket
-from ..augment.pack import PACK, Pack
 from ..formats.field import Field
 from ..formats.image_size import FileInput, ImageInput
 from ..messages.replacements import suggest_name
 from ..messages.user_warnings import warn_user
 from ..pipeline.output_notes import notes_of
 from ..random.draw import DRAW, Draw, DrawnRows, described_draws, draw_inputs
-from ..sources.buckets import Buckets
-from ..sources.rows import RowSource
+from ..sources.buckets import BUCKET, Buckets
+from ..sources.rows import PACK, RowSource
 from ..sources.values import without_type
 from ..state.fingerprint import graph_lines, operator_line
 from ..state.operators import FIELD, Operator, file_inputs, graph_outputs
 from . import schema
 from .schema import Schema
 
+
+@do_not_convert
+def _pack(draw: Draw, source: Any) -> Any:
+    """Returns the argument ``pack``. The package imports ``augment`` when it is first used."""
+    from ..augment.pack import Pack
+
+    return Pack(draw, source)
+
+
+@do_not_convert
+def _bucket(draw: Draw, source: Any) -> Any:
+    """Returns the argument ``bucket``; see `_pack`."""
+    from ..augment.bucket import Bucket
+
+    return Bucket(draw, source)
+
+
 # Parameters of graph functions that only some sources have: the type of the source, its name, and
-# the type of the argument.
-_OF_SOURCES: dict[str, tuple[type[Any], str, type[Any]]] = {
-    PACK: (RowSource, "sources.Packed or sources.MultiImage", Pack),
-    BUCKET: (Buckets, "sources.Buckets", Bucket),
+# a function that makes the argument.
+_OF_SOURCES: dict[str, tuple[type[Any], str, Callable[[Draw, Any], Any]]] = {
+    PACK: (RowSource, "sources.Packed or sources.MultiImage", _pack),
+    BUCKET: (Buckets, "sources.Buckets", _bucket),
 }
 
 

@@ -18,6 +18,8 @@ from .image_sizes import read_lengths
 from .planned import PlannedSource
 from .source import Source
 
+BUCKET = "bucket"  # the parameter of a graph function that receives the Bucket
+
 
 class Buckets(PlannedSource):
     """Images in buckets of aspect ratios and sizes, as diffusion models train on them.

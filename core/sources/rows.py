@@ -15,6 +15,8 @@ from ..order.samples import RowPlan, SamplePlan, Tables
 from ..order.shuffle import Indices
 from .planned import PlannedSource
 
+PACK = "pack"  # the parameter of a graph function that receives the Pack
+
 
 class RowSource(PlannedSource):
     """The records of another source. A row of a batch contains several records, or images.

@@ -41,8 +41,6 @@ from . import errors as errors
 from . import fn as fn
 from .core.api import IteratorFunction as IteratorFunction
 from .core.api import data_iterator as data_iterator
-from .core.augment.bucket import Bucket as Bucket
-from .core.augment.pack import Pack as Pack
 from .core.iterator.batch_stream import BatchStream as BatchStream
 from .core.iterator.iterator import DALIGenericIterator as DALIGenericIterator
 from .core.messages import replacements as _replacements
@@ -56,6 +54,8 @@ if _typing.TYPE_CHECKING:
     from . import show as show
     from . import sources as sources
     from . import tune as tune
+    from .core.augment.bucket import Bucket as Bucket
+    from .core.augment.pack import Pack as Pack
 
 __all__ = [
     "BatchStream",
@@ -78,6 +78,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
+_CLASSES = {"Bucket": "core.augment.bucket", "Pack": "core.augment.pack"}
 _MODULES = ("errors", "sources", "augment", "fn", "profile", "show", "tune")
 
 if not _typing.TYPE_CHECKING:  # type checkers report names that do not exist
@@ -85,6 +86,8 @@ if not _typing.TYPE_CHECKING:  # type checkers report names that do not exist
     def __getattr__(name: str) -> _typing.Any:
         if name in _MODULES:  # imported when first used
             return _importlib.import_module(f"{__name__}.{name}")
+        if name in _CLASSES:
+            return getattr(_importlib.import_module(f"{__name__}.{_CLASSES[name]}"), name)
         for module in _MODULES if not name.startswith("_") else ():
             if name in _importlib.import_module(f"{__name__}.{module}").__all__:
                 raise AttributeError(
