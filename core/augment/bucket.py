@@ -154,7 +154,7 @@ class Bucket:
     @do_not_convert
     def _sizes(self, rows: DrawRows) -> NDArray[np.int32]:
         """Returns the height and width of the bucket of each row's own record."""
-        records, source = rows.own_records, self._source
-        assert records is not None
-        buckets = np.maximum(source.bucket_of[records], 0)  # a bad record needs a size, too
+        source = self._source
+        # A bad record needs a size, too.
+        buckets = np.maximum(source.bucket_of[rows.own_records], 0)
         return np.array(source.buckets, np.int32)[buckets]

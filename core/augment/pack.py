@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,13 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names
+from ..order.packing import RowLayout
 from ..random.draw import Draw, DrawRows, check_images, check_orientation, on_device
 from ..sources.multi_image import MultiImage
 from ..sources.packed import Packed
 from ..sources.rows import PACK
 from .layouts import with_layout
-from .patches import check_channels, cut_up
+from .patches import check_channels, cut_up, shapes_of_grids
 
 _ONE = (1,), np.int32
 # Shapes and dtypes of what the graph needs about each image.
@@ -192,54 +195,54 @@ class Pack:
     def _planned(self, rows: DrawRows) -> dict[str, NDArray[Any]]:
         """Returns what the graph needs about each image, by name."""
         source, records = self._source, rows.own_records
-        assert records is not None
-        ones = np.ones(len(records), np.int64)
-        slots, is_blank = _extents(rows, ones, source.most)
+        ones, is_missing = np.ones(len(records), np.int64), np.zeros(len(records), np.bool_)
+        slots = _extents(rows, ones, source.most)
+        for part, layout in _parts(rows):
+            is_missing[part] = layout.is_blank
         # Starting after the end of a value leaves only padding, without the values of stand-ins.
-        is_missing = is_blank | rows.replaced
+        is_missing |= rows.replaced
         if not isinstance(source, Packed):
-            numbers = [0 * ones[:1] if part.is_blank else part.places[1] for part in rows.layouts]
-            is_first = np.where(np.concatenate(numbers or [0 * ones]) == 0, ones, 0)
-            row, _ = _extents(rows, is_first, 1)
+            is_first = ones.copy()
+            for part, layout in _parts(rows):
+                is_first[part] = layout.is_blank or layout.places[1] == 0
             return {
                 "start": is_missing | ~source.has_images(records),
                 "slots": slots,
                 "row_start": is_missing | (is_first == 0),
-                "row": row,
+                "row": _extents(rows, is_first, 1),
             }
         grid = source.grids[records].astype(np.int64)
         count = grid.prod(axis=1)
         lengths = np.maximum(source.lengths[records], count).astype(np.int64)
-        span, _ = _extents(rows, lengths, source.length)
-        inferred = np.full_like(count, -1)
-        side = np.full_like(count, source.patch)
+        size, cells, tokens = shapes_of_grids(grid, source.patch)
         return {
             "start": np.where(is_missing, np.maximum(lengths, 1), 0),
             "slots": slots,
-            "size": grid * source.patch,
-            "cells": np.stack([grid[:, 0], side, grid[:, 1], inferred], axis=1),
-            "tokens": np.stack([count, inferred], axis=1),
+            "size": size,
+            "cells": cells,
+            "tokens": tokens,
             "patches": count,
             "text": np.where(is_missing, 0, np.iinfo(np.int32).max),
-            "span": span,
+            "span": _extents(rows, lengths, source.length),
         }
 
 
-def _extents(
-    rows: DrawRows, amounts: NDArray[np.int64], capacity: int
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Returns what each image takes of its row with what follows it, and whether it is a dummy.
+def _parts(rows: DrawRows) -> Iterator[tuple[slice, RowLayout]]:
+    """Yields the images of each pipeline, and the layout of its rows."""
+    ends = itertools.accumulate(layout.num_records for layout in rows.layouts)
+    for layout, end in zip(rows.layouts, ends):
+        yield slice(end - layout.num_records, end), layout
+
+
+def _extents(rows: DrawRows, amounts: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
+    """Returns what each image takes of its row with what follows it.
 
     Args:
         rows: The rows.
         amounts: What each image takes by itself.
         capacity: What a row holds.
     """
-    extents, is_blank = amounts.copy(), np.zeros(len(amounts), np.bool_)
-    first = 0
-    for layout in rows.layouts:
-        part = slice(first, first + max(1, int(layout.counts.sum())))
+    extents = amounts.copy()
+    for part, layout in _parts(rows):
         extents[part] += layout.tails(amounts[part], capacity)
-        is_blank[part] = layout.is_blank
-        first = part.stop
-    return extents, is_blank
+    return extents

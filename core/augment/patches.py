@@ -47,6 +47,23 @@ def cut_up(images: DataNode, cells: DataNode, rows: DataNode) -> Any:
     return fn.reshape(parts, shape=rows)
 
 
+def shapes_of_grids(
+    grid: NDArray[np.int64], patch: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Returns what `cut_up` needs about images of some grids.
+
+    Args:
+        grid: Heights and widths of the images, in patches, [rows, 2].
+        patch: Height and width of a patch, in pixels.
+
+    Returns:
+        The size in pixels, the shape [rows, patch, columns, -1], and the shape [patches, -1].
+    """
+    inferred, side = np.full(len(grid), -1), np.full(len(grid), patch)
+    cells = np.stack([grid[:, 0], side, grid[:, 1], inferred], axis=1)
+    return grid * patch, cells, np.stack([grid.prod(axis=1), inferred], axis=1)
+
+
 class PatchWindow(Window):
     """A window whose output is cut into patches; `patch_window` creates it.
 
@@ -241,13 +258,9 @@ def _tables(grid: NDArray[np.int64], patch: int, tokens: int) -> list[NDArray[An
         tokens: Number of patches, including padding.
 
     Returns:
-        The size in pixels, the shape [rows, patch, columns, -1], the shape [patches, -1], the
-        positions of the patches, their mask, and the grid.
+        The results of `shapes_of_grids`, the positions of the patches, their mask, and the grid.
     """
-    count = grid.prod(axis=1)
-    places, inferred = np.arange(tokens), np.full(len(grid), -1)
-    side = np.full(len(grid), patch)
-    mask = places < count[:, np.newaxis]
+    places = np.arange(tokens)
+    mask = places < grid.prod(axis=1, keepdims=True)
     positions = np.stack(np.divmod(places, grid[:, 1:]), axis=2) * mask[..., np.newaxis]
-    cells = np.stack([grid[:, 0], side, grid[:, 1], inferred], axis=1)
-    return [grid * patch, cells, np.stack([count, inferred], axis=1), positions, mask, grid]
+    return [*shapes_of_grids(grid, patch), positions, mask, grid]

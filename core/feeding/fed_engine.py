@@ -33,6 +33,7 @@ from ..pipeline.failure_errors import describe, first_names, with_dali
 from ..pipeline.pipeline_factory import GraphPipelineFactory
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..random.draw import DrawnRows, described_draws
+from ..sources.rows import RowSource
 from ..sources.source import is_of_record
 from ..state import random_state
 from ..state.operators import operators_of
@@ -67,6 +68,35 @@ def _unchanged(column: Any, name: str) -> Any:
     return column
 
 
+def _by_row(
+    source: RowSource,
+    columns: Mapping[str, Any],
+    column_of: Callable[[Any, str], Any],
+    masks: Sequence[NDArray[np.bool_]],
+    layouts: Sequence[RowLayout],
+) -> dict[str, Any]:
+    """Returns values that bypass the graph for rows that contain several records.
+
+    Args:
+        source: The source.
+        columns: A value for each record, by name.
+        column_of: Returns the values of a column as an array.
+        masks: For each pipeline, False for records that can't be used. Their values become 0 or
+            None.
+        layouts: The layout of each pipeline's rows.
+    """
+    is_valid, ends = np.concatenate(masks), np.cumsum([*map(len, masks)])[:-1]
+    result = {}
+    for name, column in columns.items():
+        values = column_of(column, name)
+        if not is_valid.all():
+            values = values.copy()
+            values[~is_valid] = None if values.dtype == object else 0
+        pieces = map(source.column_of_rows, layouts, np.split(values, ends))
+        result[name] = np.concatenate([*pieces])
+    return result
+
+
 class _BadRecords(Exception):
     """Raised for a batch with records that can't be read or processed."""
 
@@ -89,6 +119,8 @@ class FedEngine(Engine[P]):
     _unfit_text = "{names} can't be read. {kind}: {error}"
     # Whether positions contain the states of DALI's random operators.
     _keeps_checkpoints = False
+    # The source, if rows of batches contain several of its records.
+    _row_source: RowSource | None = None
 
     def feed_by(
         self,
@@ -371,35 +403,18 @@ class FedEngine(Engine[P]):
         columns: dict[str, Any] = {
             name: concatenated([rows.column(name) for rows in parts]) for name in graph.passed
         }
+        source, column_of = self._row_source, graph.stacked
         layouts = [rows.layout for rows in parts if rows.layout is not None]
-        column_of = graph.stacked
         row_values: dict[str, list[NDArray[Any]]] = {}
-        if layouts:
+        if source is not None and layouts:
+            columns = _by_row(source, columns, column_of, masks, layouts)
             column_of = _unchanged
-            columns, masks, row_values = self._by_row(columns, masks, parts, layouts)
+            masks = [*map(source.mask_of_rows, layouts, masks)]
+            values_of_parts = [rows.row_values() for rows in parts]
+            row_values = {k: [values[k] for values in values_of_parts] for k in source.row_fields}
         batch = make_batch(outputs, masks, copy, layouts, row_values)
         make_batch.add_columns(batch, columns, [*map(len, masks)], column_of)
         return batch
-
-    def _by_row(
-        self,
-        columns: Mapping[str, Any],
-        masks: Sequence[NDArray[np.bool_]],
-        parts: Sequence[Any],
-        layouts: Sequence[RowLayout],
-    ) -> tuple[dict[str, Any], list[NDArray[np.bool_]], dict[str, list[NDArray[Any]]]]:
-        """Returns values of rows that contain several records, given values of the records.
-
-        Args:
-            columns: The values that bypass the graph, by name.
-            masks: For each pipeline, False for records that can't be used.
-            parts: The rows of each pipeline.
-            layouts: Their layouts.
-
-        Returns:
-            The columns; the mask of each pipeline; and further arrays of each pipeline, by name.
-        """
-        raise NotImplementedError  # only sources have such rows
 
     # Records that can't be read or processed
 

@@ -202,8 +202,8 @@ def field_graph(
         fields: The fields of the record source.
         settings: The values of the function's other parameters, by name.
         value_of: Returns the value of a field in the first record.
-        source: The source. Over a `Packed`, the function takes ``pack``; over `Buckets`, it takes
-            ``bucket``.
+        source: The source. Over a `RowSource`, the function takes ``pack``; over `Buckets`, it
+            takes ``bucket``.
 
     Raises:
         TypeError: If a parameter is neither a field nor a setting, or is a field without a DALI

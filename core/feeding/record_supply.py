@@ -279,6 +279,10 @@ class RecordRows:
             return {}
         return {row - start: error for row, error in errors.items() if start <= row < stop}
 
+    def row_values(self) -> dict[str, NDArray[Any]]:
+        """Returns no values, because a row of a batch is one record."""
+        return {}
+
     def inputs(self, name: str) -> Any:
         """Returns the values of an input of the graph, one per row, with the input's layout.
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
@@ -21,7 +20,6 @@ from ..messages.printable import printable_repr
 from ..messages.redacted_errors import raise_redacted
 from ..messages.user_warnings import warn_user
 from ..order.epochs import EpochPlan, count_rows
-from ..order.packing import RowLayout
 from ..order.samples import SamplePlan, SamplePosition, TablePlan, pads_by_default
 from ..order.shuffle import Indices
 from ..pipeline.batch import Batch
@@ -69,16 +67,6 @@ def _plan(
     if isinstance(source, PlannedSource):
         return source.plan(seed, shuffle, batch_size, policy, padded)
     return SamplePlan(len(source), batch_size, policy, padded)
-
-
-def _without(values: NDArray[Any], masks: Sequence[NDArray[np.bool_]]) -> NDArray[Any]:
-    """Returns values with 0 or None in place of those that are masked."""
-    is_valid = np.concatenate(masks)
-    if is_valid.all():
-        return values
-    result = values.copy()
-    result[~is_valid] = None if values.dtype == object else 0
-    return result
 
 
 def _warn_of_repeats(plan: SamplePlan) -> None:
@@ -149,7 +137,6 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     ):
         call, hosts = dict(call), config.hosts
         seed = ShardSeed.of(call.pop("seed", None), hosts[0])
-        self._is_planned = isinstance(source, PlannedSource)
         if isinstance(source, PlannedSource):
             self._num_shapes = source.num_shapes
         super().__init__(SourceCursor(SamplePosition(), seed=seed.seed), config)
@@ -189,7 +176,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         _warn_of_repeats(self._samples)
         self._may_mix_epochs = not (padded or config.shuffle or config.epochs is None)
         self.batch_size, self.shards = rows, (0,)
-        if not self._is_planned:  # the number of planned batches may differ between epochs
+        if not isinstance(source, PlannedSource):  # whose epochs may differ in length
             self.plan = EpochPlan(len(source), 1, batch_size, *rules)
         if self._row_source is not None:  # DALI's batches are of records
             for arguments in differing:
@@ -253,7 +240,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     @property
     def _samples(self) -> SamplePlan:
         """The plan of the batches; that of a `PlannedSource` depends on the seed."""
-        return self._plan_of(self._seed if self._is_planned else None)
+        return self._plan_of(self._seed)
 
     @property
     def epoch(self) -> int:
@@ -539,26 +526,6 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     def _passed_names(self) -> Sequence[str]:
         names = super()._passed_names
         return names if self._row_source is None else [*names, *self._row_source.row_fields]
-
-    def _by_row(
-        self,
-        columns: Mapping[str, Any],
-        masks: Sequence[NDArray[np.bool_]],
-        parts: Sequence[Any],
-        layouts: Sequence[RowLayout],
-    ) -> tuple[dict[str, Any], list[NDArray[np.bool_]], dict[str, list[NDArray[Any]]]]:
-        source = self._row_source
-        assert source is not None
-        ends = np.cumsum([*map(len, masks)])[:-1]
-        columns_of_rows = {}
-        for name, column in columns.items():
-            values = np.split(_without(self._graph.stacked(column, name), masks), ends)
-            columns_of_rows[name] = np.concatenate([*map(source.column_of_rows, layouts, values)])
-        values_of_parts = [rows.row_values() for rows in parts]
-        row_values = {
-            name: [values[name] for values in values_of_parts] for name in source.row_fields
-        }
-        return columns_of_rows, [*map(source.mask_of_rows, layouts, masks)], row_values
 
     # Positions, supply and graph
 

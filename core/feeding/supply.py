@@ -36,6 +36,10 @@ class RowBatch(DrawnRows, Protocol):
     @property
     def layout(self) -> RowLayout | None: ...  # noqa: D102
 
+    def row_values(self) -> Mapping[str, NDArray[Any]]:
+        """Returns further arrays of rows that contain several records; see `RowSource`."""
+        ...
+
     def inputs(self, name: str) -> Any:
         """Returns the values of an input of the graph, in a form that ``external_source`` takes."""
         ...

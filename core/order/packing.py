@@ -7,6 +7,7 @@ and the lengths, so that every process computes the same table, and states need 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,11 @@ class RowLayout:
         """Whether all rows are blank."""
         return not self.counts.any()
 
+    @property
+    def num_records(self) -> int:
+        """The number of records that the pipeline processes."""
+        return max(1, int(self.counts.sum()))
+
     def tails(self, amounts: NDArray[Any], capacity: int) -> NDArray[Any]:
         """Returns what follows each record, so that records and tails fill all rows exactly.
 
@@ -110,16 +116,29 @@ def first_fit_decreasing(lengths: NDArray[np.int32], capacity: int, most: int) -
     Returns:
         The number of each item's row in its window, int64 [windows, items].
     """
-    windows, width = lengths.shape
+    return _longest_first(lengths, lambda decreasing: _first_fit(decreasing, capacity, most))
+
+
+def _longest_first(
+    lengths: NDArray[np.int32], pack: Callable[[NDArray[np.int32]], Indices]
+) -> Indices:
+    """Returns the rows of items, given a function that packs items of decreasing lengths."""
     order = np.argsort(-lengths, axis=1, kind="stable")
-    decreasing = np.take_along_axis(lengths, order, axis=1)
+    rows = np.empty(lengths.shape, np.int64)
+    np.put_along_axis(rows, order, pack(np.take_along_axis(lengths, order, axis=1)), axis=1)
+    return rows
+
+
+def _first_fit(lengths: NDArray[np.int32], capacity: int, most: int) -> Indices:
+    """Packs items in their order, each into the first row that has room."""
+    windows, width = lengths.shape
     window = np.arange(windows)
     num_rows = 1
     free = np.full((windows, num_rows), capacity, np.int32)
     left = np.full((windows, num_rows), most, np.int32)
     chosen = np.zeros((windows, width), np.int64)
     for k in range(width):
-        length = decreasing[:, k]
+        length = lengths[:, k]
         fits = (free >= length[:, np.newaxis]) & (left > 0)
         row = fits.argmax(axis=1)
         if not fits[window, row].all():
@@ -130,51 +149,46 @@ def first_fit_decreasing(lengths: NDArray[np.int32], capacity: int, most: int) -
         free[window, row] -= length
         left[window, row] -= length > 0
         chosen[:, k] = row
-    rows = np.empty_like(chosen)
-    np.put_along_axis(rows, order, chosen, axis=1)
-    return rows
+    return chosen
 
 
-def emptiest_row(
+def _emptiest_row(
     lengths: NDArray[np.int32], capacity: int, most: int, num_rows: NDArray[np.int64]
 ) -> tuple[Indices, NDArray[np.bool_]]:
-    """Packs items into given numbers of rows: the longest first, into the row with the most room.
+    """Packs items of decreasing lengths into given numbers of rows, each into the emptiest row.
 
     If ``most`` limits the rows, long and short items must share rows. First fit decreasing leaves
     the short items to the last rows instead.
 
     Args:
-        lengths, capacity, most: As for `first_fit_decreasing`.
+        lengths: Decreasing lengths, int32 [windows, items].
+        capacity, most: As for `first_fit_decreasing`.
         num_rows: The number of rows of each window.
 
     Returns:
         The number of each item's row, int64 [windows, items]; and whether all items of a window
         fit, bool [windows].
     """
-    order = np.argsort(-lengths, axis=1, kind="stable")
-    decreasing = np.take_along_axis(lengths, order, axis=1)
     window = np.arange(len(lengths))
     exists = np.arange(int(np.max(num_rows))) < num_rows[:, np.newaxis]
     free = np.where(exists, np.int32(capacity), np.int32(-1))  # -1: no further item
     left = np.full(free.shape, most, np.int32)
     chosen, fits = np.zeros(lengths.shape, np.int64), np.ones(len(lengths), np.bool_)
     for k in range(lengths.shape[1]):
-        length = decreasing[:, k]
+        length = lengths[:, k]
         row = free.argmax(axis=1)
         fits &= free[window, row] >= length
         left[window, row] -= length > 0
         room = free[window, row] - length
         free[window, row] = np.where(left[window, row] > 0, room, -1)
         chosen[:, k] = row
-    rows = np.empty_like(chosen)
-    np.put_along_axis(rows, order, chosen, axis=1)
-    return rows, fits
+    return chosen, fits
 
 
 def packed_rows(lengths: NDArray[np.int32], capacity: int, most: int) -> Indices:
     """Packs items into rows, in several windows at once.
 
-    By first fit decreasing, or by `emptiest_row` if this takes fewer rows.
+    By first fit decreasing, or by `_emptiest_row` if this takes fewer rows.
 
     Args:
         lengths, capacity, most: As for `first_fit_decreasing`.
@@ -182,7 +196,12 @@ def packed_rows(lengths: NDArray[np.int32], capacity: int, most: int) -> Indices
     Returns:
         The number of each item's row in its window, int64 [windows, items].
     """
-    rows = first_fit_decreasing(lengths, capacity, most)
+    return _longest_first(lengths, lambda decreasing: _fewest_rows(decreasing, capacity, most))
+
+
+def _fewest_rows(lengths: NDArray[np.int32], capacity: int, most: int) -> Indices:
+    """Packs items of decreasing lengths; see `packed_rows`."""
+    rows = _first_fit(lengths, capacity, most)
     counts = np.where(lengths > 0, rows, -1).max(axis=1) + 1
     total, items = lengths.sum(axis=1, dtype=np.int64), (lengths > 0).sum(axis=1)
     num_rows = np.maximum(-(-total // capacity), -(-items // most))
@@ -190,7 +209,7 @@ def packed_rows(lengths: NDArray[np.int32], capacity: int, most: int) -> Indices
         (wasteful,) = np.nonzero(num_rows * _ENOUGH < counts)
         if not len(wasteful):
             break
-        found, fits = emptiest_row(lengths[wasteful], capacity, most, num_rows[wasteful])
+        found, fits = _emptiest_row(lengths[wasteful], capacity, most, num_rows[wasteful])
         rows[wasteful[fits]] = found[fits]
         counts[wasteful[fits]] = num_rows[wasteful[fits]]
         num_rows[wasteful[~fits]] += 1 + num_rows[wasteful[~fits]] // _STEP

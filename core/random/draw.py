@@ -195,7 +195,8 @@ class DrawRows:
         values: Returns the values of a field, one for each row.
         orientations: Returns the EXIF orientations of the images of a field, int32 [rows].
         shared: Results that several draws or operators of the rows use.
-        own_records: The number of each row's own record, even if a stand-in replaces it.
+        own_records: The number of each row's own record in the source, even if a stand-in replaces
+            it, int64 [rows]; None for records of streams.
         replaced: Whether a stand-in replaces the record of each row, bool [rows] or False.
         layouts: The `core.order.packing.RowLayout` of each pipeline's rows in the batch, if these
             contain several records; the other attributes then have an element for each record.
@@ -207,7 +208,7 @@ class DrawRows:
     values: Callable[[str], Sequence[Any] | NDArray[Any]] = _unknown
     orientations: Callable[[str], NDArray[np.int32]] = _unknown
     shared: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    own_records: NDArray[np.int64] | None = None
+    own_records: Any = None
     replaced: Any = False
     layouts: Sequence[Any] = ()
 

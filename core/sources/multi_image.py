@@ -23,8 +23,6 @@ from .rows import RowSource
 from .source import Order, Source, Values, announce, order_of, read_records, record_count
 from .values import leaf
 
-_ROW_FIELDS = ("num_images",)
-
 
 class MultiImage(RowSource):
     """Records with several images. DALI decodes only the images that exist.
@@ -66,7 +64,7 @@ class MultiImage(RowSource):
             or a record has more than ``images``.
     """
 
-    row_fields = _ROW_FIELDS
+    row_fields = ("num_images",)
 
     @knows_its_names
     def __init__(self, source: Source, field: str, *, images: int, cache_dir: Path | None = None):
@@ -74,11 +72,6 @@ class MultiImage(RowSource):
         self.most = whole_number("images", images, "a number of images, 2 or more", 2)
         self.length = 1  # a row is one record
         self.field = field
-        if clashing := sorted({*_ROW_FIELDS, "pack"} & {*source.fields}):
-            raise ValueError(
-                f"the source has a field {clashing[0]!r}, the name of an array of batches of "
-                "several images, or of the graph's parameter. Rename the field"
-            )
         kind = source.fields.get(field)
         if kind is not None and kind.dtype is not None:
             raise TypeError(
@@ -93,6 +86,8 @@ class MultiImage(RowSource):
                 f"images={self.most}. Pass a larger number, or cut the lists by source.map"
             )
         self._counts, self._is_known = counts, is_known
+        if not hasattr(source, "order"):  # each epoch has each record once
+            self.num_rows = int(is_known.sum())
         if not counts.any():
             raise ValueError(f"no record has an image in {field!r}. Pass the field of the images")
         with_images = np.flatnonzero(counts)[:1]
@@ -137,8 +132,7 @@ class MultiImage(RowSource):
 
     def row_table(self, seed: int, shuffle: bool, epoch: int) -> Table:
         """Returns the rows of an epoch: the images of each record."""
-        count = len(self._source)
-        records, _ = order_of(self._source, seed, shuffle)(epoch * count + np.arange(count))
+        records = self._records_of_epoch(seed, shuffle, epoch)
         (positions,) = np.nonzero(self._is_known[records])
         counts = np.maximum(self._counts[records[positions]], 1).astype(np.int64)
         starts = np.concatenate([[0], np.cumsum(counts)])

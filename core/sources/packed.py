@@ -18,8 +18,6 @@ from .image_sizes import read_lengths
 from .rows import RowSource
 from .source import Source
 
-_ROW_FIELDS = ("grids", "positions", "segment_ids")
-
 
 class Packed(RowSource):
     """Images at their own resolution and aspect ratio, cut into patches and packed into rows.
@@ -88,6 +86,8 @@ class Packed(RowSource):
             row, or is empty without a field of images.
     """
 
+    row_fields: tuple[str, ...] = ("grids", "positions", "segment_ids")
+
     @knows_its_names
     def __init__(
         self,
@@ -109,14 +109,10 @@ class Packed(RowSource):
         limit = self.length if tokens is None else tokens
         limit = whole_number("tokens", limit, "a number of patches, 1 or more", 1)
         self.field, self.text = field, text
-        self.row_fields = _ROW_FIELDS if field is not None else _ROW_FIELDS[1:]
+        if field is None:
+            self.row_fields = self.row_fields[1:]
         if field is None and text is None:
             raise ValueError("pass field=, the field of the images, or text=, a field of token ids")
-        if clashing := sorted({*_ROW_FIELDS, "pack"} & {*source.fields}):
-            raise ValueError(
-                f"the source has a field {clashing[0]!r}, the name of an array of packed batches, "
-                "or of the graph's parameter. Rename the field"
-            )
         kind = source.fields.get(text or "")
         if kind is not None and (kind.dtype is None or kind.ndim != 1):
             raise ValueError(

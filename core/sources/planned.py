@@ -43,7 +43,7 @@ class PlannedSource(Wrapper):
 
     def _records_of_epoch(self, seed: int, shuffle: bool, epoch: int) -> Indices:
         """Returns the record at each position of an epoch."""
-        count = len(self)
+        count = len(self._source)
         samples = epoch * count + np.arange(count, dtype=np.int64)
         records, _ = order_of(self._source, seed, shuffle)(samples)
         return records

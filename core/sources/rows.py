@@ -14,6 +14,7 @@ from ..order.packing import RowLayout, Table
 from ..order.samples import RowPlan, SamplePlan, Tables
 from ..order.shuffle import Indices
 from .planned import PlannedSource
+from .source import Source
 
 PACK = "pack"  # the parameter of a graph function that receives the Pack
 
@@ -27,17 +28,30 @@ class RowSource(PlannedSource):
         most: The largest number of records in a row.
         length: What a row holds, such as tokens.
         row_fields: The names of the values that `row_values` returns.
+        num_rows: The number of rows of an epoch if it is the same for all epochs, else None.
+
+    Raises:
+        ValueError: If a field of the other source has a name that batches or the graph need.
     """
 
     most: int
     length: int
     row_fields: tuple[str, ...] = ()
+    num_rows: int | None = None
+
+    def __init__(self, source: Source):
+        super().__init__(source)
+        if clashing := sorted({*self.row_fields, PACK} & {*source.fields}):
+            raise ValueError(
+                f"the source has a field {clashing[0]!r}, the name of an array of these batches, "
+                "or of the graph's parameter. Rename the field"
+            )
 
     def plan(
         self, seed: int, shuffle: bool, batch_size: int, policy: LastBatchPolicy, padded: bool
     ) -> SamplePlan:
         """Returns the plan of the batches; see `PlannedSource`."""
-        tables = Tables(functools.partial(self.row_table, seed, shuffle))
+        tables = Tables(functools.partial(self.row_table, seed, shuffle), self.num_rows)
         extents = {"most": self.most, "capacity": self.length}
         return RowPlan(len(self), batch_size, policy, True, tables=tables, **extents)
 

@@ -6,12 +6,11 @@ import io
 import json
 import math
 
-import jax
 import numpy as np
 import pytest
+from host_batches import epochs_of, equal, on_devices, on_host
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import fn, types
 from PIL import Image
 
@@ -62,24 +61,8 @@ def bucketed(records=RECORDS, **options):
 
 
 def iterator(source=None, rows=ROWS, devices=0, function=train, **call):
-    if devices:
-        mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
-        call["sharding"] = NamedSharding(mesh, PartitionSpec("data"))
     settings = {"shuffle": True, "seed": 7, "num_threads": 1, **call}
-    return function(source=source or bucketed(), batch_size=rows, **settings)
-
-
-def on_host(batch):
-    return {name: np.asarray(array) for name, array in batch.items()}
-
-
-def equal(first, second):
-    assert first.keys() == second.keys()
-    return all(np.array_equal(first[name], second[name]) for name in first)
-
-
-def two_epochs(loop):
-    return [on_host(batch) for _ in range(2) for batch in loop]
+    return function(source=source or bucketed(), batch_size=rows, **on_devices(devices), **settings)
 
 
 def size_of(record):
@@ -305,22 +288,22 @@ def test_without_shuffling_batches_follow_their_first_record():
 
 
 def test_batches_do_not_depend_on_devices():
-    expected = two_epochs(iterator())
+    expected = epochs_of(iterator())
     assert len({batch["label"].tobytes() for batch in expected}) == len(expected)
     for devices in (1, 2, 4):
-        found = two_epochs(iterator(devices=devices))
+        found = epochs_of(iterator(devices=devices))
         assert len(found) == len(expected)
         assert all(map(equal, expected, found)), devices
 
 
 def test_a_state_moves_to_other_devices():
-    expected = two_epochs(iterator())
+    expected = epochs_of(iterator())
     loop = iterator(devices=2)
     for _ in range(3):
         next(loop)
     again = iterator(devices=4)
     again.set_state(json.loads(json.dumps(loop.get_state())))
-    rest = two_epochs(again)
+    rest = epochs_of(again)
     assert len(rest) == len(expected) - 3
     assert all(map(equal, expected[3:], rest))
 
@@ -373,7 +356,7 @@ def labels_of(loop):
 def test_mixtures_and_selections():
     halves = [sources.Records(RECORDS[:30]), sources.Records(RECORDS[30:])]
     mixture = sources.Mixture([(halves[0], 1), (halves[1], 1)], length=100)
-    found = [two_epochs(iterator(bucketed(mixture), devices=devices)) for devices in (1, 4)]
+    found = [epochs_of(iterator(bucketed(mixture), devices=devices)) for devices in (1, 4)]
     assert all(map(equal, *found)) and len(found[0]) == len(found[1])
     assert sum(batch["mask"].sum() for batch in found[0]) == 200
     stream = train.stream(source=bucketed(mixture), batch_size=ROWS, seed=7, num_epochs=4)

@@ -2,10 +2,9 @@
 
 import io
 
-import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from host_batches import epochs_of, equal, on_devices
 from nvidia.dali import fn, types
 from PIL import Image
 
@@ -50,21 +49,8 @@ def several(records=RECORDS, **options):
 
 
 def batches(source=None, epochs=2, rows=ROWS, devices=0, **call):
-    placed = {}
-    if devices:
-        mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
-        placed = {"sharding": NamedSharding(mesh, PartitionSpec("data"))}
-    loop = train(source=source or several(), batch_size=rows, seed=3, **placed, **call)
-    return [
-        {name: np.asarray(array) for name, array in batch.items()}
-        for _ in range(epochs)
-        for batch in loop
-    ]
-
-
-def equal(first, second):
-    assert first.keys() == second.keys()
-    return all(np.array_equal(first[name], second[name]) for name in first)
+    loop = train(source=source or several(), batch_size=rows, seed=3, **on_devices(devices), **call)
+    return epochs_of(loop, epochs)
 
 
 def test_a_row_has_the_images_of_its_record():

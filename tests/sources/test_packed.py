@@ -6,12 +6,11 @@ import json
 import math
 import threading
 
-import jax
 import numpy as np
 import pytest
+from host_batches import epochs_of, equal, on_devices, on_host
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import fn, types
 from PIL import Image
 
@@ -72,24 +71,9 @@ def packed(records=RECORDS, **options):
     return sources.Packed(source, **{**settings, "text": "text", **options})
 
 
-def on_devices(count):
-    mesh = Mesh(np.array(jax.devices()[:count]), ("data",))
-    return {"sharding": NamedSharding(mesh, PartitionSpec("data"))}
-
-
 def iterator(source=None, rows=ROWS, devices=0, function=train, **call):
-    placed = on_devices(devices) if devices else {}
     settings = {"shuffle": True, "seed": 7, "num_threads": 1, **call}
-    return function(source=source or packed(), batch_size=rows, **placed, **settings)
-
-
-def on_host(batch):
-    return {name: np.asarray(array) for name, array in batch.items()}
-
-
-def equal(first, second):
-    assert first.keys() == second.keys()
-    return all(np.array_equal(first[name], second[name]) for name in first)
+    return function(source=source or packed(), batch_size=rows, **on_devices(devices), **settings)
 
 
 def images_of(batch):
@@ -232,15 +216,11 @@ def without_text(data, label, *, pack):
     return {"patches": pack.patches(fn.decoders.image(data)), "label": pack.per_image(label)}
 
 
-def two_epochs(loop):
-    return [on_host(batch) for _ in range(2) for batch in loop]
-
-
 def test_batches_do_not_depend_on_devices():
-    expected = two_epochs(iterator())
+    expected = epochs_of(iterator())
     assert len({batch["label"].tobytes() for batch in expected}) == len(expected)
     for devices in (1, 2, 4):
-        found = two_epochs(iterator(devices=devices))
+        found = epochs_of(iterator(devices=devices))
         assert len(found) == len(expected)
         assert all(map(equal, expected, found)), devices
 
@@ -282,14 +262,14 @@ def test_operators_after_packing_change_blank_rows_on_all_devices():
 
 
 def test_a_state_moves_to_other_devices_and_other_rows():
-    expected = two_epochs(iterator())
+    expected = epochs_of(iterator())
     loop = iterator(devices=2)
     for _ in range(3):
         next(loop)
     state = json.loads(json.dumps(loop.get_state()))
     again = iterator(devices=4)
     again.set_state(state)
-    rest = two_epochs(again)
+    rest = epochs_of(again)
     assert all(map(equal, expected[3:], rest)) and len(rest) == len(expected) - 3
     smaller = iterator(rows=2)
     smaller.set_state(state)
@@ -346,7 +326,7 @@ def labels_of(loop):
 def test_mixtures_and_selections_are_packed():
     halves = [sources.Records(RECORDS[:30]), sources.Records(RECORDS[30:])]
     mixture = sources.Mixture([(halves[0], 1), (halves[1], 1)], length=100)
-    found = [two_epochs(iterator(packed(mixture), devices=devices)) for devices in (1, 4)]
+    found = [epochs_of(iterator(packed(mixture), devices=devices)) for devices in (1, 4)]
     assert all(map(equal, *found)) and len(found[0]) == len(found[1])
     assert sum(batch["mask"].sum() for batch in found[0]) == 200
     even = sources.Selection(sources.Records(RECORDS), np.arange(0, COUNT, 2))

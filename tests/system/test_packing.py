@@ -8,6 +8,7 @@ import numpy as np
 import packing  # of examples/
 import pytest
 from forks import run_fork
+from host_batches import on_host
 from PIL import Image, ImageColor
 
 from dalijax.errors import RecordError
@@ -18,10 +19,6 @@ N = 40
 @pytest.fixture
 def folder(tmp_path):
     return image_text.draw_pairs(tmp_path / "pairs", N, seed=3)
-
-
-def on_host(batch):
-    return {name: np.asarray(array) for name, array in batch.items()}
 
 
 def batches_of(iterator):
