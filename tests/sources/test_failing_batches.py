@@ -326,7 +326,11 @@ def test_exhausted_file_descriptors_lose_no_batch_of_files(on_error, tmp_path):
         for descriptor in held:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert [*batches, *(batch["x"].tolist() for batch in iterator)] == expected
+    for _ in range(4):  # each batch that was read meanwhile may fail once
+        with contextlib.suppress(RuntimeError, OSError):
+            batches.extend(batch["x"].tolist() for batch in iterator)
+            break
+    assert batches == expected
     assert counts(iterator) == (0, 0)
 
 
