@@ -1,14 +1,18 @@
-"""The optional helper in C; pyproject.toml has everything else."""
+"""The optional library in C; pyproject.toml has everything else."""
 
 from setuptools import Extension, setup
 
 # A plain shared library that ctypes loads: it needs no Python headers, and one build serves all
-# versions of Python. If it can't be compiled, the package reads files in Python instead.
+# versions of Python. If it can't be compiled, the package reads files in Python, and DALI resizes
+# images, instead.
 setup(
     ext_modules=[
         Extension(
-            "dalijax.core.formats._read_ranges",
-            ["src/dalijax/core/formats/read_ranges.c"],
+            "dalijax.core.native._native",
+            ["src/dalijax/core/native/read_ranges.c", "src/dalijax/core/native/resize.c"],
+            # Without the last, processors that fuse operations would compute other weights.
+            extra_compile_args=["-O3", "-ffp-contract=off"],
+            libraries=["m"],
             optional=True,
             py_limited_api=True,
         )

@@ -161,8 +161,8 @@ def of_paths(path: Any, label: Any) -> Any:
 
 def of_images(data: Any, *, draw: Any) -> Any:
     """Defines the same over a source, with random numbers of `draw`, without labels."""
-    images = dalijax_augment.random_resized_crop(decoded(data), 224, draw=draw)
-    return normalized(images, draw.coin_flip())
+    images = dalijax_augment.random_resized_crop(decoded(data), 224, flip=0.5, draw=draw)
+    return dalijax_augment.normalize(images, MEAN.tolist(), STD.tolist(), dtype="float16")
 
 
 def of_source(data: Any, label: Any, *, draw: Any) -> Any:

@@ -35,6 +35,7 @@ KINDS = frozenset(char for char in "?bBhHiIlLqQefdg" if np.dtype(char) in DALI_T
 # DALI's types that JAX would narrow: looked up for each output of each batch.
 WIDE = {dali_type_ for dtype, dali_type_ in DALI_TYPES.items() if dtype in _NARROWED}
 BFLOAT16 = np.dtype(jnp.bfloat16)
+_BITS = np.dtype(np.uint16)  # of bfloat16 numbers
 
 
 def as_dtype(value: Any, name: str = "dtype") -> np.dtype[Any]:
@@ -93,12 +94,12 @@ def as_bfloat16(array: Any) -> Any:
     Ties are rounded to even, as by ``array.astype(jnp.bfloat16)``.
 
     Args:
-        array: A NumPy array, for which the result is a read-only NumPy array, or a jax.Array on a
-            single device.
+        array: The numbers, or as uint16 the bits of bfloat16 numbers. A NumPy array, for which the
+            result is a read-only NumPy array, or a jax.Array on a single device.
     """
     if isinstance(array, np.ndarray):
         with np.errstate(all="ignore"):  # NaNs, and numbers beyond the largest bfloat16
-            rounded = array.astype(BFLOAT16)
+            rounded = array.view(BFLOAT16) if array.dtype == _BITS else array.astype(BFLOAT16)
         rounded.flags.writeable = False  # as the outputs of other dtypes
         return rounded
     return _to_bfloat16(array.shape, array.dtype, array.sharding)(array)
@@ -115,6 +116,8 @@ def _to_bfloat16(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
 
     def compiled() -> Any:
         spec = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+        if dtype == _BITS:
+            return jax.jit(lambda array: array.view(jnp.bfloat16)).lower(spec).compile()
         return jax.jit(lambda array: array.astype(jnp.bfloat16)).lower(spec).compile()
 
     workers = Workers(1, "dalijax-compile")

@@ -163,7 +163,7 @@ def _central(
             "fill the crop. Pass a larger resize, or draw=draw, which makes them bad records"
         )
     sizes, resized, room = window_pixels.center_in_graph(images, size, shorter)
-    start = window_pixels.half(room)
+    start, draw = window_pixels.half(room), draw_of_pipeline()
     cropped: Any
     if shorter is None:
         start = fn.cast(start, dtype=types.INT32)
@@ -172,9 +172,9 @@ def _central(
         extent = types.Constant(np.array(size, np.int64))
         back = fn.cast(sizes, dtype=types.FLOAT64) / fn.cast(resized, dtype=types.FLOAT64)
         corners = [fn.cast(edge * back, dtype=types.FLOAT) for edge in (start, start + extent)]
-        style = window_pixels.Style(interp_type, antialias, 0)
+        form = dtype_and_layout(images, draw)
+        style = window_pixels.Style(interp_type, antialias, 0, *form)
         cropped = window_pixels.resized(images, corners, size, style)
-    draw = draw_of_pipeline()
     return cropped if draw is None else draw.sized(cropped, size)
 
 

@@ -53,6 +53,25 @@ def inside(sizes: Sizes, start: Any, end: Any, size: Any) -> Geometry:
     return _between(sizes, start, end, size, corners)
 
 
+def needed_part(
+    sizes: Sizes, start: NDArray[Any], end: NDArray[Any], size: Any
+) -> list[NDArray[np.int32]]:
+    """Returns the parts of images that contain all pixels which resized windows depend on.
+
+    Args:
+        sizes, start, end: As for `inside`.
+        size: Height and width of all resized windows, or of each, [rows, 2].
+
+    Returns:
+        The first row and column of each part, and its height and width; int32 [rows, 2].
+    """
+    low, high = np.minimum(start, end), np.maximum(start, end)
+    reach = np.maximum((high - low) / np.asarray(size, np.float64), 1) + 1  # of a triangular filter
+    first = np.clip(np.floor(low - reach), 0, sizes - 1)
+    last = np.clip(np.ceil(high + reach), first + 1, sizes)
+    return [first.astype(np.int32), (last - first).astype(np.int32)]
+
+
 def placed(
     sizes: Sizes, resized: Floats, offset: Floats, size: Pair, flips: NDArray[np.bool_] | None
 ) -> Geometry:

@@ -74,9 +74,9 @@ def as_rgb(images: DataNode, draw: Draw, dtype: Any = None) -> DataNode:
             f"images must be RGB images, HWC, or videos, FHWC, not {layout}. Transpose them, e.g. "
             "fn.transpose(images, perm=[1, 2, 0]), or correct the layout of their sources.Field"
         )
-    is_rgb = _is_rgb(images, draw)
+    are_rgb = is_rgb(images, draw)
     images = with_layout(images, draw)
-    if is_rgb:
+    if are_rgb:
         return images
     sizes: Any = images.shape()[:-1]  # int64
     shape = fn.cat(sizes, types.Constant([3], dtype=types.INT64), axis=0)
@@ -114,7 +114,7 @@ def dtype_and_layout(images: DataNode, draw: Draw | None) -> tuple[np.dtype[Any]
 def sizes_in_graph(images: DataNode) -> Any:
     """Returns the height and the width of each image or video as a DataNode, int64 [2]."""
     shape: Any = images.shape()
-    if _is_rgb(images):
+    if is_rgb(images):
         return shape[0:2]
     first = dali_math.max(shape.shape()[0] - 3, 0)  # 1 for videos
     return shape[first : first + 2]
@@ -142,7 +142,7 @@ def _has_layout(node: DataNode, draw: Draw | None) -> bool:
     return any(_has_layout(image, draw) for image in inputs)
 
 
-def _is_rgb(node: DataNode, draw: Draw | None = None) -> bool:
+def is_rgb(node: DataNode, draw: Draw | None = None) -> bool:
     """Returns whether the samples of a node are RGB images, uint8; False if that is unknown."""
     nodes, visited = [node], set()
     while nodes:

@@ -14,7 +14,8 @@ from ..arguments import knows_its_names
 from ..arrays.dtypes import BFLOAT16, as_dtype, dali_type
 from ..pipeline.output_notes import mark_bfloat16
 from ..random.draw import check_images, draw_of_pipeline
-from .layouts import with_layout
+from . import cpu_pixels
+from .layouts import dtype_and_layout, is_rgb, with_layout
 
 _DTYPES = ("float32", "float16", "bfloat16")
 _LAYOUTS = ("HWC", "CHW", "FHWC", "FCHW")
@@ -79,15 +80,21 @@ def normalize(
         scale = 1.0
     if not (np.isfinite(scale) and scale > 0):
         raise ValueError(f"scale must be a positive number, not {scale!r}")
+    means, deviations = ([x / scale for x in numbers] for numbers in (means, deviations))
     draw = draw_of_pipeline()
+    known, known_layout = dtype_and_layout(images, draw)
+    is_known = len(means) == len(deviations) == 1 or is_rgb(images, draw)
+    fits = is_known and layout == "HWC" and {len(means), len(deviations)} <= {1, 3}
     is_video = layout.startswith("F")  # for which DALI's default layout is DHWC
     result: Any = fn.crop_mirror_normalize(
         with_layout(images, draw) if is_video else images,
         dtype=types.FLOAT if dtype == BFLOAT16 else dali_type(dtype),
         output_layout=layout,
-        mean=[value / scale for value in means],
-        std=[value / scale for value in deviations],
+        mean=means,
+        std=deviations,
     )
+    if fits and cpu_pixels.fits(images, known, known_layout):
+        cpu_pixels.offer_normalize(result, images, means, deviations, dtype)
     if draw is not None:
         draw._recolored(result, images, keeps_form=False)
     return mark_bfloat16(result) if dtype == BFLOAT16 else result

@@ -18,8 +18,10 @@ from ..random.draw import Draw, DrawRows, check_images, check_orientation, on_de
 from ..sources.multi_image import MultiImage
 from ..sources.packed import Packed
 from ..sources.rows import PACK
-from .layouts import with_layout
+from . import window_pixels
+from .layouts import dtype_and_layout, with_layout
 from .patches import check_channels, cut_up, shapes_of_grids
+from .window_pixels import Style
 
 _ONE = (1,), np.int32
 # Shapes and dtypes of what the graph needs about each image.
@@ -87,10 +89,9 @@ class Pack:
                 "sources.Packed. For patches of each image, pack.per_image(augment.patches(...)[0])"
             )
         check_orientation(self._draw, images)
+        style = Style(interp_type, antialias, 0, *dtype_and_layout(images, self._draw))
         images = with_layout(images, self._draw)
-        resized: Any = fn.resize(
-            images, size=self._node("size"), interp_type=interp_type, antialias=antialias
-        )
+        resized = window_pixels.resized(images, (None, None), self._node("size"), style)
         patches = cut_up(resized, self._node("cells"), self._node("tokens"))
         return self._filled(patches, "start", "span")
 

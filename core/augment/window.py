@@ -28,6 +28,7 @@ from ..random.draw import (
 )
 from ..random.hashing import column_keys, uniform
 from . import geometry, iou_crops, window_pixels, windows
+from .cpu_pixels import Part
 from .geometry import BoxForm, Column, Geometry
 from .layouts import dtype_and_layout, sizes_in_graph, with_layout
 from .window_pixels import Pixels, Style
@@ -440,7 +441,9 @@ class Window:
                 first = window_pixels.checked_in_graph(self._images, images, operands[0])
                 operands = [first, *operands[1:]]
         field = None if draw is None else draw._array_field(images)
-        style = Style(interp_type, antialias, fill, dtype, layout + "C" * (layout == "HW"))
+        layout += "C" * (layout == "HW")
+        part = None if self._draw is None else self._decoded_part
+        style = Style(interp_type, antialias, fill, dtype, layout, part)
         if field is not None and field.ndim == 2:
             new = "C" if field.dali_layout else None
             images = fn.expand_dims(images, axes=[2], new_axis_names=new)
@@ -453,6 +456,21 @@ class Window:
             window = fn.squeeze(window, axes=[2])
         window = on_device(window, self._images.device)
         return window if draw is None or self.size is None else draw.sized(window, self.size)
+
+    def _decoded_part(self) -> Part:
+        """Returns the part of the images that `_window` needs to resize the window."""
+
+        def part_of(rows: DrawRows) -> Sequence[NDArray[Any]]:
+            found = self._geometry(rows)
+            start, end, *more = found.operands
+            return geometry.needed_part(found.sizes, start, end, more[0] if more else self.size)
+
+        assert self._draw is not None
+        return Part(
+            *self._draw._compute_from_rows(
+                part_of, [_INTS, _INTS], name="decoded", kind="", settings={}, of=self._name
+            )
+        )
 
     def _check_graph(self) -> None:
         """Raises ValueError if the graph that is being defined is not the window's own."""

@@ -11,6 +11,7 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from ..arrays.dtypes import dali_type
+from . import cpu_pixels
 from .geometry import TINY
 from .layouts import sizes_in_graph
 from .windows import Pair
@@ -35,6 +36,7 @@ class Style(NamedTuple):
         fill: Value outside of the image.
         dtype: The dtype of the images; None if it is unknown.
         layout: The layout of the images; "" if it is unknown.
+        part: Returns the part of the images that the window needs; None if it is unknown.
     """
 
     interp_type: Any
@@ -42,6 +44,7 @@ class Style(NamedTuple):
     fill: Any
     dtype: np.dtype[Any] | None = None
     layout: str = ""
+    part: Callable[[], cpu_pixels.Part] | None = None
 
 
 # Computes the pixels of a window: from images, operands, the size of the output, and a style. The
@@ -130,6 +133,10 @@ def resized(images: DataNode, operands: Sequence[Any], size: Any, style: Style) 
     )
     if as_bytes and style.dtype is not None:
         result = fn.reinterpret(result, dtype=dali_type(style.dtype))
+    is_linear = style.interp_type == types.INTERP_LINEAR and style.antialias
+    if is_linear and cpu_pixels.fits(images, style.dtype, style.layout):
+        corners = [operand for operand in operands[:2] if operand is not None]
+        cpu_pixels.offer_resize(result, images, corners, size, style.part)
     return result
 
 

@@ -18,6 +18,7 @@ from ..errors import BatchError, GraphError, RaggedError, RecordError
 from ..order.packing import RowLayout
 from ..order.shuffle import Indices
 from ..pipeline import advice
+from ..pipeline.alternatives import description_of
 from ..pipeline.batch import Batch, BatchMaker, choose_placement
 from ..pipeline.engine import CLOSED, Engine, Outcome
 from ..pipeline.failing_rows import failure_alone, find_bad
@@ -36,7 +37,6 @@ from ..random.draw import DrawnRows, described_draws
 from ..sources.rows import RowSource
 from ..sources.source import is_of_record
 from ..state import random_state
-from ..state.operators import operators_of
 from ..state.position import FailedBatch
 from ..threads.workers import WorkersEnded
 from .graph import FedGraph, description
@@ -263,13 +263,13 @@ class FedEngine(Engine[P]):
         if self._learned:
             return runner
         self.learn_outputs(runner.pipelines[0], self._factory.name)
-        first, operators = (runner.checkpoints() or ())[:1], operators_of(runner.pipelines[0])
+        first, described = (runner.checkpoints() or ())[:1], description_of(runner.pipelines[0])
         self._random = functools.cache(lambda: random_state.stateful(*first))
         if self._graph is not None:
-            self._graph.read_operators(operators)
+            self._graph.read_operators(described.operators)
         self._check_first()
         inputs = {} if self._graph is None else self._graph.inputs
-        self._operators = description(runner.pipelines[0], operators, self._batch_map_names, inputs)
+        self._operators = description(runner.pipelines[0], described, self._batch_map_names, inputs)
         self._learned = True
         return runner
 

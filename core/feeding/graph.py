@@ -18,13 +18,14 @@ from ..formats.field import Field
 from ..formats.image_size import FileInput, ImageInput
 from ..messages.replacements import suggest_name
 from ..messages.user_warnings import warn_user
+from ..pipeline.alternatives import GraphDescription
 from ..pipeline.output_notes import notes_of
 from ..random.draw import DRAW, Draw, DrawnRows, described_draws, draw_inputs
 from ..sources.buckets import BUCKET, Buckets
 from ..sources.rows import PACK, RowSource
 from ..sources.values import without_type
 from ..state.fingerprint import graph_lines, operator_line
-from ..state.operators import FIELD, Operator, file_inputs, graph_outputs
+from ..state.operators import FIELD, Operator, file_inputs
 from . import schema
 from .schema import Schema
 
@@ -359,7 +360,7 @@ def record_graph(
 
 def description(
     pipeline: Pipeline,
-    operators: Iterable[Operator],
+    described: GraphDescription,
     batch_map: Sequence[str],
     inputs: Mapping[str, Field],
 ) -> Callable[[], tuple[str, ...]]:
@@ -367,7 +368,7 @@ def description(
 
     Args:
         pipeline: A built pipeline of the graph.
-        operators: The operators of the graph.
+        described: The description of the graph.
         batch_map: Names of the functions of ``batch_map``.
         inputs: The kinds of the graph's inputs, by name; their layouts are described, too.
 
@@ -375,20 +376,18 @@ def description(
         A function that returns a line for each draw, operator and function of ``batch_map``. States
         contain these lines, and a restore compares them.
     """
-    outputs, drawn, draws = (
-        graph_outputs(pipeline),
-        draw_inputs(pipeline),
-        described_draws(pipeline),
-    )
+    drawn, draws = draw_inputs(pipeline), described_draws(pipeline)
     bfloat16 = notes_of(pipeline).bfloat16
     layouts = {f"{FIELD}{name}": field.dali_layout for name, field in inputs.items()}
     operators = [
         (kind, name, {**arguments, "layout": layouts[name]} if layouts.get(name) else arguments)
-        for kind, name, arguments in operators
+        for kind, name, arguments in described.operators
     ]
+    # The keyword arguments of `graph_lines` that few graphs have.
+    more = (batch_map, bfloat16, described.resized_by)
 
     def lines() -> tuple[str, ...]:
-        graph = graph_lines(operators, outputs, drawn, batch_map, bfloat16)
+        graph = graph_lines(operators, described.outputs, drawn, *more)
         return *(operator_line(*draw) for draw in draws), *graph.operators
 
     return functools.cache(lines)

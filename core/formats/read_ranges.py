@@ -9,17 +9,15 @@ import contextlib
 import ctypes
 import errno
 import os
-import pathlib
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..native.library import LIBRARY
 from ..order.shuffle import Indices
 
 Data = NDArray[np.uint8]
-
-LIBRARY = pathlib.Path(__file__).with_name("_read_ranges.abi3.so")  # also named in pyproject.toml
 
 # Flag for reads that don't wait; 0 if Python was built for an older C library.
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)

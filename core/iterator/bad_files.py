@@ -19,10 +19,10 @@ from ..formats.file_kinds import pointer_fault
 from ..formats.media import UNSUPPORTED, MediaInput, media_fault
 from ..messages.printable import printable
 from ..pipeline.calls import calls
-from ..pipeline.dali_pipeline import operators
 from ..pipeline.failing_rows import failing_rows, runs_alone
 from ..pipeline.pipeline_factory import Define, PipelineFactory
 from ..pipeline.runner import Outputs, Runner
+from ..state.operators import operators
 from ..state.random_state import for_operators
 
 # Operators whose failures the CPU decoder can reproduce for single files.

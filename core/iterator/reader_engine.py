@@ -15,12 +15,7 @@ from ..errors import BatchError, StateError
 from ..order.epochs import count_rows
 from ..pipeline import advice
 from ..pipeline.batch import Batch
-from ..pipeline.dali_pipeline import (
-    is_unmappable,
-    operator_name,
-    operators,
-    runs_python,
-)
+from ..pipeline.dali_pipeline import is_unmappable, operator_name, runs_python
 from ..pipeline.engine import CLOSED, Cursor, EpochCursor, EpochEngine, NoReplica, Outcome
 from ..pipeline.failure import EnvironmentFailure, failure_of
 from ..pipeline.failure_errors import MOST_SKIPPED
@@ -44,6 +39,7 @@ from ..state import dali_checkpoints, reader_state
 from ..state.agreement import Values, without_seeds
 from ..state.differences import check, differences, different_data_error
 from ..state.fingerprint import Fingerprint, fingerprint, unknown
+from ..state.operators import operators
 from ..state.position import Checkpoints, ReaderPosition
 from ..state.reader_state import ReaderState
 from ..stats import InputStats

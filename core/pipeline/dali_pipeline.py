@@ -14,16 +14,15 @@ from collections.abc import Callable, Mapping
 from types import FunctionType, MappingProxyType, MethodType
 from typing import Any, TypeVar
 
-import jax
 import numpy as np
 from nvidia.dali import Pipeline, backend
 
 from ..environment import cuda_queues
 from ..errors import StateError
 from ..messages.user_warnings import warn_user
-from ..state.operators import kind_of
+from ..state.operators import kind_of, operators
 from ..state.random_state import to_other_device
-from . import advice, function_notes
+from . import advice, alternatives, function_notes
 
 # DALI's errors about a checkpoint of another graph.
 _OF_ANOTHER = re.compile(
@@ -194,8 +193,12 @@ def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
         cuda_queues.warn_if_too_late()
     if _forks_workers(pipeline):
         warn_user(advice.FORKED)
-    with contextlib.suppress(AttributeError):  # invalid outputs, which building reports
+    try:
         name_erased_axes(pipeline)
+    except AttributeError:  # invalid outputs, which building reports
+        pass
+    else:
+        alternatives.choose(pipeline)
     try:
         pipeline.build()
     except (NotImplementedError, TypeError, ValueError) as error:
@@ -262,28 +265,6 @@ def is_unmappable(error: Exception) -> bool:
     """Returns whether DALI could not map an existing file, e.g. because it is empty."""
     failed = _UNMAPPABLE.search(str(error))
     return failed is not None and os.path.exists(failed[1])
-
-
-def operators(pipeline: Pipeline) -> list[Any]:
-    """Returns the operators of an unbuilt pipeline in topological order."""
-    # Private in DALI; without these attributes, no operators are found.
-    ends = [*(getattr(pipeline, "_graph_out", None) or ()), *getattr(pipeline, "_sinks", ())]
-    ordered: dict[int, Any] = {}
-    # Each operator is pushed twice: below its inputs, and again to be added after them.
-    todo = [(getattr(node, "source", None), False) for node in reversed(ends)]
-    while todo:
-        operator, ready = todo.pop()
-        if operator is None or id(operator) in ordered:
-            continue
-        if ready:
-            ordered[id(operator)] = operator
-            continue
-        inputs = [getattr(node, "source", None) for node in jax.tree.leaves(operator.inputs)]
-        todo += [
-            (operator, True),
-            *((operator_input, False) for operator_input in reversed(inputs)),
-        ]
-    return list(ordered.values())
 
 
 def operator_name(operator: Any) -> str:

@@ -10,8 +10,8 @@ import numpy as np
 from nvidia.dali import Pipeline
 from nvidia.dali.data_node import DataNode
 
-from ..state.operators import operator_inputs
-from .dali_pipeline import operator_name, operators
+from ..state.operators import operator_inputs, operators
+from .dali_pipeline import operator_name
 
 # Attributes of the pipeline, because a global table would keep it alive forever.
 _NOTES = "_dalijax_output_notes"

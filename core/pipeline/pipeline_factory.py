@@ -22,7 +22,7 @@ from ..arguments import checked_arguments, function_parameters, is_pipeline_def,
 from ..arrays.placement import DataShard
 from ..errors import StateError
 from ..random.seeds import DEFAULT_SEED, ShardSeed, shard_seed
-from ..state.operators import kind_of, operator_inputs
+from ..state.operators import kind_of, operator_inputs, operators
 from . import advice
 from .calls import calls
 from .dali_pipeline import (
@@ -31,7 +31,6 @@ from .dali_pipeline import (
     build_pipeline,
     defined_without_random,
     is_unmappable,
-    operators,
     unmap_readers,
 )
 from .function_notes import NOTES

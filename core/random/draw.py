@@ -732,7 +732,7 @@ class Draw:
             function: Returns an array [rows, *shape] for each output.
             outputs: The shape per sample and the dtype of each output.
             name: The name of the draw, from `_named`; with ``of``, of the part of the other draw.
-            kind, settings: As in `compute`.
+            kind, settings: As in `compute`; a part without a kind is in no state.
             of: The name of the draw whose results the function uses; None for a draw of its own.
                 Its outputs then do not change the numbers of draws without a name.
         """
@@ -776,6 +776,7 @@ class Draw:
         return [
             (kind, name, {key: _text(value) for key, value in settings.items()})
             for kind, name, settings in [*self._draws.values(), *self._derived.values()]
+            if kind
         ]
 
     @do_not_convert

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..errors import Difference, StateError
+from ..native.library import VARIABLE
 from .fingerprint import (
     AUTOMATIC,
     CONNECTIONS,
+    RESIZED,
     Fingerprint,
     is_source,
     labels_of,
@@ -85,6 +87,14 @@ def different_data_error(
     named = [item for item in changes if isinstance(item, Difference)]
     fixed = sorted({item.name for item in named if item.fixed})
     names = sorted({item.name for item in named} - {*fixed})
+    resized = [item.before for item in named if item.name == f"operators.{RESIZED}.by"]
+    if resized == ["dali"]:
+        cure += f". To resize images by DALI, set the environment variable {VARIABLE}=dali"
+    elif resized:
+        cure += (
+            f". To resize images by dalijax, unset the environment variable {VARIABLE}, and "
+            "install dalijax where there is a C compiler"
+        )
     if explain_allow and fixed:
         cure += (
             f". allow= can't ignore {', '.join(shortened(fixed))}, because positions depend on them"
@@ -203,6 +213,9 @@ def _paired(
 
 def _operators_differ(before: Sequence[str], after: Sequence[str]) -> Iterator[Difference]:
     """Yields the differences between the operators of two graphs, given as lines."""
+    if not all(any(_is_resized(line) for line in lines) for lines in (before, after)):
+        # A state of a GPU does not say what resizes images on the CPU.
+        before, after = ([x for x in lines if not _is_resized(x)] for lines in (before, after))
     pairs = _paired(before, after)
     alike = all(old is not None and new is not None and old.kind == new.kind for old, new in pairs)
     for old, new in pairs:
@@ -221,6 +234,10 @@ def _operators_differ(before: Sequence[str], after: Sequence[str]) -> Iterator[D
                 "(none)" if operator is None else str(operator) for operator in (old, new)
             )
             yield Difference(f"operators.{operators[0].label}", old_text, new_text, source)
+
+
+def _is_resized(line: str) -> bool:
+    return split_line(line)[0] == RESIZED
 
 
 def renamed(saved: Fingerprint, current: Fingerprint) -> dict[str, str] | None:

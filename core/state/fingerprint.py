@@ -42,6 +42,7 @@ _IGNORED = frozenset(
     }
 )
 _LONGEST = 64  # characters; longer values are stored as digests
+RESIZED = "resized"  # kind of the line that names what resizes images on the CPU
 CONNECTIONS = "connections"  # kind of the line that describes how the operators are connected
 AUTOMATIC = re.compile(r"_+\w+_\d+$")  # names that DALI generates: __Resize_3
 # Values that stand for an unknown graph or a missing seed, and match any value.
@@ -145,6 +146,7 @@ def graph_lines(
     drawn: Mapping[str, str] = MappingProxyType({}),
     batch_map: Sequence[str] = (),
     bfloat16: Sequence[int] = (),
+    resized_by: str = "",
 ) -> GraphLines:
     """Returns the description of a graph.
 
@@ -155,6 +157,7 @@ def graph_lines(
             sources. Positions do not depend on these sources, whose number users do not choose.
         batch_map: Names of the functions of ``batch_map``.
         bfloat16: Indices of the outputs that the batch contains as bfloat16.
+        resized_by: The implementation that resizes images on the CPU; "" without one.
     """
     lines = GraphLines([], [], [])
     operators, outputs = without_choices(operators, outputs)
@@ -196,6 +199,8 @@ def graph_lines(
     if bfloat16:
         line = operator_line("bfloat16", "__bfloat16_0", {"outputs": list(bfloat16)})
         lines.operators.append(line)
+    if resized_by:
+        lines.operators.append(operator_line(RESIZED, "__resized_0", {"by": resized_by}))
     for number, name in enumerate(batch_map):
         line = operator_line("batch_map", f"__batch_map_{number}", {"function": name})
         lines.operators.append(line)

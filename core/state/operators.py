@@ -79,6 +79,28 @@ def operators_of(pipeline: Pipeline) -> list[Operator]:
     return read_operators(pipeline)[0]
 
 
+def operators(pipeline: Pipeline) -> list[Any]:
+    """Returns the operators of an unbuilt pipeline in topological order."""
+    # Private in DALI; without these attributes, no operators are found.
+    ends = [*(getattr(pipeline, "_graph_out", None) or ()), *getattr(pipeline, "_sinks", ())]
+    ordered: dict[int, Any] = {}
+    # Each operator is pushed twice: below its inputs, and again to be added after them.
+    todo = [(getattr(node, "source", None), False) for node in reversed(ends)]
+    while todo:
+        operator, ready = todo.pop()
+        if operator is None or id(operator) in ordered:
+            continue
+        if ready:
+            ordered[id(operator)] = operator
+            continue
+        inputs = [getattr(node, "source", None) for node in jax.tree.leaves(operator.inputs)]
+        todo += [
+            (operator, True),
+            *((operator_input, False) for operator_input in reversed(inputs)),
+        ]
+    return list(ordered.values())
+
+
 def operator_inputs(operator: Any) -> list[Any]:
     """Returns the inputs of an operator as a flat list; DALI nests several sets of inputs."""
     return jax.tree.leaves(operator.inputs)

@@ -245,7 +245,7 @@ def test_views_are_known_as_rgb_images_of_bytes():
     def graph(images, draw):
         for function in CHANGES.values():
             changed = function(images, draw, probability=0.5)
-            assert layouts._is_rgb(changed, draw)
+            assert layouts.is_rgb(changed, draw)
         return changed
 
     run(graph, ORIGINALS[:1])

@@ -269,7 +269,9 @@ def test_equal_windows_have_equal_pixels(name):
         batches = window(source=sources.Records(RECORDS), batch_size=16)
         return np.concatenate([batch["x"] for batch in batches])
 
-    np.testing.assert_array_equal(*map(images, EQUAL[name]))
+    levels = 1 if name.startswith("resize") else 0  # compared with DALI's fn.resize
+    one, other = (images(call).astype(int) for call in EQUAL[name])
+    np.testing.assert_allclose(one, other, rtol=0, atol=levels)
 
 
 def outputs(function, records=RECORDS, **call):

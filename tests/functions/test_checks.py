@@ -13,7 +13,7 @@ from nvidia.dali import pipeline_def, types
 
 from dalijax import data_iterator, fn
 from dalijax.core.pipeline import function_notes
-from dalijax.core.pipeline.dali_pipeline import operators
+from dalijax.core.state.operators import operators
 
 
 def test_what_is_refused_in_the_definition():

@@ -70,6 +70,15 @@ def test_rounding_equals_jax_on_every_device(device, dtype):
     )
 
 
+@pytest.mark.parametrize("device", (None, 0, 2))
+def test_bits_of_bfloat16_keep_their_values(device):
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    array = bits if device is None else jax.device_put(bits, jax.devices()[device])
+    result = as_bfloat16(array)
+    assert result.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(result).view(np.uint16), bits)
+
+
 def test_the_callers_mesh_and_guards_do_not_matter():
     array = jax.device_put(np.float32([[1.5, 2.7]]), jax.devices()[3])
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))

@@ -9,8 +9,9 @@ import subprocess
 import pytest
 
 from dalijax.core.formats import read_ranges
+from dalijax.core.native.library import LIBRARY
 
-SOURCE = pathlib.Path(read_ranges.__file__).with_name("read_ranges.c")
+SOURCE = LIBRARY.with_name("read_ranges.c")
 HEADER = pathlib.Path(__file__).with_name("kernel.h")
 READ = ctypes.CFUNCTYPE(
     *(ctypes.c_int64, ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
@@ -31,7 +32,7 @@ def compiled(folder, *options):
 
 def reader_library(folder):
     """Returns the library of the reader in C, compiled from its source if possible."""
-    library = compiled(folder) or read_ranges.LIBRARY
+    library = compiled(folder) or LIBRARY
     if not library.exists():
         pytest.skip("no C compiler, and dalijax was installed without one")
     return library

@@ -19,7 +19,14 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "src" / "dalijax"
 LAYERS = (
     (
         *("core.arguments", "core.arrays", "core.config", "core.environment", "core.errors"),
-        *("core.messages", "core.order", "core.random", "core.stats", "core.threads"),
+        *(
+            "core.messages",
+            "core.native",
+            "core.order",
+            "core.random",
+            "core.stats",
+            "core.threads",
+        ),
     ),
     ("core.remote",),
     ("core.formats",),
@@ -193,8 +200,8 @@ def over_grain(folder):
 
 # The files of a call: to construct, next(), get_state() and set_state() of another position.
 ROUTES = {
-    over_reader: (13, 6, 8, 16),
-    over_source: (28, 10, 8, 10),
+    over_reader: (15, 6, 8, 17),
+    over_source: (29, 10, 8, 10),
     over_grain: (12, 10, 5, 10),
 }
 

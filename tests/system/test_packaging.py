@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "dalijax"
-HELPER = "core/formats/_read_ranges.abi3.so"  # if there is a C compiler
+HELPER = "core/native/_native.abi3.so"  # if there is a C compiler
 DATA = {"py.typed", "core/tools/show/page.html"}
 # Imported in tests/pax, which needs another Python.
 ELSEWHERE = {"dalijax.adapters.pax"}

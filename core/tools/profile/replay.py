@@ -23,10 +23,10 @@ from nvidia.dali import Pipeline
 
 from ...iterator.iterator import BatchIterator
 from ...pipeline.calls import calls
-from ...pipeline.dali_pipeline import build_pipeline, operator_name, operators, queue_depth
+from ...pipeline.dali_pipeline import build_pipeline, operator_name, queue_depth
 from ...pipeline.engine import NoReplica
 from ...pipeline.runner import Runner, SourceEnded, SourceError, discard
-from ...state.operators import kind_of, operator_inputs
+from ...state.operators import kind_of, operator_inputs, operators
 
 _CONSTANT = "fn.constant"  # created by DALI, e.g. from an argument; takes no time
 _INPUT, _CPU, _GPU = "input", "cpu", "gpu"

@@ -1,0 +1,274 @@
+"""Resizes and normalizes uint8 images on the CPU by resize.c, in DALI's threads.
+
+It takes a fifth of the time of ``fn.resize`` and ``fn.crop_mirror_normalize``. DALI's operator for
+functions that Numba has compiled calls functions by their addresses, without the GIL. Here, these
+are functions of the library in C; neither Numba nor a compiler is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from nvidia.dali import Pipeline, fn, ops, types
+from nvidia.dali.data_node import DataNode
+
+from ..arrays.dtypes import BFLOAT16, dali_type
+from ..native.library import LIBRARY, VARIABLE
+from ..pipeline.alternatives import offer
+from ..random.draw import draw_of_pipeline, operator_kind
+from ..threads.workers import Workers
+
+IMPLEMENTATION = "dalijax 1"  # in states: count up with the functions of resize.c
+_RESIZE, _TABLE, _WIDE_TABLE = "dalijax_resize_1", "dalijax_table_1", "dalijax_table_4_bytes_1"
+# Dtypes and numbers of dimensions of the inputs of _RESIZE.
+_INPUTS = [
+    *((types.UINT8, 3), (types.UINT8, 3), (types.FLOAT, 1), (types.FLOAT, 1)),
+    (types.INT32, 1),
+]
+_log = logging.getLogger(__name__)
+
+
+class Part(NamedTuple):
+    """A part of images that contains all pixels which a window needs.
+
+    Attributes:
+        start: The first row and column, int32 [2].
+        shape: Height and width, int32 [2].
+    """
+
+    start: DataNode
+    shape: DataNode
+
+
+def offer_resize(
+    result: DataNode,
+    images: DataNode,
+    corners: Sequence[DataNode],
+    size: Any,
+    part: Callable[[], Part] | None,
+) -> None:
+    """Offers to resize images by a triangular filter, as ``fn.resize(antialias=True)`` does.
+
+    Args:
+        result: The result of ``fn.resize``.
+        images: Images, uint8 [height, width, channels].
+        corners: The first and the last corner (y, x) of each window, float32 [2], in pixels; an end
+            before the start flips. Empty: whole images.
+        size: Height and width of the output, or a DataNode of both.
+        part: Returns the part of the images that the windows need; None if it is unknown.
+    """
+    functions = _functions()
+    if functions is None:
+        offer(result, images, None, "dali")
+        return
+    # Private in DALI: the operator's arguments.
+    decoder: Any = images.source
+    is_decoded = operator_kind(decoder) == "decoders__Image"
+
+    def replacement(is_only_user: bool) -> DataNode:
+        shape: Any = [*size, 0] if not isinstance(size, DataNode) else None
+        if shape is None:
+            zero = types.Constant(np.zeros(1, np.int32), device="cpu")
+            shape = fn.cat(fn.cast(size, dtype=types.INT32), zero, axis=0)
+        # An array of the output's size, without elements.
+        like: Any = fn.zeros(shape=shape, dtype=types.UINT8)
+        inputs = [images, like, *corners]
+        if is_only_user and is_decoded and corners and part is not None:
+            needed = part()
+            arguments = {k: v for k, v in decoder._op._init_args.items() if not k.startswith("_")}
+            inputs[0] = fn.decoders.image_slice(
+                decoder.inputs[0],
+                start=needed.start,
+                shape=needed.shape,
+                axis_names="HW",
+                **arguments,
+            )
+            inputs.append(needed.start)
+        resized = _called(functions, _RESIZE, inputs, _INPUTS[: len(inputs)], types.UINT8)
+        return fn.reinterpret(resized, layout="HWC", name=result.name)
+
+    offer(result, images, replacement, IMPLEMENTATION)
+
+
+def offer_normalize(
+    result: DataNode,
+    images: DataNode,
+    mean: Sequence[float],
+    std: Sequence[float],
+    dtype: np.dtype[Any],
+) -> None:
+    """Offers to normalize images by a table, with the values of ``fn.crop_mirror_normalize``.
+
+    Args:
+        result: The result of ``fn.crop_mirror_normalize``, HWC; of dtype float32 for bfloat16.
+        images: Images, uint8 [height, width, channels].
+        mean, std: A number, or a number for each channel.
+        dtype: float32, float16 or bfloat16. The offered images of bfloat16 have its bits as uint16.
+    """
+    functions = _functions()
+    if functions is None:
+        return
+
+    def replacement(_: bool) -> DataNode:
+        exact = np.dtype(np.float32) if dtype == BFLOAT16 else dtype
+        values = _table(tuple(mean), tuple(std), exact)
+        if dtype == BFLOAT16:
+            values = values.astype(BFLOAT16).view(np.uint16)
+        is_wide = values.itemsize == 4
+        bits = np.dtype(np.uint32 if is_wide else np.uint16)
+        inputs = [images, types.Constant(values.view(bits), device="cpu")]
+        forms = [_INPUTS[0], (dali_type(bits), 2)]
+        kind = dali_type(values.dtype)
+        normalized = _called(functions, _WIDE_TABLE if is_wide else _TABLE, inputs, forms, kind)
+        return fn.reinterpret(normalized, dtype=kind, layout="HWC", name=result.name)
+
+    offer(result, images, replacement)
+
+
+class _Functions(NamedTuple):
+    """The library in C, and the class of DALI's operator that calls it."""
+
+    library: ctypes.CDLL
+    operator: Callable[[str], Any]
+
+
+def _called(
+    functions: _Functions,
+    function: str,
+    inputs: Sequence[Any],
+    forms: Sequence[tuple[Any, int]],
+    kind: Any,
+) -> DataNode:
+    """Returns the result of a function of resize.c, as an output of an operator.
+
+    Args:
+        functions: The functions.
+        function: The name of the function.
+        inputs: The inputs.
+        forms: The dtype and the number of dimensions of each input.
+        kind: The dtype of the result, [height, width, channels].
+    """
+
+    def address(name: str) -> int | None:
+        return ctypes.cast(getattr(functions.library, name), ctypes.c_void_p).value
+
+    shapes = (_RESIZE if function == _RESIZE else _TABLE) + "_shapes"
+    result: DataNode = functions.operator(function)(device="cpu")(
+        *inputs,
+        run_fn=address(function),
+        setup_fn=address(shapes),
+        in_types=[dtype for dtype, _ in forms],
+        ins_ndim=[ndim for _, ndim in forms],
+        out_types=[kind],
+        outs_ndim=[3],
+        batch_processing=False,
+    )
+    # Private in DALI: the nodes that are computed even if the graph's outputs do not need them.
+    sinks = vars(Pipeline.current())["_sinks"]
+    sinks[:] = [node for node in sinks if node is not result]
+    return result
+
+
+@functools.cache
+def _operator(name: str) -> Any:
+    """Returns the class of DALI's operator for compiled functions, under another name."""
+    # Internal in DALI. Its public class is the plugin, which imports Numba, and whose functions
+    # must be those of Python.
+    make: Any = ops.python_op_factory  # type: ignore[attr-defined]
+    return make(name, "NumbaFunction", "NumbaFuncImpl", generated=False)
+
+
+def fits(images: DataNode, dtype: np.dtype[Any] | None, layout: str) -> bool:
+    """Returns whether the functions fit images of a dtype and layout, in the current graph.
+
+    Only graphs over records use them, because DALI can't serialize pipelines that do.
+    """
+    is_bytes = images.device == "cpu" and dtype == np.uint8 and layout == "HWC"
+    return is_bytes and draw_of_pipeline() is not None
+
+
+def _functions() -> _Functions | None:
+    """Returns the functions; None if they can't be used, or should not.
+
+    Raises:
+        ValueError: If the environment variable has an unknown value.
+    """
+    choice = os.environ.get(VARIABLE, "")
+    if choice not in ("", "dali"):
+        raise ValueError(
+            f"the environment variable {VARIABLE} is {choice!r}. Unset it, or set it to dali"
+        )
+    return None if choice else _checked_functions()
+
+
+@functools.cache
+def _checked_functions() -> _Functions | None:
+    """Returns the functions, after a check of their results; None if they can't be used."""
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+        is_fast = ctypes.c_int32.in_dll(library, "dalijax_resize_is_fast").value
+    except (OSError, ValueError):  # no library, or one of another version
+        _log.warning("DALI resizes images on the CPU, because %s is missing", LIBRARY)
+        return None
+    if not is_fast:
+        _log.info("DALI resizes images on the CPU, because resize.c is slow on this processor")
+        return None
+    functions = _Functions(library, _operator)
+    image = np.array([[[0], [255]], [[255], [0]]], np.uint8)
+
+    def mean_of_image() -> DataNode:
+        like = fn.zeros(shape=[1, 1, 0], dtype=types.UINT8)
+        inputs = [types.Constant(image, device="cpu"), like]
+        return _called(functions, _RESIZE, inputs, _INPUTS[:2], types.UINT8)
+
+    try:
+        result = _in_pipeline(mean_of_image)
+        if result.tolist() != [[[128]]]:
+            raise ValueError(f"the mean of {image.ravel()} became {result.ravel()}")
+    except Exception as error:  # DALI does not document its operator
+        _log.warning("DALI resizes images on the CPU, because a check failed: %s", error)
+        return None
+    return functions
+
+
+def _in_pipeline(define: Callable[[], DataNode]) -> NDArray[Any]:
+    """Returns the result of a graph for one sample, of a pipeline of its own.
+
+    The pipeline is defined in another thread, because the caller defines a graph.
+    """
+
+    def run() -> NDArray[Any]:
+        pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None)
+        with pipeline:
+            pipeline.set_outputs(define())
+        pipeline.build()
+        return np.array(pipeline.run()[0].at(0))
+
+    workers = Workers(1, "dalijax-check")
+    try:
+        return workers.call(run).get(workers)
+    finally:
+        workers.end()
+
+
+@functools.lru_cache(maxsize=64)
+def _table(mean: tuple[float, ...], std: tuple[float, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Returns DALI's normalization of each level, [channels, 256]."""
+    levels = np.arange(256, dtype=np.uint8)[np.newaxis, :, np.newaxis]
+    ramp = np.repeat(levels, max(len(mean), len(std)), axis=2)
+
+    def define() -> DataNode:
+        images = fn.reinterpret(types.Constant(ramp, device="cpu"), layout="HWC")
+        normal: DataNode = fn.crop_mirror_normalize(
+            images, dtype=dali_type(dtype), output_layout="HWC", mean=[*mean], std=[*std]
+        )
+        return normal
+
+    return np.ascontiguousarray(_in_pipeline(define)[0].T)

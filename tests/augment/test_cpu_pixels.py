@@ -1,0 +1,409 @@
+"""Resizing and normalization on the CPU by resize.c, compared with NumPy, DALI and Pillow."""
+
+import ctypes
+import io
+import os
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nvidia.dali import fn, types
+from PIL import Image
+
+from dalijax import augment, data_iterator, sources
+from dalijax.core.augment import cpu_pixels
+from dalijax.core.augment.geometry import needed_part
+from dalijax.core.native.library import LIBRARY, VARIABLE
+from dalijax.core.random.draw import operator_kind
+from dalijax.errors import StateError
+from drawing import drawn_image, png
+
+SOURCE = LIBRARY.with_name("resize.c")
+PHOTO = drawn_image(3, 113, 150)
+INT, POINTER = ctypes.c_int, ctypes.c_void_p
+
+needs_library = pytest.mark.skipif(
+    cpu_pixels._functions() is None, reason="dalijax was installed without a C compiler"
+)
+
+
+def compiled(folder, name, *options):
+    """Compiles resize.c; skips without a compiler."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None or not SOURCE.exists():
+        pytest.skip("there is no C compiler")
+    flags = ("-O3", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
+    path = folder / f"{name}.so"
+    command = [compiler, *flags, *options, "-shared", "-fPIC", SOURCE, "-o", path, "-lm"]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(path))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("library"), "resize")
+
+
+def resized(library, image, start, end, size, first=(0, 0)):
+    """Calls resize.c; the output has bytes around it that must not change."""
+    window = np.array([*start, *end], np.float32)
+    channels = image.shape[2]
+    buffer = np.full(size[0] * size[1] * channels + 64, 7, np.uint8)
+    image = np.ascontiguousarray(image)
+    library.dalijax_resize_window(
+        *(POINTER(image.ctypes.data), *map(INT, image.shape), *map(INT, first)),
+        *(POINTER(window.ctypes.data), POINTER(window.ctypes.data + 8), *map(INT, size)),
+        POINTER(buffer.ctypes.data + 32),
+    )
+    assert (buffer[:32] == 7).all() and (buffer[-32:] == 7).all()
+    return buffer[32:-32].reshape(*size, channels)
+
+
+def weights(low, high, outputs, extent):
+    """The weights [outputs, extent] of one axis: a triangle around each output's center."""
+    low, high = np.float32(low), np.float32(high)
+    scale = (float(high) - float(low)) / outputs
+    support = max(abs(scale), 1.0)
+    matrix = np.zeros((outputs, extent))
+    for k in range(outputs):
+        center = float(low) + (k + 0.5) * scale - 0.5
+        at = np.arange(int(center - support) - 2, int(center + support) + 3)
+        values = np.maximum(1 - np.abs(at - center) / support, 0)
+        np.add.at(matrix[k], np.clip(at, 0, extent - 1), values / values.sum())
+    return matrix
+
+
+def in_numpy(image, start, end, size):
+    """The same in float64, without rounding."""
+    down, across = (weights(*axis) for axis in zip(start, end, size, image.shape[:2]))
+    return np.einsum("yh,xw,hwc->yxc", down, across, image.astype(np.float64), optimize=True)
+
+
+@st.composite
+def windows(draw):
+    """An image, a window that may lie outside or be flipped, and the size of the output."""
+    shape = draw(st.tuples(st.integers(1, 90), st.integers(1, 90), st.integers(1, 6)))
+    size = draw(st.tuples(st.integers(1, 70), st.integers(1, 70)))
+    edges = [st.floats(-4, extent + 4, width=32) for extent in shape[:2]]
+    start, end = draw(st.tuples(*edges)), draw(st.tuples(*edges))
+    random = np.random.default_rng(draw(st.integers(0, 9)))
+    kind = draw(st.sampled_from(("noise", "extremes", "constant")))
+    levels = {"noise": 256, "extremes": 2, "constant": 1}[kind]
+    image = random.integers(0, levels, shape) * (255 if kind == "extremes" else 1)
+    return (image + 200 * (kind == "constant")).astype(np.uint8), start, end, size
+
+
+@settings(max_examples=300, deadline=None)
+@given(case=windows())
+def test_pixels_are_those_of_a_triangular_filter(library, case):
+    image, *rest = case
+    wanted = in_numpy(image, *rest)
+    got = resized(library, image, *rest)
+    assert np.abs(got - wanted).max() < 1  # 14 bits of weights, and 7 between the passes
+    if (image == image.flat[0]).all():
+        assert (got == image.flat[0]).all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=windows())
+def test_all_processors_compute_the_same_bytes(library, plain, native, case):
+    wanted = resized(library, *case)
+    for other in (plain, native):
+        np.testing.assert_array_equal(resized(other, *case), wanted)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("plain"), "plain", "-DDALIJAX_PLAIN", "-O1")
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("native"), "native", "-march=native")
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=windows(), flip=st.booleans())
+def test_a_part_suffices(library, case, flip):
+    image, *corners, size = case
+    sizes = np.array([image.shape[:2]], np.int32)
+    start, end = (np.clip([corner], 0, sizes).astype(np.float32) for corner in corners)
+    start, end = np.minimum(start, end), np.maximum(np.maximum(start, end), start + 0.5)
+    if flip:
+        start[:, 1], end[:, 1] = end[:, 1].copy(), start[:, 1].copy()
+    (first, *_), (shape, *_) = needed_part(sizes, start, end, size)
+    part = image[tuple(slice(f, f + n) for f, n in zip(first, shape))]
+    got = resized(library, part, start[0], end[0], size, first)
+    np.testing.assert_array_equal(got, resized(library, image, start[0], end[0], size))
+
+
+# In graphs
+
+
+def encoded(image, kind, **options):
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return np.frombuffer(buffer.getvalue(), np.uint8)
+
+
+def jpeg(orientation=1, **options):
+    exif = Image.Exif()
+    exif[274] = orientation
+    return encoded(Image.fromarray(PHOTO), "JPEG", exif=exif, **options)
+
+
+GRAY = Image.fromarray(PHOTO).convert("L")
+KINDS = {
+    **{f"EXIF {k}": jpeg(k) for k in range(1, 9)},
+    "4:4:4": jpeg(subsampling=0),
+    "4:2:2": jpeg(subsampling=1),
+    "progressive": jpeg(progressive=True),
+    "CMYK": encoded(Image.fromarray(PHOTO).convert("CMYK"), "JPEG"),
+    "gray": encoded(GRAY, "JPEG"),
+    "PNG": encoded(Image.fromarray(PHOTO), "PNG"),
+    "gray PNG": encoded(GRAY, "PNG"),
+    "WebP": encoded(Image.fromarray(PHOTO), "WEBP"),
+    "lossless WebP": encoded(Image.fromarray(PHOTO), "WEBP", lossless=True),
+    "BMP": encoded(Image.fromarray(PHOTO), "BMP"),
+    "PPM": encoded(Image.fromarray(PHOTO), "PPM"),
+    "TIFF": encoded(Image.fromarray(PHOTO), "TIFF"),
+    "JPEG 2000": encoded(Image.fromarray(PHOTO), "JPEG2000"),
+    "tiny": encoded(Image.fromarray(PHOTO[:1, :1]), "JPEG"),
+    "narrow": encoded(Image.fromarray(PHOTO[:, :2]), "PNG"),
+}
+MAKERS = {
+    "random": lambda x, d: augment.random_resized_crop(x, (40, 56), draw=d, flip=0.5, name="w"),
+    "small": lambda x, d: augment.random_resized_crop(
+        x, (224, 200), draw=d, scale=(0.01, 0.1), name="w"
+    ),
+    "scaled": lambda x, d: augment.scale_window(x, 64, draw=d, flip=0.5, name="w").image(x),
+    "fit": lambda x, d: augment.fit_window(x, (60, 50), draw=d).image(x),
+    "center": lambda x, d: augment.center_crop(x, 40, draw=d, resize=48),
+    "resize": lambda x, d: augment.resize_window(x, (30, 70), draw=d).image(x),
+    "patches": lambda x, d: augment.patch_window(
+        x, draw=d, patch=4, tokens=64, scale=(0.3, 1.0), flip=0.5, name="w"
+    ).patches(x)[0],
+}
+
+
+def kinds_of(iterator):
+    """The operators that run, as DALI names them."""
+    return [operator_kind(operator) for operator in iterator._engine._runner.pipelines[0]._ops]
+
+
+def batches(function, epochs=2, records=None, **decoding):
+    """The images of some epochs, and the operators of the graph."""
+    records = [{"data": data} for data in (KINDS.values() if records is None else records)]
+
+    def graph(data, *, draw):
+        return {"x": function(fn.decoders.image(data, **decoding), draw)}
+
+    source = sources.Records(records)
+    iterator = data_iterator(graph, source=source)(batch_size=8, shuffle=False, as_numpy=True)
+    found = [np.concatenate([batch["x"] for batch in iterator]) for _ in range(epochs)]
+    return np.stack(found), kinds_of(iterator)
+
+
+@pytest.fixture
+def by_dali(monkeypatch):
+    """Returns a function that returns the batches of DALI's operators."""
+
+    def call(*arguments, **options):
+        with monkeypatch.context() as patch:
+            patch.setenv(VARIABLE, "dali")
+            return batches(*arguments, **options)
+
+    return call
+
+
+@needs_library
+@pytest.mark.parametrize("name", MAKERS)
+def test_windows_differ_from_those_of_dali_by_one_level(name, by_dali):
+    got, kinds = batches(MAKERS[name])
+    wanted, kinds_of_dali = by_dali(MAKERS[name])
+    assert "NumbaFunction" in kinds and "Resize" not in kinds
+    assert "NumbaFunction" not in kinds_of_dali and "Resize" in kinds_of_dali
+    difference = np.abs(got.astype(int) - wanted)
+    assert difference.max() <= 1 and (difference > 0).mean() < 0.01
+
+
+@needs_library
+@pytest.mark.parametrize("name", MAKERS)
+def test_decoding_parts_changes_no_pixel(name):
+    parts, kinds = batches(MAKERS[name])
+    assert "decoders__ImageSlice" in kinds and "decoders__Image" not in kinds
+
+    def whole(images, draw):  # another user of the images
+        return MAKERS[name](images, draw) + fn.cast(images[0, 0, 0] * 0, dtype=types.UINT8)
+
+    images, kinds = batches(whole)
+    assert "decoders__ImageSlice" not in kinds and kinds.count("decoders__Image") == 1
+    np.testing.assert_array_equal(parts, images)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    "decoding",
+    (
+        {"output_type": types.GRAY},
+        {"output_type": types.BGR},
+        {"adjust_orientation": False},
+        {"jpeg_fancy_upsampling": True},
+        {"use_fast_idct": True},
+    ),
+    ids=str,
+)
+def test_parts_are_decoded_with_the_same_arguments(decoding, by_dali):
+    got, kinds = batches(MAKERS["random"], **decoding)
+    assert "decoders__ImageSlice" in kinds and "decoders__Image" not in kinds
+    difference = np.abs(got.astype(int) - by_dali(MAKERS["random"], **decoding)[0])
+    assert difference.max() <= 1
+
+
+@needs_library
+def test_images_with_several_windows_are_decoded_once():
+    def two(images, draw):
+        crops = [augment.random_resized_crop(images, 32, draw=draw) for _ in range(2)]
+        return fn.stack(*crops)
+
+    pixels, kinds = batches(two)
+    assert kinds.count("decoders__Image") == 1 and "decoders__ImageSlice" not in kinds
+    assert (pixels[:, :, 0] != pixels[:, :, 1]).any()
+
+
+@needs_library
+def test_colors_and_masks_follow(by_dali):
+    def graph(images, draw):
+        crop = augment.random_resized_crop(images, 32, draw=draw, name="crop")
+        crop = augment.grayscale(crop, draw=draw, probability=0.5, name="gray")
+        return augment.flip(crop, draw=draw, name="flip")
+
+    got, wanted = batches(graph)[0], by_dali(graph)[0]
+    assert np.abs(got.astype(int) - wanted).max() <= 2  # sums of three rounded channels
+
+
+@needs_library
+@pytest.mark.parametrize("interp_type", (types.INTERP_TRIANGULAR, types.INTERP_CUBIC))
+def test_other_filters_are_those_of_dali(interp_type, by_dali):
+    def graph(images, draw):
+        return augment.random_resized_crop(images, 32, draw=draw, interp_type=interp_type)
+
+    got, kinds = batches(graph)
+    assert "NumbaFunction" not in kinds
+    np.testing.assert_array_equal(got, by_dali(graph)[0])
+
+
+NUMBERS = st.floats(-300, 300, width=32).map(lambda x: x or 0.5)
+
+
+@needs_library
+@settings(max_examples=15, deadline=None)
+@given(
+    mean=st.lists(NUMBERS, min_size=3, max_size=3),
+    std=st.lists(st.floats(0.5, 300, width=32), min_size=3, max_size=3),
+    one=st.sampled_from(("neither", "mean", "std", "both")),
+    dtype=st.sampled_from(("float16", "bfloat16", "float32")),
+)
+def test_normalization_equals_that_of_dali(mean, std, one, dtype):
+    mean = mean[0] if one in ("mean", "both") else mean
+    std = std[0] if one in ("std", "both") else std
+    levels = np.arange(256, dtype=np.uint8)
+    ramp = np.stack([levels, levels[::-1], levels ^ 85], axis=1)[np.newaxis]
+
+    def graph(data):
+        images = fn.decoders.image(data)
+        dali = fn.crop_mirror_normalize(
+            images, dtype=types.FLOAT, output_layout="HWC", mean=mean, std=std
+        )
+        return {"fast": augment.normalize(images, mean, std, dtype=dtype, scale=1), "dali": dali}
+
+    source = sources.Records([{"data": png(ramp)}] * 2)
+    iterator = data_iterator(graph, source=source)(batch_size=2, shuffle=False, as_numpy=True)
+    batch = next(iterator)
+    assert "NumbaFunction" in kinds_of(iterator)
+    with np.errstate(over="ignore"):
+        wanted = batch["dali"].astype(batch["fast"].dtype)
+    assert batch["fast"].dtype.name == dtype
+    np.testing.assert_array_equal(batch["fast"], wanted)
+
+
+@needs_library
+def test_a_state_names_the_implementation(monkeypatch):
+    def graph(data, *, draw):
+        return {"x": MAKERS["random"](fn.decoders.image(data), draw)}
+
+    source = sources.Records([{"data": data} for data in KINDS.values()])
+
+    def iterator():
+        return data_iterator(graph, source=source)(batch_size=4, as_numpy=True, seed=5)
+
+    first = iterator()
+    wanted = [batch["x"] for batch in first]
+    own = iterator()
+    next(own)
+    state = own.get_state()
+    again = iterator()
+    again.set_state(state)
+    for got, want in zip(again, wanted[1:], strict=True):
+        np.testing.assert_array_equal(got["x"], want)
+    with monkeypatch.context() as patch:
+        patch.setenv(VARIABLE, "dali")
+        other = iterator()
+        with pytest.raises(
+            StateError, match="resized.by: dalijax 1 -> dali\n.*unset.*DALIJAX_RESIZE"
+        ):
+            other.set_state(state)
+            next(other)
+        next(other)
+        state = other.get_state()
+        iterator().set_state(state)
+    with pytest.raises(StateError, match="resized.by: dali -> dalijax 1\n.*DALIJAX_RESIZE=dali"):
+        late = iterator()
+        late.set_state(state)
+        next(late)
+
+
+def test_an_unknown_choice_is_refused(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "pillow")
+    with pytest.raises(ValueError, match="DALIJAX_RESIZE is 'pillow'. Unset it, or set it to dali"):
+        batches(MAKERS["random"])
+
+
+@pytest.fixture
+def checked_again(monkeypatch):
+    cpu_pixels._checked_functions.cache_clear()
+    yield
+    monkeypatch.undo()
+    cpu_pixels._checked_functions.cache_clear()
+
+
+def test_dali_resizes_without_the_library(checked_again, monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(cpu_pixels, "LIBRARY", tmp_path / "missing.so")
+    _, kinds = batches(MAKERS["random"])
+    assert "NumbaFunction" not in kinds
+    (record,) = [r for r in caplog.records if r.name == cpu_pixels.__name__]
+    assert "missing.so is missing" in record.getMessage()
+
+
+def test_dali_resizes_if_the_check_fails(checked_again, monkeypatch, caplog):
+    def operator(name):
+        raise KeyError("NumbaFuncImpl")
+
+    if cpu_pixels._functions() is None:
+        pytest.skip("dalijax was installed without a C compiler")
+    cpu_pixels._checked_functions.cache_clear()
+    monkeypatch.setattr(cpu_pixels, "_operator", operator)
+    _, kinds = batches(MAKERS["random"])
+    assert "NumbaFunction" not in kinds
+    (record,) = [r for r in caplog.records if r.name == cpu_pixels.__name__]
+    assert "a check failed: 'NumbaFuncImpl'" in record.getMessage()
+
+
+def test_this_version_of_dali_calls_functions_by_their_addresses(library):
+    """Otherwise, `cpu_pixels` needs another operator of DALI; see its source."""
+    if not ctypes.c_int32.in_dll(library, "dalijax_resize_is_fast").value:
+        pytest.skip("DALI resizes on processors without SSE2")
+    assert cpu_pixels._functions() is not None
