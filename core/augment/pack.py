@@ -213,7 +213,7 @@ class Pack:
                 "row": _extents(rows, is_first, 1),
             }
         grid = source.grids[records].astype(np.int64)
-        count = grid.prod(axis=1)
+        count = grid[:, 0] * grid[:, 1]
         lengths = np.maximum(source.lengths[records], count).astype(np.int64)
         size, cells, tokens = shapes_of_grids(grid, source.patch)
         return {

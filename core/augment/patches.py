@@ -59,9 +59,10 @@ def shapes_of_grids(
     Returns:
         The size in pixels, the shape [rows, patch, columns, -1], and the shape [patches, -1].
     """
-    inferred, side = np.full(len(grid), -1), np.full(len(grid), patch)
-    cells = np.stack([grid[:, 0], side, grid[:, 1], inferred], axis=1)
-    return grid * patch, cells, np.stack([grid.prod(axis=1), inferred], axis=1)
+    cells, rows = np.full((len(grid), 4), -1), np.full((len(grid), 2), -1)
+    cells[:, 0], cells[:, 1], cells[:, 2] = grid[:, 0], patch, grid[:, 1]
+    rows[:, 0] = grid[:, 0] * grid[:, 1]
+    return grid * patch, cells, rows
 
 
 class PatchWindow(Window):

@@ -311,26 +311,26 @@ def places_of_tokens(
         and the image's number in the row, from 1, or 0 for padding, int32 [rows, capacity].
     """
     shape = len(layout.counts), capacity
-    places = np.zeros((*shape, 2), np.int32)
     if layout.is_blank:
-        return places, np.zeros(shape, np.int32)
+        return np.zeros((*shape, 2), np.int32), np.zeros(shape, np.int32)
     # An image is a sequence of lines: the rows of its grid, its text, and what follows it.
     heights, widths = grids[:, 0], grids[:, 1]
-    tails = layout.tails(heights * widths + texts, capacity)
-    ends = np.cumsum(heights + 2)
-    image = np.repeat(np.arange(len(grids)), heights + 2)
-    y = np.arange(len(image)) - np.repeat(ends - heights - 2, heights + 2)
-    y[ends - 2], y[ends - 1] = -1, 0
+    amounts = heights * widths + texts
+    tails = layout.tails(amounts, capacity)
+    counts = heights + 2
+    ends = np.cumsum(counts)
+    image = np.repeat(np.arange(len(grids)), counts)
     lengths = widths[image]
     lengths[ends - 2], lengths[ends - 1] = texts, tails
-    _, numbers = layout.places
-    ids = np.where(valid, numbers + 1, 0)[image]
-    ids[ends - 1] = 0
     starts = np.cumsum(lengths) - lengths
-    # The flags and numbers of all lines, repeated for their tokens.
-    segment_ids = np.repeat(ids.astype(np.int32), lengths)
-    x = np.arange(len(segment_ids), dtype=np.int32) - np.repeat(starts.astype(np.int32), lengths)
-    flat = places.reshape(-1, 2)
-    flat[:, 0] = np.repeat(np.where(ids > 0, y, 0).astype(np.int32), lengths)
-    np.multiply(x, segment_ids > 0, out=flat[:, 1])
-    return places, segment_ids.reshape(shape)
+    y = np.arange(len(image)) - (ends - counts)[image]
+    y[ends - 2] = 0xFFFFFFFF  # -1
+    # As int64, a place is x << 32 | y, so that single calls of NumPy fill and count both numbers.
+    places = np.repeat(y - (starts << 32), lengths)
+    places += np.arange(0, len(places) << 32, 1 << 32)
+    _, numbers = layout.places
+    ids = np.zeros((len(grids), 2), np.int32)
+    ids[:, 0] = (numbers + 1) * valid
+    segment_ids = np.repeat(ids.reshape(-1), np.stack([amounts, tails], axis=1).reshape(-1))
+    places[segment_ids == 0] = 0
+    return places.view(np.int32).reshape(*shape, 2), segment_ids.reshape(shape)
