@@ -407,8 +407,9 @@ class FedEngine(Engine[P]):
         layouts = [rows.layout for rows in parts if rows.layout is not None]
         row_values: dict[str, list[NDArray[Any]]] = {}
         if source is not None and layouts:
-            columns = _by_row(source, columns, column_of, masks, layouts)
-            column_of = _unchanged
+            if columns:
+                columns = _by_row(source, columns, column_of, masks, layouts)
+                column_of = _unchanged
             masks = [*map(source.mask_of_rows, layouts, masks)]
             values_of_parts = [rows.row_values() for rows in parts]
             row_values = {k: [values[k] for values in values_of_parts] for k in source.row_fields}

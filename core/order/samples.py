@@ -351,13 +351,14 @@ class RowPlan(TablePlan):
         table, base = self.tables(position.epoch), position.epoch * self.num_samples
         row = position.sample - base
         bounds = table.starts[np.minimum(np.arange(row + first, row + last + 1), table.num_groups)]
-        layout = RowLayout(np.diff(bounds), self.most, self.capacity)
-        begin, end = (int(bounds[0]) - 1, int(bounds[0])) if layout.is_blank else bounds[[0, -1]]
+        begin, end = int(bounds[0]), int(bounds[-1])
+        if is_blank := begin == end:
+            begin -= 1
         return SampleRows(
             base + table.positions[begin:end],
-            np.full(end - begin, not layout.is_blank),
-            int(begin - table.starts[row]),
-            layout,
+            np.full(end - begin, not is_blank),
+            begin - int(table.starts[row]),
+            RowLayout(bounds[1:] - bounds[:-1], self.most, self.capacity),
         )
 
 
