@@ -2,8 +2,9 @@
 
 `epochs` assigns the samples of an epoch to batches and masks. `samples` does the same for positions
 in an endless stream of samples. `shuffle` maps the positions of an epoch to records. The records of
-these samples are computed by `core.sources.source.epoch_order`, or by the ``order`` of a `Mixture`.
-`packing` and `buckets` group the records of an epoch into rows and batches by their sizes.
+these samples are computed by `core.sources.source.epoch_order`, or by the ``order`` of a `Mixture`,
+whose samples `proportions` assigns to sources. `packing` and `buckets` group the records of an
+epoch into rows and batches by their sizes.
 
 Padding of an incomplete last batch is decided by ``last_batch_policy`` (FILL fills the batch up,
 DROP omits it, PARTIAL shortens it), and by whether the epoch is padded. A padded epoch ends with

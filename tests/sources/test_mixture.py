@@ -10,9 +10,9 @@ from nvidia.dali import fn
 from shardings import rows_over
 
 from dalijax import data_iterator
+from dalijax.core.order.proportions import counts_per_period
 from dalijax.core.order.shuffle import shuffled
 from dalijax.core.random.hashing import fold
-from dalijax.core.sources.mixture import counts_per_period
 from dalijax.core.sources.source import order_of
 from dalijax.sources import Arrays, Field, Mixture, Source
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from python_numbers import MASK, by_feistel, folded, listed_order
 
 from dalijax.core.order import shuffle as order
+from dalijax.core.order.proportions import Proportions, counts_per_period
 from dalijax.core.order.shuffle import shuffled
 from dalijax.core.random.hashing import column_keys, fold, mix, name_key, uniform
-from dalijax.core.sources.mixture import Proportions, counts_per_period
 
 SEEDS, EPOCHS = st.integers(-1, 2**32 - 1), st.integers(0, 10**6)
 
