@@ -39,6 +39,7 @@ from ..sources.source import (
     Source,
     mapped_fields,
     maps_of,
+    mixture_of,
     order_of,
     read_ahead_of,
     record_count,
@@ -186,6 +187,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         )
         self._source = source
         self._maps = maps_of(source)
+        self._mixture = mixture_of(source)
         self._parts = parts
         self._seeded = not seed.is_default
         numbers = [shard.shard_id for shard in shards] or [hosts[0]]
@@ -205,6 +207,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             "function": self.name,
             "outputs": ", ".join(config.output_map),
             "source": type(self._source).__name__,
+            **({} if self._mixture is None else {"weights": self._mixture._shown_weights()}),
             "number of records": plan.num_samples,
             "global batch": plan.batch_size,
             "batches per epoch": plan.remaining(SamplePosition()),
@@ -380,7 +383,11 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             self.prepare()
         self._check_resumable()
         self._check_records()
-        states.check(stream, self._stream(), self._seeded, allow, named)
+        records = 0
+        if self._mixture is not None:  # a plan may count several samples for each record
+            samples = self._samples.samples_before(position)
+            records = samples * len(self._mixture) // self._samples.num_samples
+        states.check(stream, self._stream(), self._seeded, allow, named, records)
         if stream.seed != self._seed:
             self.drop()
         self.go_to(position)
@@ -419,6 +426,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             order=f"{order} {policy} {padded} {plan.num_samples}{batches}",
             outputs=tuple(self._config.output_map),
             operators=self._lines(),
+            mixture=None if self._mixture is None else self._mixture._state,
         )
 
     def _lines(self) -> tuple[str, ...]:

@@ -163,6 +163,11 @@ class SamplePlan:
             position = self.next_epoch(position)
         return position
 
+    def samples_before(self, position: SamplePosition) -> int:
+        """Returns the number of samples of the stream that batches before a position depend on."""
+        # The last batch of a padded epoch ends after the start of the next epoch.
+        return min(position.sample, self.run_from(position).sample)
+
     def next_epoch(self, position: SamplePosition) -> SamplePosition:
         """Returns the start of the epoch after the epoch that ends at a position.
 
@@ -277,6 +282,11 @@ class TablePlan(SamplePlan):
         """Returns the start of the epoch after a position's epoch."""
         start = (position.epoch + 1) * self.num_samples
         return SamplePosition(position.epoch + 1, start, start)
+
+    def samples_before(self, position: SamplePosition) -> int:
+        """Returns the number of samples of all epochs that have begun; see `SamplePlan`."""
+        has_begun = position.sample > position.epoch * self.num_samples
+        return (position.epoch + has_begun) * self.num_samples
 
     def batches(self, epoch: int) -> int:
         """Returns the number of batches of an epoch, which may have none."""

@@ -13,7 +13,6 @@ from ..messages.printable import printable_repr
 from ..order.buckets import bucket_table, nearest_buckets
 from ..order.packing import Table
 from ..order.samples import BucketPlan, SamplePlan, Tables
-from ..state.envelope import digest
 from .image_sizes import read_lengths
 from .planned import PlannedSource
 from .source import Source
@@ -91,7 +90,7 @@ class Buckets(PlannedSource):
         self.counts = dict(zip(self.buckets, counts.tolist()))
         self.num_unreadable = int((~is_known).sum())
         self.num_shapes = len(self.buckets)
-        self._digest = digest(sizes.tobytes())
+        self._digest = self._digest_of(sizes)
 
     def __repr__(self) -> str:
         return f"Buckets({self._source!r}, {self.field!r}, buckets={list(self.buckets)})"

@@ -16,7 +16,15 @@ from ..messages.printable import printable_repr, printable_text
 from ..messages.redacted_errors import redacted_error
 from ..random.hashing import fold
 from ..state.envelope import digest
-from .source import Source, announce, range_bytes, read_ahead_of, read_records, record_count
+from .source import (
+    Source,
+    announce,
+    mixture_of,
+    range_bytes,
+    read_ahead_of,
+    read_records,
+    record_count,
+)
 
 _MOST_RECORDS = 64
 _MOST_REPEATED = 4
@@ -71,7 +79,9 @@ def compared_identity(source: Source) -> str:
     digest of the records that can be read.
     """
     try:
-        return digest(stated_identity(source).encode(), length=16)
+        mixture = mixture_of(source)
+        lines = [] if mixture is None else mixture._state.lines
+        return digest(*map(str.encode, [stated_identity(source), *lines]), length=16)
     except StateError:
         return identity_of(source, "some records can't be read", skips=True)[:16]
 

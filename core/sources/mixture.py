@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,13 +14,14 @@ from numpy.typing import NDArray
 from ..arguments import knows_its_names
 from ..formats.field import Field
 from ..messages.printable import printable_repr, printable_text
-from ..order.proportions import Proportions, counts_per_period
+from ..order.proportions import Proportions, stages_of
 from ..order.shuffle import Indices
 from ..random.hashing import Bits, fold
 from ..remote.range_cache import Lease
 from ..state.envelope import digest
 from .identity import stated_identity
 from .labels import WITH_CLASSES, classes_of, merged_classes
+from .mixture_state import DIGEST, MixtureState
 from .source import (
     Order,
     Source,
@@ -36,6 +38,9 @@ from .source import (
     version_of,
 )
 
+# A weight, or pairs of a number of delivered records and the weight from there on.
+Weight = float | Sequence[tuple[int, float]]
+
 
 class Mixture(Source):
     """A mixture of several sources in exact proportions.
@@ -44,42 +49,43 @@ class Mixture(Source):
     In each period, the number of samples of a source is proportional to its weight. Each source has
     its own epochs, which continue across epochs of the mixture.
 
+    A weight may change after a number of delivered records, which does not depend on the batch
+    size. A new period begins there, and each source continues its epoch::
+
+        mixture = Mixture([(web, 3), (books, [(0, 1), (2_000_000, 4)])])
+
+    A state can be restored with any mixture that agrees with the state's mixture before the state's
+    position: later weights may differ, and further sources may follow in the list; see `then`. A
+    source that ends keeps its place in the list, with the weight 0. A source can't get more
+    records: end it, and add the larger source.
+
     Args:
         sources: Pairs of a source and its weight, a real number of any type. Weights are exact if
             the sum of the reduced integer proportions is at most 1,000, as for 0.5 and 0.25;
             other weights are rounded to thousandths. With equal weights and numbers of records, an
-            epoch has each record once.
-        length: Number of records in an epoch; None: the total number of records of the sources.
+            epoch has each record once. A list of pairs (records, weight) is a weight that changes:
+            the weight after this number of delivered records, 0 or more. It is 0 before the first
+            pair. There may be 99 changes.
+        length: Number of records in an epoch; None: the total number of records of the sources that
+            have a weight at the start.
 
     Attributes:
         fields: Names and kinds of the fields, which all sources share.
-        weights: Exact share of each source.
+        weights: Exact share of each source at the start.
         classes: Names of the classes in the order of their labels; empty if the sources do not name
             them, or label them differently. A graph that takes labels is then refused.
 
     Raises:
-        ValueError: If the fields differ, a source has no records, or a weight is not positive or is
-            rounded to 0.
+        ValueError: If the fields differ, a source has no records, a weight is not positive or is
+            rounded to 0, or the changes of a weight are not in order.
         TypeError: If one of the sources is a mixture.
     """
 
     @knows_its_names
-    def __init__(self, sources: Sequence[tuple[Source, float]], length: int | None = None):
-        if isinstance(sources, Mapping):
-            raise TypeError(
-                "a Mixture requires a list of pairs [(source, weight), ...], not a dict"
-            )
-        pairs: list[tuple[Any, ...]] = [
-            (*item,) if isinstance(item, (tuple, list)) else (item,) for item in sources
-        ]
-        for pair in pairs:
-            if len(pair) != 2 or isinstance(pair[0], type) or not hasattr(pair[0], "fields"):
-                raise TypeError(
-                    "a Mixture requires a list of pairs [(source, weight), ...], not "
-                    f"{printable_repr(pair[0] if len(pair) == 1 else pair)}"
-                )
+    def __init__(self, sources: Sequence[tuple[Source, Weight]], length: int | None = None):
+        pairs = _checked_pairs(sources)
         self._sources = tuple(source for source, _ in pairs)
-        self._counts = counts_per_period([weight for _, weight in pairs])
+        self._stages = stages_of([weight for _, weight in pairs])
         for source in self._sources:
             if getattr(source, "_is_planned", False):
                 raise TypeError(
@@ -101,14 +107,20 @@ class Mixture(Source):
         self.classes: tuple[str, ...] = ()
         with contextlib.suppress(ValueError):  # `_check_names` raises it if labels are read
             self.classes = merged_classes(self._classes)
-        self.weights = tuple(count / sum(self._counts) for count in self._counts)
         self._starts = np.cumsum([0, *map(len, self._sources)], dtype=np.int64)
+        counts = self._stages[0].counts
+        self.weights = tuple(count / sum(counts) for count in counts)
+        # The first sources, up to the last that has a weight at the start.
+        self._num_first = 1 + max(k for k, count in enumerate(counts) if count)
+        self._num_identified = int(self._starts[self._num_first])
         self._record_count = int(self._starts[-1])
         self._gives_new_arrays = all(getattr(s, "_gives_new_arrays", False) for s in self._sources)
         threads = [getattr(s, "read_threads", Source.read_threads) for s in self._sources]
         self.read_threads = max(threads)
         self._read_ahead = max(map(read_ahead_of, self._sources))
-        self._length = int(self._starts[-1]) if length is None else int(length)
+        # Sources that are added later must not change the length of an epoch.
+        used = [len(source) for source, count in zip(self._sources, counts) if count]
+        self._length = sum(used) if length is None else int(length)
         self._mapped_fields = frozenset[str]().union(*map(mapped_fields, self._sources))
         self._maps = [
             (f"{number}.{part}", function)
@@ -120,8 +132,49 @@ class Mixture(Source):
         return self._length
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"({s!r}, {w:g})" for s, w in zip(self._sources, self.weights))
+        parts = ", ".join(f"({s!r}, {w})" for s, w in zip(self._sources, self._shown_weights()))
         return f"Mixture([{parts}], length={self._length:,})"
+
+    def _shown_weights(self) -> list[str]:
+        """Returns the weight of each source, as exact shares."""
+        if len(self._stages) == 1:
+            return [f"{weight:g}" for weight in self.weights]
+        return [
+            str([(s.start, float(f"{s.counts[k] / sum(s.counts):g}")) for s in self._stages])
+            for k in range(len(self._sources))
+        ]
+
+    def then(self, records: int, sources: Sequence[tuple[Source, float]]) -> Mixture:
+        """Returns a mixture with other weights, or further sources, after some delivered records.
+
+        The returned mixture restores the states of this mixture up to these records::
+
+            mixture = Mixture([(web, 3), (books, 1)])
+            longer = mixture.then(state["sample"], [(web, 1), (code, 2)])     # books end
+
+        Write the number into the program: later runs need all changes, for later states and for
+        `seek_step`.
+
+        Args:
+            records: The number of delivered records, such as ``state["sample"]``, after the last
+                change of a weight. With `Packed`, `Buckets` and `MultiImage`, a multiple of
+                ``len(mixture)``: the end of an epoch.
+            sources: Pairs of a source and its weight. Sources of this mixture are recognized as
+                objects, and end if they are not listed. Other sources are added.
+
+        Raises:
+            ValueError: If the weights change later than that; otherwise as for `Mixture`.
+            TypeError: See `Mixture`.
+        """
+        added = _checked_pairs(sources)
+        changed: list[tuple[Source, Weight]] = []
+        for k, source in enumerate(self._sources):
+            found = next((n for n, (other, _) in enumerate(added) if other is source), None)
+            weight = 0 if found is None else added.pop(found)[1]
+            before = [(stage.start, stage.counts[k]) for stage in self._stages]
+            changed.append((source, [*before, (records, weight)]))
+        changed += [(source, [(records, weight)]) for source, weight in added]
+        return Mixture(changed, self._length)
 
     def order(self, seed: int, shuffle: bool) -> Order:
         """Returns the order of the mixture's stream, as a function; see `order_of`.
@@ -133,7 +186,7 @@ class Mixture(Source):
             shuffle: Whether the epochs of each source are shuffled. The sequence of sources is
                 always shuffled.
         """
-        proportions = Proportions(self._counts, seed)
+        proportions = Proportions(self._stages, seed)
         orders = [
             order_of(source, int(fold(seed, number)), shuffle)
             for number, source in enumerate(self._sources)
@@ -247,9 +300,23 @@ class Mixture(Source):
         return names
 
     def identity(self) -> str:
-        """Returns a digest of the sources' identities and the proportions."""
-        parts = [self._length, *self._counts, *map(stated_identity, self._sources)]
-        return digest(*(str(part).encode() for part in parts), length=32)
+        """Returns a digest of the proportions at the start and of the sources that they need.
+
+        States contain the later proportions and sources separately, since these may differ.
+        """
+        count = self._num_first
+        counts, sources = self._stages[0].counts[:count], self._sources[:count]
+        parts = [self._length, *counts, *map(stated_identity, sources)]
+        return digest(*(str(part).encode() for part in parts), length=DIGEST)
+
+    @property
+    def _mixture(self) -> Mixture:
+        return self
+
+    @functools.cached_property
+    def _state(self) -> MixtureState:
+        """What states contain about the mixture; computing the identities may raise StateError."""
+        return MixtureState.of(self._stages, self._sources)
 
     def _split(self, indices: Indices) -> Iterator[tuple[Source, Indices, Indices]]:
         """Splits records of the mixture by source.
@@ -261,6 +328,26 @@ class Mixture(Source):
         for component in sorted(set(components.tolist())):
             rows = np.flatnonzero(components == component)
             yield self._sources[component], rows, indices[rows] - self._starts[component]
+
+
+def _checked_pairs(sources: Sequence[tuple[Source, Any]]) -> list[tuple[Source, Any]]:
+    """Returns the pairs of sources and weights.
+
+    Raises:
+        TypeError: If ``sources`` are not pairs of a source and a weight.
+    """
+    if isinstance(sources, Mapping):
+        raise TypeError("a Mixture requires a list of pairs [(source, weight), ...], not a dict")
+    pairs: list[Any] = [
+        (*item,) if isinstance(item, (tuple, list)) else (item,) for item in sources
+    ]
+    for pair in pairs:
+        if len(pair) != 2 or isinstance(pair[0], type) or not hasattr(pair[0], "fields"):
+            raise TypeError(
+                "a Mixture requires a list of pairs [(source, weight), ...], not "
+                f"{printable_repr(pair[0] if len(pair) == 1 else pair)}"
+            )
+    return pairs
 
 
 def _check_alike(sources: Sequence[Source]) -> None:

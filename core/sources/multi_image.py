@@ -17,7 +17,6 @@ from ..order.packing import RowLayout, Table
 from ..order.shuffle import Indices
 from ..random.hashing import Bits, fold
 from ..remote.range_cache import Lease
-from ..state.envelope import digest
 from .image_sizes import read_lengths
 from .rows import RowSource
 from .source import Order, Source, Values, announce, order_of, read_records, record_count
@@ -95,7 +94,7 @@ class MultiImage(RowSource):
         first = leaf(columns[field][0][0])
         self._example = first  # decoded in place of the images of a record without images
         self.fields = {**source.fields, field: Field(first.dtype, first.ndim)}
-        self._digest = digest(counts.tobytes(), is_known.tobytes())
+        self._digest = self._digest_of(counts, is_known)
 
     def __len__(self) -> int:
         return len(self._source) * self.most  # some of these places of images are not used

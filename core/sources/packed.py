@@ -13,7 +13,6 @@ from ..messages.printable import printable_text
 from ..order.grids import grids
 from ..order.packing import WINDOW, RowLayout, Table, packed_table, places_of_tokens
 from ..order.shuffle import Indices
-from ..state.envelope import digest
 from .image_sizes import read_lengths
 from .rows import RowSource
 from .source import Source
@@ -142,7 +141,7 @@ class Packed(RowSource):
         self._texts = texts
         self.lengths = np.where(is_known, found.prod(axis=1) + texts, 0).astype(np.int32)
         self.num_unreadable = int((~is_known).sum())
-        self._digest = digest(self.grids.tobytes(), self.lengths.tobytes())
+        self._digest = self._digest_of(self.grids, self.lengths)
 
     def __repr__(self) -> str:
         text = "" if self.text is None else f", text={self.text!r}"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import abc
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..order.samples import SamplePlan
 from ..order.shuffle import Indices
-from .source import order_of
+from ..state.envelope import digest
+from .source import mixture_of, order_of
 from .wrapper import Wrapper
 
 
@@ -47,3 +50,9 @@ class PlannedSource(Wrapper):
         samples = epoch * count + np.arange(count, dtype=np.int64)
         records, _ = order_of(self._source, seed, shuffle)(samples)
         return records
+
+    def _digest_of(self, *arrays: NDArray[Any]) -> str:
+        """Returns a digest of values of all records, or of those in the identity of a mixture."""
+        mixture = mixture_of(self._source)
+        count = None if mixture is None else mixture._num_identified
+        return digest(*(array[:count].tobytes() for array in arrays))

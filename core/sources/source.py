@@ -19,6 +19,7 @@ and which `core.sources.wrapper.Wrapper` passes on:
   bytes, or None if it can only be read whole; see `sizes_in_heads`.
 - ``_version`` is a text that changes whenever a file of the source changes, or None; see
   `version_of`.
+- ``_mixture`` is the `Mixture` that determines the order of the records; see `mixture_of`.
 - ``_maps`` are the functions of the source's maps, and ``_mapped_fields`` the fields that these
   functions return; see `maps_of` and `mapped_fields`.
 """
@@ -458,6 +459,11 @@ def order_of(source: Any, seed: int, shuffle: bool) -> Order:
 def record_count(source: Any) -> int:
     """Returns the number of records; in a mixture, ``len`` is the length of an epoch instead."""
     return int(getattr(source, "_record_count", len(source)))
+
+
+def mixture_of(source: Any) -> Any:
+    """Returns the `Mixture` that a source is or wraps, or None."""
+    return getattr(source, "_mixture", None)
 
 
 def read_ahead_of(source: Any) -> int:

@@ -6,10 +6,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..messages.user_warnings import warn_user
 from ..order.samples import MOST_SAMPLES, SamplePosition
 from ..state import differences
 from ..state.envelope import Form, damaged
 from ..state.fingerprint import Fingerprint, matches
+from .mixture_state import MixtureState, changed_plan, compare_mixtures
 
 FORM = Form(
     kind="source",
@@ -22,7 +24,8 @@ FORM = Form(
         "identity": str,
         "order": str,
     },
-    packed={"outputs": [str], "operators": [str]},
+    packed={"outputs": [str], "operators": [str], "mixture": [str]},
+    optional=frozenset({"mixture"}),
 )
 
 
@@ -38,6 +41,7 @@ class Stream:
             if the batches of positions depend on it.
         outputs: Names of the outputs; empty if they are not known before the first batch.
         operators: A line for each operator of the graph; empty before the first build.
+        mixture: The proportions and the sources, if the source is or contains a mixture.
     """
 
     seed: int
@@ -45,6 +49,7 @@ class Stream:
     order: str
     outputs: tuple[str, ...]
     operators: tuple[str, ...] = ()
+    mixture: MixtureState | None = None
 
     def fingerprint(self) -> Fingerprint:
         """Returns the values that must be equal to the values of a state to restore the state."""
@@ -68,6 +73,7 @@ def encode(position: SamplePosition, stream: Stream) -> dict[str, Any]:
         order=stream.order,
         outputs=list(stream.outputs),
         operators=list(stream.operators),
+        mixture=[] if stream.mixture is None else stream.mixture.lines,
     )
 
 
@@ -84,20 +90,32 @@ def read(saved: Mapping[str, Any] | str | bytes) -> tuple[SamplePosition, Stream
     position = SamplePosition(state["epoch"], state["start"], state["sample"])
     if position.start > position.sample:
         raise damaged(f"start is {position.start}, after sample {position.sample}")
+    try:
+        mixture = MixtureState.of_lines(state["mixture"]) if state["mixture"] else None
+    except ValueError as error:
+        raise damaged(str(error)) from None
     stream = Stream(
         seed=state["seed"],
         identity=state["identity"],
         order=state["order"],
         outputs=tuple(state["outputs"]),
         operators=tuple(state["operators"]),
+        mixture=mixture,
     )
     return position, stream
 
 
 def check(
-    saved: Stream, current: Stream, seeded: bool, allow: Sequence[str], named: Sequence[str] = ()
+    saved: Stream,
+    current: Stream,
+    seeded: bool,
+    allow: Sequence[str],
+    named: Sequence[str] = (),
+    records: int = 0,
 ) -> None:
     """Raises StateError if a state belongs to another stream.
+
+    Warns if a mixture lacks later weights that the state contains.
 
     Args:
         saved: The stream of the state.
@@ -106,6 +124,7 @@ def check(
             used.
         allow: Names of differences that are ignored.
         named: Further names of ignored differences; each must be a key of a fingerprint.
+        records: The number of records before the position, up to which mixtures are compared.
 
     Raises:
         StateError: If the streams differ; the message lists each difference as saved -> now.
@@ -114,5 +133,15 @@ def check(
     if not seeded:
         current = dataclasses.replace(current, seed=saved.seed)
     old, new = saved.fingerprint(), current.fingerprint()
+    before, after, hint = saved.mixture, current.mixture, ""
+    if after and not before and saved.identity == current.identity:
+        before = after.before(0)  # an older state, whose mixture did not change its weights
+    if before or after:
+        hint = compare_mixtures(old, new, before, after, records)
     if named or not all(matches(name, value, new[name]) for name, value in old.items()):
-        differences.check(old, new, allow, named)
+        differences.check(old, new, allow, named, hint)
+    if before and after and (lacking := changed_plan(before, after, records)):
+        warn_user(
+            f"the mixture of the state has the {lacking}, but this mixture does not. Correct its "
+            "weights, unless you meant to change them"
+        )

@@ -25,6 +25,7 @@ from .source import (
     heads_of,
     mapped_fields,
     maps_of,
+    mixture_of,
     names_of,
     range_bytes,
     read_ahead_of,
@@ -114,6 +115,10 @@ class Wrapper(Source):
         """The method ``order`` of the other source, if it has this method; see `order_of`."""
         order: Order = self._source.order  # type: ignore[attr-defined]
         return order
+
+    @property
+    def _mixture(self) -> Any:
+        return mixture_of(self._source)
 
     @property
     def _record_count(self) -> int:

@@ -31,7 +31,7 @@ from .operators import FIELD
 _FIXED = frozenset(
     {
         *("epoch_size", "batch_size", "num_shards", "shard_ids", "policy", "padded", "stick"),
-        *("order", "rows", "last_batch", "steps"),
+        *("order", "rows", "last_batch", "steps", "mixture"),
     }
 )
 _FIXED_ARGUMENTS = frozenset({"num_shards", "pad_last_batch", "stick_to_shard"})
@@ -45,7 +45,11 @@ _MEANINGS = {
 
 
 def check(
-    saved: Fingerprint, current: Fingerprint, allow: Sequence[str] = (), named: Sequence[str] = ()
+    saved: Fingerprint,
+    current: Fingerprint,
+    allow: Sequence[str] = (),
+    named: Sequence[str] = (),
+    hint: str = "",
 ) -> None:
     """Raises StateError if a state belongs to different data.
 
@@ -55,6 +59,7 @@ def check(
         allow: Names of differences to ignore. Names that do not exist are accepted.
         named: Further names of differences to ignore. Each must be the name of a value in a
             fingerprint, or of a difference.
+        hint: A further sentence for the message of the error.
 
     Raises:
         StateError: If the fingerprints differ. The message lists each difference as saved -> now,
@@ -63,7 +68,7 @@ def check(
     """
     all_differences = differences(saved, current)
     if refused := _not_allowed(all_differences, (*allow, *named)):
-        raise different_data_error(refused, explain_allow=True)
+        raise different_data_error(refused, explain_allow=True, hint=hint)
     if named:
         _check_names(named, all_differences, saved, current)
 
@@ -75,13 +80,14 @@ def shortened(lines: Sequence[str]) -> list[str]:
 
 
 def different_data_error(
-    changes: Sequence[Difference | str], explain_allow: bool = False
+    changes: Sequence[Difference | str], explain_allow: bool = False, hint: str = ""
 ) -> StateError:
     """Returns the error for a state of different data.
 
     Args:
         changes: The differences.
         explain_allow: Whether the message explains how to ignore differences.
+        hint: A further sentence for the end of the message.
     """
     cure = "Recreate the iterator with its original arguments, or start without the state"
     named = [item for item in changes if isinstance(item, Difference)]
@@ -106,6 +112,8 @@ def different_data_error(
             f". To ignore the differences, pass allow={names} to set_state(), or "
             f"allow_changes={names} to data_iterator or to the transform"
         )
+    if hint:
+        cure += f". {hint}"
     lines = "\n  ".join(shortened([*map(str, changes)]))
     return StateError(
         f"the state was saved by an iterator of different data (saved -> now):\n  {lines}\n{cure}"
@@ -131,7 +139,8 @@ def differences(saved: Fingerprint, current: Fingerprint) -> list[Difference]:
             result += _operators_differ(before, after)
         else:
             shown = f"{after}{_MEANINGS.get(name, '')}"
-            result.append(Difference(name, str(before), shown, name in _FIXED))
+            is_fixed = name.partition(".")[0] in _FIXED
+            result.append(Difference(name, str(before), shown, is_fixed))
     return result
 
 

@@ -61,16 +61,19 @@ class Form:
         owner: A description of the iterators that have states of this kind, for errors.
         shown: The fields that are keys of the state.
         packed: The fields that are compressed in the state's ``data``.
+        optional: Packed fields, lists of texts, that states omit if they are empty.
     """
 
     kind: str
     owner: str
     shown: Mapping[str, Any]
     packed: Mapping[str, Any]
+    optional: frozenset[str] = frozenset()
 
     def encode(self, **values: Any) -> dict[str, Any]:
         """Returns a state with the values of all fields."""
         packed = {name: values.pop(name) for name in self.packed}
+        packed = {k: value for k, value in packed.items() if value or k not in self.optional}
         text = json.dumps(packed, separators=(",", ":")).encode()
         state = {
             "format": _FORMAT,
@@ -101,6 +104,8 @@ class Form:
             packed = json.loads(inflate(base64.b64decode(state["data"], validate=True)))
         except (ValueError, TypeError, RecursionError) as error:
             raise damaged(str(error)) from None
+        if type(packed) is dict:
+            packed = {**{name: [] for name in self.optional}, **packed}
         _check(packed, self.packed, "data")
         return {**{name: state[name] for name in self.shown}, **packed}
 

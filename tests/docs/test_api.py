@@ -143,7 +143,7 @@ PUBLIC_ATTRIBUTES = {
     "dalijax.sources.Source": "identity map name random_map read read_threads sizes",
     "dalijax.sources.Files": "identity map name random_map read read_threads sizes",
     "dalijax.sources.Tar": "identity map name random_map read read_threads sizes",
-    "dalijax.sources.Mixture": "identity map name order random_map read read_threads sizes",
+    "dalijax.sources.Mixture": "identity map name order random_map read read_threads sizes then",
     "dalijax.adapters.clu.DALIDatasetIterator": STATE
     + (
         "close element_spec get_next load peek peek_async reset restore save seek_step "

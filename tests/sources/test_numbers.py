@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from python_numbers import MASK, by_feistel, folded, listed_order
 
 from dalijax.core.order import shuffle as order
-from dalijax.core.order.proportions import Proportions, counts_per_period
+from dalijax.core.order.proportions import Proportions, Stage, counts_per_period
 from dalijax.core.order.shuffle import shuffled
 from dalijax.core.random.hashing import column_keys, fold, mix, name_key, uniform
 
@@ -50,7 +50,7 @@ def test_golden_values():
     for epoch in range(3):
         assert shuffled(np.arange(5), 5, 1, epoch).tolist() == GOLDEN_SMALL[epoch]
         assert shuffled(np.arange(3), 10**9, 1, epoch).tolist() == GOLDEN_LARGE[epoch]
-    component, number = Proportions((2, 1), 9)(np.arange(6))
+    component, number = Proportions([Stage(0, (2, 1))], 9)(np.arange(6))
     assert component.tolist() == GOLDEN_COMPONENTS
     assert number.tolist() == GOLDEN_NUMBERS
     assert name_key("crop") == GOLDEN_NAME
@@ -171,7 +171,7 @@ def test_invalid_weights_are_refused(weights, text):
 )
 @hypothesis.example([1] * 100, 7, 10**7)
 def test_each_period_of_a_mixture_is_exact(counts, seed, begin):
-    proportions, size = Proportions(tuple(counts), seed), sum(counts)
+    proportions, size = Proportions([Stage(0, tuple(counts))], seed), sum(counts)
     samples = np.arange(begin * size, (begin + 20) * size)
     component, number = proportions(samples)
     for window in component.reshape(20, size):

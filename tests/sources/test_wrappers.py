@@ -25,6 +25,7 @@ class Complete(sources.Source):
     classes = ("cat", "dog")
     _gives_new_arrays = True
     _read_ahead = 100
+    _mixture = "a mixture"
     _version = "3"
     _record_count = 8  # an epoch has 6
     _maps = (("", types.SimpleNamespace(depth=0, place=0, is_random=True)),)
@@ -113,7 +114,7 @@ def test_each_member_is_passed_on(name):
     assert outer.name(2) == f"record number {rows[0]}" and outer.identity().startswith("complete")
     assert outer.classes == inner.classes and outer.read_threads == 5
     assert outer._gives_new_arrays == (name != "map") and protocol.read_ahead_of(outer) == 100
-    assert protocol.version_of(outer) == "3"
+    assert protocol.version_of(outer) == "3" and protocol.mixture_of(outer) == "a mixture"
     assert list(protocol.maps_of(outer))[:1] == list(inner._maps)
     assert protocol.mapped_fields(outer) == ({"x", "y"} if name == "map" else {"x"})
     assert hasattr(outer, "order") == hasattr(inner, "order")
@@ -128,4 +129,5 @@ def test_the_members_above_are_those_of_the_protocol():
     members = set(re.findall(r"``(_?[a-z_]+)(?:\(|``)", protocol.__doc__)) - {"len"}
     wrapper = {"order", "classes", "_gives_new_arrays", "_read_ahead", "_range_bytes"}
     wrapper |= {"_read_keyed", "_maps", "_mapped_fields", "_record_count", "_heads", "_version"}
+    wrapper |= {"_mixture"}
     assert members == wrapper | {"_announce", "_record_names", "_check_names"}

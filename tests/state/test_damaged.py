@@ -90,6 +90,13 @@ def source(files):
     return data_iterator(flipped, ["x"], source=arrays, as_numpy=True).stream(None, batch_size=3)
 
 
+def mixture(files):
+    parts = [sources.Arrays({"x": np.arange(10) + k}) for k in (0, 10)]
+    source = sources.Mixture([(parts[0], 1), (parts[1], [(0, 2), (9, 1)])])
+    make = data_iterator(lambda x: x + 0, ["x"], source=source, as_numpy=True)
+    return make.stream(None, batch_size=3)
+
+
 def chain(files):
     stream = DALIDataset(function(), files=files[:10], batch_size=3)
     return iter(stream.repeat().skip(2).enumerate())
@@ -118,6 +125,7 @@ def loader(files):
 KINDS = {
     "reader": (reader_state.FORM, reader),
     "source": (source_state.FORM, source),
+    "mixture": (source_state.FORM, mixture),
     "chain": (stepped_stream.FORM, chain),
     "transform": (transform_module.FORM, transform),
     "loader": (data_loader.FORM, loader),
@@ -155,7 +163,7 @@ def test_text_that_is_not_a_state(jpegs_many, kind):
     head, data = opened(form, state)
     bomb = base64.b64encode(zlib.compress(bytes(1 << 25))).decode()
     behind = base64.b64encode(base64.b64decode(state["data"]) + b"x").decode()
-    other_kind = next(name for name in KINDS if name != kind)
+    other_kind = next(other.kind for other, _ in KINDS.values() if other is not form)
     bad = [
         (None, "not a state of dalijax"),
         ("nonsense", "not JSON.*pass the content of the file"),
@@ -164,7 +172,7 @@ def test_text_that_is_not_a_state(jpegs_many, kind):
         ({**state, "version": 99}, "version: 99 -> 3 .*newer dalijax"),
         ({**state, "version": 0}, "version: 0 -> 3 .*older dalijax"),
         ({**state, "version": "3"}, "version: '3' -> 3 .*older dalijax"),
-        ({**state, "kind": other_kind}, f"kind: '{other_kind}' -> '{kind}'.*of the kind that"),
+        ({**state, "kind": other_kind}, f"kind: '{other_kind}' -> '{form.kind}'.*of the kind that"),
         ({**state, "digest": "0" * 16}, "damaged: its digest does not match.*undamaged copy"),
         ({**state, "digest": 3}, "damaged: digest is 3, not text"),
         ({**state, "lag": 0}, r"damaged.*\['lag'\] are unknown"),

@@ -72,7 +72,7 @@ def records(folder):
 
 
 def mixture(folder):
-    return sources.Mixture([(tar(folder), 2), (tar(folder, "rest"), 1)])
+    return sources.Mixture([(tar(folder), 2), (tar(folder, "rest"), [(0, 1), (17, 3)])])
 
 
 def remote(folder):

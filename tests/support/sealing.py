@@ -9,7 +9,7 @@ from dalijax.core.state import envelope
 def opened(form, state):
     """The fields that a state shows, and those in its data."""
     packed = json.loads(envelope.inflate(base64.b64decode(state["data"])))
-    assert packed.keys() == form.packed.keys()
+    assert packed.keys() | form.optional == form.packed.keys()
     return {name: value for name, value in state.items() if name not in ("data", "digest")}, packed
 
 
