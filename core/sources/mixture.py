@@ -37,6 +37,7 @@ from .source import (
     read_records,
     version_of,
 )
+from .values import joined
 
 # A weight, or pairs of a number of delivered records and the weight from there on.
 Weight = float | Sequence[tuple[int, float]]
@@ -222,23 +223,7 @@ class Mixture(Source):
             part, part_errors = read_records(source, local, names, part_keys)
             parts.append((rows, part))
             errors |= {int(rows[row]): error for row, error in part_errors.items()}
-        if len(parts) == 1:
-            return dict(parts[0][1]), errors
-        columns: dict[str, Values] = {}
-        for name in names:
-            values = [part[name] for _, part in parts]
-            column: Any = [None] * len(indices)
-            arrays = [value for value in values if isinstance(value, np.ndarray)]
-            if len(arrays) == len(values) and len({a.shape[1:] for a in arrays}) == 1:
-                column = np.empty((len(indices), *arrays[0].shape[1:]), np.result_type(*arrays))
-                for (rows, _), array in zip(parts, arrays):
-                    column[rows] = array
-            else:
-                for (rows, _), value in zip(parts, values):
-                    for row, item in zip(rows.tolist(), value, strict=True):
-                        column[row] = item
-            columns[name] = column
-        return columns, errors
+        return joined(parts, names, len(indices)), errors
 
     @property
     def _version(self) -> str | None:

@@ -175,11 +175,20 @@ class Records(BaseSource):
                     f"{name!r} of the first record with elements can't be converted: {error}"
                 ) from error
         super().__init__(schema, identity)
-        self._columns = DatasetColumns(records, self._paths, schema) if is_dataset else None
-        if self._columns is not None:
-            direct = self._columns.names
-            in_rows = {path[0] for name, path in self._paths.items() if name not in direct}
-            self._records = records.select_columns([*in_rows]) if in_rows else records
+        self._columns: DatasetColumns | None = None
+        if is_dataset:
+            self._read_from(records, self._paths)
+
+    def _read_from(self, dataset: Any, paths: Mapping[str, tuple[Any, ...]]) -> None:
+        """Reads fields from the Arrow table of a plain data set; see `is_plain_dataset`.
+
+        Args:
+            dataset: The data set.
+            paths: The column of each field, followed by the names of nested fields.
+        """
+        self._columns = DatasetColumns(dataset, paths, self.fields)
+        in_rows = {path[0] for name, path in paths.items() if name not in self._columns.names}
+        self._records = dataset.select_columns([*in_rows]) if in_rows else dataset
 
     def _examples(self, records: Any, path: tuple[Any, ...], is_dataset: bool) -> Iterator[Any]:
         """Yields the values at nested keys in some records.

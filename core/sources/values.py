@@ -11,6 +11,7 @@ from numpy.ma import MaskedArray
 from ..arrays.dtypes import KINDS, as_scalars, cast_to, narrow_dtype
 from ..formats.field import Field, array_field
 from ..messages.printable import printable_repr
+from ..order.shuffle import Indices
 
 _TEXT = (str, bytes, bytearray, memoryview)
 
@@ -211,3 +212,35 @@ def fitted(
     raise UnfitValueError(
         f"is {array.dtype} with {array.ndim} dimensions, not {field.dtype} with {field.ndim}"
     )
+
+
+def joined(
+    parts: Sequence[tuple[Indices, Mapping[str, Any]]], names: Sequence[str], count: int
+) -> dict[str, Any]:
+    """Joins the columns of several reads.
+
+    Args:
+        parts: For each read, the positions of its records in the result, and its columns.
+        names: The fields.
+        count: The number of records.
+
+    Returns:
+        The values of each field: an array if all reads have arrays of one shape, otherwise a list.
+    """
+    if len(parts) == 1:
+        return dict(parts[0][1])
+    columns: dict[str, Any] = {}
+    for name in names:
+        values = [part[name] for _, part in parts]
+        column: Any = [None] * count
+        arrays = [value for value in values if isinstance(value, np.ndarray)]
+        if len(arrays) == len(values) and len({array.shape[1:] for array in arrays}) == 1:
+            column = np.empty((count, *arrays[0].shape[1:]), np.result_type(*arrays))
+            for (rows, _), array in zip(parts, arrays):
+                column[rows] = array
+        else:
+            for (rows, _), value in zip(parts, values):
+                for row, item in zip(rows.tolist(), value, strict=True):
+                    column[row] = item
+        columns[name] = column
+    return columns
