@@ -17,7 +17,7 @@ _KINDS = (
     (b"\x89PNG", "a PNG image", _FILES),
     (b"GIF8", "a GIF image", "DALI does not decode GIF"),
     (b"RIFF", "a WebP image, a WAV or an AVI", _FILES),
-    (b"PAR1", "a Parquet file", _RECORDS),
+    (b"PAR1", "a Parquet file", "use sources.Parquet"),
     (b"\x89HDF", "an HDF5 file", _RECORDS),
     (b"\x93NUMPY", "a .npy file", "use sources.Arrays over numpy.load(path, mmap_mode='r')"),
     (b"PK\x03\x04", "a zip archive", "unpack it and use sources.Files"),

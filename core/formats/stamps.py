@@ -94,7 +94,7 @@ def _pattern(folder: str) -> str:
             split = "train" if "train" in splits else splits[0]
             return os.path.join(folder, f"*-{split}.tfrecord*")
         kinds = collections.Counter(os.path.splitext(name)[1] for name in names)
-        for kind in (".tar", ".tfrecord"):
+        for kind in (".tar", ".tfrecord", ".parquet"):
             if kinds[kind]:
                 return os.path.join(folder, f"*{kind}")
         for name in reversed(names):

@@ -119,7 +119,8 @@ SOURCES: Mapping[str, str] = {
     **dict.fromkeys(("tfrecorddataset", "tfrecords"), _TFRECORD),
     **dict.fromkeys(("rldsdataset", "episodes", "trajectories", "droid", "oxe"), _RLDS),
     **dict.fromkeys(("huggingface", "hf", "arrayrecord", "arrayrecorddatasource"), _RECORDS),
-    **dict.fromkeys(("tfds", "parquet", "lmdb", "hdf5", "csv", "json", "dataset"), _RECORDS),
+    **dict.fromkeys(("parquetiterdataset", "iterabledataset"), "Parquet(paths, fields)"),
+    **dict.fromkeys(("tfds", "lmdb", "hdf5", "csv", "json", "dataset"), _RECORDS),
     **dict.fromkeys(("grain", "torch", "loaddataset", "randomaccessdatasource"), _RECORDS),
     **dict.fromkeys(("numpy", "npy", "tensordataset", "fromtensorslices", "array"), _ARRAYS),
     **dict.fromkeys(("concatdataset", "concatenate", "interleave", "chain", "mix"), _MIXTURE),
@@ -250,14 +251,16 @@ _TABLES: Mapping[tuple[str, str], str] = {
     ("pyarrow", "ChunkedArray"): "Records(pyarrow.table({'x': array}))",
     ("pyarrow", "Dataset"): "Records(dataset.to_table())",
     ("datasets", "DatasetDict"): "Records(dataset['train'])",
-    ("datasets", "IterableDataset"): "Records(dataset), of a data set without streaming=True",
+    ("datasets", "IterableDataset"): (
+        "Parquet(paths) of its files, or Records of a data set without streaming=True"
+    ),
     ("tensorflow", "DatasetV2"): "Records(list(dataset.as_numpy_iterator()))",
     ("builtins", "set"): "Records(sorted(values)), since a set has no order",
     ("builtins", "frozenset"): "Records(sorted(values)), since a set has no order",
 }
 # The source for a file, by its extension.
 _FILES_OF_RECORDS: Mapping[str, str] = {
-    "parquet": "Records(datasets.Dataset.from_parquet({}))",
+    "parquet": "Parquet({})",
     "csv": "Records(datasets.Dataset.from_csv({}))",
     "json": "Records(datasets.Dataset.from_json({}))",
     "jsonl": "Records(datasets.Dataset.from_json({}))",

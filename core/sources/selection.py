@@ -9,6 +9,7 @@ import numpy as np
 from ..arguments import knows_its_names
 from ..messages.printable import printable_repr
 from ..order.shuffle import Indices
+from ..order.windows import Groups
 from ..state.envelope import digest
 from .source import Source
 from .wrapper import Wrapper
@@ -43,6 +44,11 @@ class Selection(Wrapper):
 
     def _numbers_in_source(self, indices: Indices) -> Indices:
         return self._records[indices]
+
+    @property
+    def _groups(self) -> Groups | None:
+        groups = super()._groups
+        return None if groups is None else groups.selected(self._records)
 
     def __len__(self) -> int:
         return len(self._records)

@@ -4,6 +4,7 @@ The package's own sources may also have these members, which are called by funct
 and which `core.sources.wrapper.Wrapper` passes on:
 
 - ``order(seed, shuffle)`` replaces the order of the epochs, as in a mixture; see `order_of`.
+- ``_groups`` are groups of records that are read as a whole, or None; see `epoch_order`.
 - ``_read_ahead`` is the number of bytes to request ahead of their use. ``_range_bytes`` counts
   these bytes, and ``_announce`` requests them; see `read_ahead_of`, `range_bytes` and `announce`.
 - ``_record_names`` returns the names of several records; see `names_of`.
@@ -39,6 +40,7 @@ from ..formats.field import Field
 from ..formats.image_size import HEAD, image_size, look_at_head, path_size
 from ..messages import replacements
 from ..order.shuffle import Indices, shuffled
+from ..order.windows import Groups
 from ..random.hashing import Bits
 from ..remote.range_cache import Lease
 from ..remote.retries import RemoteError
@@ -425,14 +427,16 @@ def sizes_in_heads(source: Any, indices: Indices, name: str) -> NDArray[np.int32
     return sizes
 
 
-def epoch_order(count: int, seed: int, shuffle: bool) -> Order:
+def epoch_order(count: int, seed: int, shuffle: bool, groups: Groups | None = None) -> Order:
     """Returns the order of a source's successive epochs, as a function; see `Order`.
 
     Args:
         count: The number of records.
         seed: The seed.
         shuffle: Whether each epoch has its own order; otherwise all are sequential.
+        groups: Groups of records, which are shuffled in windows; None: all records are shuffled.
     """
+    in_windows = None if groups is None else groups.order(seed)
 
     def order(samples: Indices) -> tuple[Indices, Indices]:
         epochs, positions = np.divmod(samples, count)
@@ -441,7 +445,10 @@ def epoch_order(count: int, seed: int, shuffle: bool) -> Order:
         records = np.empty_like(positions)
         for epoch in np.unique(epochs):  # a batch spans one epoch or a few
             chosen = epochs == epoch
-            records[chosen] = shuffled(positions[chosen], count, seed, int(epoch))
+            if in_windows is None:
+                records[chosen] = shuffled(positions[chosen], count, seed, int(epoch))
+            else:
+                records[chosen] = in_windows(positions[chosen], int(epoch))
         return records, epochs
 
     return order
@@ -451,9 +458,15 @@ def order_of(source: Any, seed: int, shuffle: bool) -> Order:
     """Returns ``source.order(seed, shuffle)`` if the source has this method, else `epoch_order`."""
     make_order = getattr(source, "order", None)
     if make_order is None:
-        return epoch_order(len(source), seed, shuffle)
+        return epoch_order(len(source), seed, shuffle, groups_of(source))
     order: Order = make_order(seed, shuffle)
     return order
+
+
+def groups_of(source: Any) -> Groups | None:
+    """Returns the groups of records that a source reads as a whole; None without groups."""
+    groups: Groups | None = getattr(source, "_groups", None)
+    return groups
 
 
 def record_count(source: Any) -> int:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..messages.printable import printable_repr, printable_text
 from ..order.shuffle import Indices
+from ..order.windows import Groups
 from ..random.hashing import Bits
 from ..remote.range_cache import Lease
 from .identity import stated_identity
@@ -22,6 +23,7 @@ from .source import (
     Values,
     announce,
     check_names,
+    groups_of,
     heads_of,
     mapped_fields,
     maps_of,
@@ -119,6 +121,10 @@ class Wrapper(Source):
     @property
     def _mixture(self) -> Any:
         return mixture_of(self._source)
+
+    @property
+    def _groups(self) -> Groups | None:
+        return groups_of(self._source)
 
     @property
     def _record_count(self) -> int:

@@ -5,6 +5,7 @@
 - `Tar`: samples of tars, as WebDataset packs them.
 - `TFRecord`: records of tf.train.Example, without TensorFlow.
 - `RLDS`: steps of robot episodes, as TFDS, Open X-Embodiment and DROID store them.
+- `Parquet`: rows of Parquet files, such as those of the HuggingFace Hub.
 - `Records`: objects with ``len()`` and ``[]`` (Grain's sources, TFDS, HuggingFace).
 - `Arrays`: rows of arrays.
 - `Mixture`: several sources in exact proportions.
@@ -30,6 +31,7 @@ from .core.sources.mixture import Mixture as Mixture
 from .core.sources.multi_image import MultiImage as MultiImage
 from .core.sources.named import Named as Named
 from .core.sources.packed import Packed as Packed
+from .core.sources.parquet import Parquet as Parquet
 from .core.sources.records import Records as Records
 from .core.sources.selection import Selection as Selection
 from .core.sources.source import Source as Source
@@ -47,6 +49,7 @@ __all__ = [
     "MultiImage",
     "Named",
     "Packed",
+    "Parquet",
     "Records",
     "Selection",
     "Source",

@@ -81,8 +81,8 @@ PUBLIC_NAMES = {
     ),
     "dalijax.fn": "cast dl_tensor_python_function jax_function numba_function pad_rows read_file",
     "dalijax.sources": (
-        "Arrays Buckets Coco Field Files Mixture MultiImage Named Packed RLDS Records Selection "
-        "Source TFRecord Tar"
+        "Arrays Buckets Coco Field Files Mixture MultiImage Named Packed Parquet RLDS Records "
+        "Selection Source TFRecord Tar"
     ),
     "dalijax.augment": (
         "PatchWindow Window affine_window auto_augment center_crop center_window color_jitter "

@@ -14,7 +14,7 @@ from range_server import serving
 
 WORKER = pathlib.Path(__file__).parents[1] / "support" / "elastic_worker.py"
 STEPS = 5 if FULL else 4
-QUICK = 13  # number of pairs in quick runs: each source with two graphs, and rand_augment
+QUICK = 15  # number of pairs in quick runs: each source with two graphs, and rand_augment
 
 # Devices of each process in the mesh; None: NumPy arrays of each process's rows.
 LAYOUTS = {

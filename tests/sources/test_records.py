@@ -541,7 +541,7 @@ def test_the_conversion_that_an_error_about_a_table_names_works(case):
 @pytest.mark.parametrize(
     "path, call",
     (
-        ("a/train.parquet", r"Records\(datasets.Dataset.from_parquet\('a/train.parquet'\)\)"),
+        ("a/train.parquet", r"Parquet\('a/train.parquet'\)"),
         (pathlib.Path("a.csv"), r"Records\(datasets.Dataset.from_csv\('a.csv'\)\)"),
         (b"a/train-000.tar", r"Tar\('a/train-000.tar', "),
         ("a.array_record", r"Records\(grain.sources.ArrayRecordDataSource\('a.array_record'\)\)"),

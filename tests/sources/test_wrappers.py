@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dalijax import sources
+from dalijax.core.order.windows import Groups
 from dalijax.core.sources import source as protocol
 
 NAMES, ROWS = ["x"], np.array([2, 0])
@@ -30,6 +31,7 @@ class Complete(sources.Source):
     _record_count = 8  # an epoch has 6
     _maps = (("", types.SimpleNamespace(depth=0, place=0, is_random=True)),)
     _mapped_fields = frozenset("x")
+    _groups = Groups(np.array([0, 2, 6]), np.array([20, 40]), window=30)
 
     def __init__(self):
         self.calls = []
@@ -117,6 +119,8 @@ def test_each_member_is_passed_on(name):
     assert protocol.version_of(outer) == "3" and protocol.mixture_of(outer) == "a mixture"
     assert list(protocol.maps_of(outer))[:1] == list(inner._maps)
     assert protocol.mapped_fields(outer) == ({"x", "y"} if name == "map" else {"x"})
+    kept = [0, 1, 3] if isinstance(inner, Plain) else [0, 2, 6]
+    assert protocol.groups_of(outer).starts.tolist() == kept
     assert hasattr(outer, "order") == hasattr(inner, "order")
     if hasattr(inner, "order"):
         assert protocol.order_of(outer, 3, True) == 7 and inner.calls[-1] == ("order", [3, True])
@@ -129,5 +133,5 @@ def test_the_members_above_are_those_of_the_protocol():
     members = set(re.findall(r"``(_?[a-z_]+)(?:\(|``)", protocol.__doc__)) - {"len"}
     wrapper = {"order", "classes", "_gives_new_arrays", "_read_ahead", "_range_bytes"}
     wrapper |= {"_read_keyed", "_maps", "_mapped_fields", "_record_count", "_heads", "_version"}
-    wrapper |= {"_mixture"}
+    wrapper |= {"_mixture", "_groups"}
     assert members == wrapper | {"_announce", "_record_names", "_check_names"}

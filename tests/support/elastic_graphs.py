@@ -5,6 +5,8 @@ import pathlib
 
 import jax
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import fn
 
@@ -31,6 +33,10 @@ def write(folder):
             folder / f"{tar}.tar",
             [e for k, data in entries for e in ((f"{k}.jpg", data), (f"{k}.cls", k.encode()))],
         )
+    for number, part in enumerate((slice(8), slice(8, IMAGES))):
+        labels = list(range(IMAGES))[part]
+        table = pa.table({"data": files[part], "label": pa.array(labels, pa.int32())})
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=3)
     write_episodes(folder / "episodes.tfrecord", files[:IMAGES], [*range(1, 6), IMAGES - 15])
 
 
@@ -111,8 +117,13 @@ def episodes(folder):
     return sources.RLDS(f"{folder}/episodes.tfrecord", fields, cache_dir=f"{folder}/index")
 
 
+def parquet(folder):
+    """Returns the rows of two files, in two parts with one or two row groups in a window."""
+    return sources.Parquet(f"{folder}/*.parquet", window="40kB", parts=2, batch_size=8)
+
+
 LOCAL = {"Files": files, "Tar": tar, "Records": records, "Mixture": mixture, "RLDS": episodes}
-SOURCES = {**LOCAL, "remote Mixture": remote}
+SOURCES = {**LOCAL, "Parquet": parquet, "remote Mixture": remote}
 GRAPHS = {"draw": drawn, "augment": augmented, "rand_augment": by_policy}
 
 

@@ -1,0 +1,218 @@
+"""Reads row groups of Parquet files by pyarrow, with the package's access to remote files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..environment.extras import extra
+from ..order.shuffle import Indices
+from ..remote.storage import Storage
+from ..state.envelope import digest
+from ..threads.workers import call_each
+from .byte_files import WAITING_THREADS, ByteFiles
+from .file_kinds import pointer_fault
+from .stamps import settled_stamps
+
+_TAIL = 1 << 16  # bytes at the end of a file, which usually contain the footer
+_REQUEST = 8 << 20  # bytes; larger ranges are requested in parts, at the same time
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    """Returns the modules ``pyarrow`` and ``pyarrow.parquet``."""
+    with extra("parquet", "pyarrow, which sources.Parquet needs,"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    return pa, pq
+
+
+class _Reader:
+    """One of several files as a file object, which pyarrow reads.
+
+    Args:
+        files: The files.
+        number: The number of the file.
+
+    Attributes:
+        error: The error of a read; None if all reads were successful.
+    """
+
+    closed = False
+
+    def __init__(self, files: ByteFiles, number: int):
+        self._files, self._number = files, number
+        self._at = 0
+        self.error: Exception | None = None
+
+    def readable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def tell(self) -> int:
+        """Returns the position in bytes."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Moves to a position, as ``io.IOBase.seek``."""
+        self._at = offset + (0, self._at, self._files.sizes[self._number])[whence]
+        return self._at
+
+    def read(self, count: int = -1) -> Any:
+        """Returns the next ``count`` bytes, or fewer at the end of the file."""
+        begin, size = self._at, self._files.sizes[self._number]
+        end = size if count < 0 else min(size, begin + count)
+        try:
+            content = read_range(self._files, self._number, begin, end)
+        except Exception as error:
+            self.error = error
+            raise
+        self._at = end
+        return content
+
+    def close(self) -> None:
+        """Does nothing, since `ByteFiles` closes the file."""
+
+
+def read_range(files: ByteFiles, number: int, begin: int, end: int) -> memoryview:
+    """Returns a range of a file; long ranges of remote files are read by several requests."""
+    starts = np.arange(begin, max(begin + 1, end), _REQUEST)
+    sizes = np.minimum(end - starts, _REQUEST)
+    parts = files.read(
+        np.full(len(starts), number), starts, sizes, lambda row: f"byte {starts[row]:,}"
+    )
+    return memoryview(parts[0] if len(parts) == 1 else np.concatenate(parts))
+
+
+class ParquetFiles:
+    """Parquet files, whose footers are read when the object is created.
+
+    Args:
+        paths: Paths or URLs.
+        storage: Access to remote files.
+
+    Attributes:
+        files: The files.
+        digests: A digest of the footer of each file. Footers contain the number of rows, and the
+            size, the place and usually the extrema of each column of a row group.
+        metadata: The ``pyarrow.parquet.FileMetaData`` of each file.
+        first_groups: The number of row groups before each file, and of all files, int64 [files +
+            1]. Row groups are numbered file by file.
+        counts: The number of rows of each row group, int64 [groups].
+
+    Raises:
+        OSError: If a file can't be read.
+        ValueError: If a file is not a Parquet file.
+        ImportError: If pyarrow is not installed.
+    """
+
+    def __init__(self, paths: Sequence[str], storage: Storage):
+        _pyarrow()
+        stamps = settled_stamps(paths, storage)
+        self.files = ByteFiles(paths, [stamp[0] for stamp in stamps], stamps, None, storage)
+        footers = call_each(self._footer, range(len(paths)), WAITING_THREADS, "dalijax-open")
+        self.digests = [digest(footer) for footer in footers]
+        self.metadata = [self._metadata(*item) for item in enumerate(footers)]
+        groups = [metadata.num_row_groups for metadata in self.metadata]
+        self.first_groups = np.cumsum([0, *groups], dtype=np.int64)
+        rows = [m.row_group(g).num_rows for m in self.metadata for g in range(m.num_row_groups)]
+        self.counts = np.array(rows, np.int64)
+
+    def _footer(self, number: int) -> bytes:
+        """Returns the footer of a file: its length is stored in the last eight bytes."""
+        size = self.files.sizes[number]
+        tail = read_range(self.files, number, max(0, size - _TAIL), size)
+        length = 8 + int.from_bytes(tail[-8:-4], "little")
+        if len(tail) < length <= size:
+            tail = read_range(self.files, number, size - length, size)
+        if fault := pointer_fault(tail):
+            raise ValueError(f"{self.files.name(number)}: {fault}")
+        return bytes(tail[-length:])
+
+    def _metadata(self, number: int, footer: bytes) -> Any:
+        pa, pq = _pyarrow()
+        try:
+            return pq.read_metadata(pa.BufferReader(footer))
+        except (ValueError, OSError) as error:  # of pyarrow
+            raise ValueError(
+                f"{self.files.name(number)} is not a complete Parquet file: {error}"
+            ) from error
+
+    def place(self, group: int) -> tuple[int, int]:
+        """Returns the file of a row group, and the number of the row group in the file."""
+        file = int(np.searchsorted(self.first_groups, group, side="right")) - 1
+        return file, group - int(self.first_groups[file])
+
+    def sizes(self, columns: Sequence[str]) -> Indices:
+        """Returns the uncompressed size of some columns in each row group, int64 [groups]."""
+        sizes = []
+        for metadata in self.metadata:
+            names = [metadata.schema.column(k).path for k in range(metadata.num_columns)]
+            wanted = [k for k, name in enumerate(names) if _is_of(name, columns)]
+            for number in range(metadata.num_row_groups):
+                group = metadata.row_group(number)
+                sizes.append(sum(group.column(k).total_uncompressed_size for k in wanted))
+        return np.array(sizes, np.int64)
+
+    def head(self, count: int) -> Any:
+        """Returns the first rows of the first row group that has rows, as a ``pyarrow.Table``.
+
+        Args:
+            count: The largest number of rows.
+
+        Raises:
+            ValueError: If there are no rows, or they can't be read.
+        """
+        if not self.counts.any():
+            raise ValueError(f"{self.files.name(0)} and the other files have no rows")
+        group = int(np.flatnonzero(self.counts)[0])
+
+        def read(file: Any, number: int) -> Any:
+            return next(file.iter_batches(batch_size=count, row_groups=[number]))
+
+        # With a buffer, only the first pages of a column are read.
+        batch = self._call(group, read, buffer_size=1 << 20, pre_buffer=False)
+        return _pyarrow()[0].Table.from_batches([batch])
+
+    def table(self, group: int, columns: Sequence[str]) -> Any:
+        """Returns some columns of a row group as a ``pyarrow.Table``.
+
+        Raises:
+            OSError: If the file can't be read, or has changed.
+            ValueError: If the row group is damaged, or the file lacks a column.
+        """
+
+        def read(file: Any, number: int) -> Any:
+            return file.read_row_group(number, columns=list(columns))
+
+        table = self._call(group, read, pre_buffer=True)
+        if missing := set(columns).difference(table.column_names):
+            name = self.files.name(self.place(group)[0])
+            raise ValueError(f"{name} has no columns {sorted(missing)}, unlike the first file")
+        return table
+
+    def _call(self, group: int, read: Any, **options: Any) -> Any:
+        """Calls a function with a ``pyarrow.parquet.ParquetFile`` and the number of a row group."""
+        pa, pq = _pyarrow()
+        file, number = self.place(group)
+        reader = _Reader(self.files, file)
+        options |= {"metadata": self.metadata[file], "page_checksum_verification": True}
+        try:
+            return read(pq.ParquetFile(reader, **options), number)
+        except MemoryError:
+            raise
+        except (pa.ArrowException, OSError) as error:
+            if reader.error is not None:  # pyarrow may have wrapped it
+                raise reader.error from None
+            name = f"row group {number} of {self.files.name(file)}"
+            raise ValueError(f"{name} can't be read: {error}") from error
+
+
+def _is_of(name: str, columns: Sequence[str]) -> bool:
+    """Returns whether a column of values, such as "image.bytes", belongs to one of some columns."""
+    return any(name == column or name.startswith(f"{column}.") for column in columns)
