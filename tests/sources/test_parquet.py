@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hub_server import HubServer
 from nvidia.dali import fn
 from shardings import rows_over
 
@@ -315,6 +316,23 @@ def test_files_of_other_protocols_are_read(folder):
     for number in range(4):
         system.pipe(f"/parquet/{number}.parquet", (folder / f"{number}.parquet").read_bytes())
     check(parquet("memory://parquet"), np.arange(COUNT))
+
+
+def test_a_data_set_of_the_hub_is_read_without_unwanted_bytes(folder):
+    pytest.importorskip("huggingface_hub")
+    with serving(folder, kind=HubServer) as (url, server):
+        source = Parquet(
+            "hf://datasets/owner/name/*.parquet",
+            FIELDS,
+            window=2500,
+            storage_options={"endpoint": url, "token": False, "use_listings_cache": False},
+        )
+        assert source.identity() == parquet(folder).identity()
+        server.ranges.clear()
+        check(source, np.arange(COUNT))
+        assert len(server.ranges) == 7
+        sizes = [(folder / path).stat().st_size for path, _, _ in server.ranges]
+        assert all(end < size for (_, _, end), size in zip(server.ranges, sizes))
 
 
 def damage(path, column):

@@ -269,9 +269,9 @@ class RangeServer:
 
 
 @contextlib.contextmanager
-def serving(folder, latency=0.0):
+def serving(folder, latency=0.0, kind=RangeServer):
     """Serves a folder by a thread; yields the URL and the server."""
-    server = RangeServer(folder, latency)
+    server = kind(folder, latency)
     loop = asyncio.new_event_loop()
     started = threading.Event()
     address = []
