@@ -66,7 +66,7 @@ def offer_resize(
     """
     functions = _functions()
     if functions is None:
-        offer(result, images, None, "dali")
+        offer(result, images, None, IMPLEMENTATION)
         return
     # Private in DALI: the operator's arguments.
     decoder: Any = images.source
@@ -92,7 +92,7 @@ def offer_resize(
             )
             inputs.append(needed.start)
         resized = _called(functions, _RESIZE, inputs, _INPUTS[: len(inputs)], types.UINT8)
-        return fn.reinterpret(resized, layout="HWC", name=result.name)
+        return _with_name(resized, result.name)
 
     offer(result, images, replacement, IMPLEMENTATION)
 
@@ -127,9 +127,17 @@ def offer_normalize(
         forms = [_INPUTS[0], (dali_type(bits), 2)]
         kind = dali_type(values.dtype)
         normalized = _called(functions, _WIDE_TABLE if is_wide else _TABLE, inputs, forms, kind)
-        return fn.reinterpret(normalized, dtype=kind, layout="HWC", name=result.name)
+        return _with_name(fn.reinterpret(normalized, dtype=kind), result.name)
 
     offer(result, images, replacement)
+
+
+def _with_name(images: DataNode, name: str) -> DataNode:
+    """Returns images with the layout HWC, as an output with a name. Nothing is copied."""
+    images = fn.expand_dims(fn.reinterpret(images, layout="HWC"), axes=[0], new_axis_names="F")
+    # Without this, DALI knows the layout before the graph runs, and then rejects fn.reshape to a
+    # shape that another operator computes.
+    return fn.squeeze(images, axes=[0], name=name)
 
 
 class _Functions(NamedTuple):

@@ -43,7 +43,7 @@ def cut_up(images: DataNode, cells: DataNode, rows: DataNode) -> Any:
         rows: The shape [patches, -1] of each result.
     """
     # [rows, columns, patch, patch * channels]
-    parts: Any = fn.transpose(fn.reshape(images, shape=cells, layout=""), perm=[0, 2, 1, 3])
+    parts: Any = fn.transpose(fn.reshape(images, shape=cells), perm=[0, 2, 1, 3])
     return fn.reshape(parts, shape=rows)
 
 

@@ -611,9 +611,9 @@ class RecordSupply:
     def remember(self, sample: int, reason: UnusableRecord, replace: bool) -> None:
         """Remembers that DALI can't process a sample; see `RowSupply`.
 
-        If DALI failed to read or decode a file, the sample's record is remembered, too.
+        If a file can't be read or decoded, the sample's record is remembered, too.
         """
-        if reason.failure.reads_file:
+        if reason.failure.is_permanent:
             columns, _, _ = self.inputs.columns([self._record(sample)])
             key, digest = self.inputs.digest(columns, 0)
             self._bad.records[key] = digest(), reason

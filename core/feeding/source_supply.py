@@ -378,10 +378,10 @@ class SourceSupply:
     def remember(self, sample: int, reason: UnusableRecord, replace: bool) -> None:
         """Remembers that DALI can't process a sample; see `RowSupply`.
 
-        If DALI failed to read or decode a file, the sample's record is remembered, too.
+        If a file can't be read or decoded, the sample's record is remembered, too.
         """
         settings = self.settings
-        if reason.failure.reads_file:
+        if reason.failure.is_permanent:
             rows = self.alone(np.array([sample], np.int64))
             columns = {name: rows.column(name) for name in settings.graph_fields}
             digest = digest_of(settings.source.fields, columns, 0)

@@ -32,13 +32,27 @@ enum {
   ONE = 1 << WEIGHT_BITS,
   ROW_BITS = 7, /* of the fraction of a value between the two passes: 255 << 7 fits into int16 */
   LANES = 16,   /* values that one step of the vertical pass computes */
+  /* The scale from which on weights need more bits: a weight is about 1 / scale. */
+  LARGE = 64,
+  LIMIT = 1 << 20, /* of coordinates */
+};
+
+/* One axis of a window, which begins at `low` of the image. */
+struct axis {
+  double low;
+  double scale; /* pixels of the image per output */
+  double support; /* of the triangle, in pixels */
+  int outputs;
+  int flips;
+  int begin, end; /* the pixels that the image has: from `begin` to before `end` */
+  int room; /* weights of an output at most; even */
 };
 
 /* The weights of one axis. Output k is the sum of weights[k * room + j] * input[first[k] + j] over
  * j < count. All sums of weights are ONE. */
 struct filter {
   int outputs;
-  int room;  /* weights that are allocated for each output; even */
+  int room;
   int count; /* weights that are used at most; even */
   int32_t *first;
   int16_t *weights;
@@ -50,49 +64,59 @@ static void *allocated(size_t size) {
   return memory;
 }
 
-/* Returns the filter that maps [low, high] of an image to a number of outputs; low > high flips.
- * The image has the pixels from `begin` to before `end`; first[k] is relative to `begin`. */
-static struct filter filter_of(double low, double high, int outputs, int begin, int end) {
+static double bounded(float x) { /* also NaN */
+  return x > -LIMIT ? (x < LIMIT ? x : LIMIT) : -LIMIT;
+}
+
+/* Returns the axis of a window from `start` to `end`; an end before the start flips. */
+static struct axis axis_of(float start, float end, int outputs, int begin, int after) {
+  double low = bounded(start), high = bounded(end);
   int flips = high < low;
-  if (flips) {
-    double swapped = low;
-    low = high;
-    high = swapped;
+  double scale = fabs(high - low) / outputs, support = scale > 1 ? scale : 1;
+  int room = ((int)(2 * support) + 4) & ~1;
+  struct axis axis = {flips ? high : low, scale, support, outputs, flips, begin, after, room};
+  return axis;
+}
+
+/* Computes the weights of an output, whose sum is 1; returns their number.
+ * first: receives the first pixel that has a weight, relative to `begin`. */
+static int weights_of(const struct axis *axis, int output, double *weights, int *first) {
+  int k = axis->flips ? axis->outputs - 1 - output : output;
+  double center = axis->low + (k + 0.5) * axis->scale - 0.5, total = 0;
+  int from = (int)floor(center - axis->support) + 1, to = (int)ceil(center + axis->support);
+  /* The pixels at the edges stand for those outside. */
+  int begin = from < axis->begin ? axis->begin : from >= axis->end ? axis->end - 1 : from;
+  int end = to > axis->end ? axis->end : to <= begin ? begin + 1 : to;
+  for (int j = 0; j < end - begin; j++) weights[j] = 0;
+  for (int at = from; at < to; at++) {
+    double weight = 1 - fabs(at - center) / axis->support;
+    if (weight <= 0) continue;
+    weights[(at < begin ? begin : at >= end ? end - 1 : at) - begin] += weight;
+    total += weight;
   }
-  double scale = (high - low) / outputs, support = scale > 1 ? scale : 1;
-  struct filter filter = {outputs, ((int)(2 * support) + 4) & ~1, 0, 0, 0};
+  for (int j = 0; j < end - begin; j++) weights[j] /= total;
+  *first = begin - axis->begin;
+  return end - begin;
+}
+
+static struct filter filter_of(const struct axis *axis) {
+  int outputs = axis->outputs, room = axis->room;
+  struct filter filter = {outputs, room, 0, 0, 0};
   filter.first = allocated(sizeof(int32_t) * outputs);
-  filter.weights = allocated(sizeof(int16_t) * outputs * filter.room);
-  double *exact = allocated(sizeof(double) * filter.room);
+  filter.weights = allocated(sizeof(int16_t) * outputs * room);
+  double *exact = allocated(sizeof(double) * room);
   for (int k = 0; k < outputs; k++) {
-    int output = flips ? outputs - 1 - k : k;
-    int16_t *weights = filter.weights + (int64_t)output * filter.room;
-    double center = low + (k + 0.5) * scale - 0.5, total = 0;
-    int from = (int)floor(center - support) + 1, to = (int)ceil(center + support);
-    /* The pixels that receive weights. The pixels at the edges stand for those outside. */
-    int first = from < begin ? begin : from >= end ? end - 1 : from;
-    int last = to > end ? end : to <= first ? first + 1 : to;
-    int count = last - first;
-    for (int j = 0; j < count; j++) exact[j] = 0;
-    for (int at = from; at < to; at++) {
-      double weight = 1 - fabs(at - center) / support;
-      int j = (at < first ? first : at >= last ? last - 1 : at) - first;
-      if (weight > 0) {
-        exact[j] += weight;
-        total += weight;
-      }
-    }
-    /* Rounds the weights; the largest one takes the rest. */
+    int16_t *weights = filter.weights + (int64_t)k * room;
+    int count = weights_of(axis, k, exact, filter.first + k);
     int sum = 0, largest = 0;
     for (int j = 0; j < count; j++) {
-      weights[j] = (int16_t)floor(exact[j] / total * ONE + 0.5);
+      weights[j] = (int16_t)floor(exact[j] * ONE + 0.5);
       sum += weights[j];
       if (weights[j] > weights[largest]) largest = j;
     }
-    weights[largest] += (int16_t)(ONE - sum);
+    weights[largest] += (int16_t)(ONE - sum); /* the largest weight takes the rest */
     while (count > 1 && !weights[count - 1]) count--;
-    for (int j = count; j < filter.room; j++) weights[j] = 0;
-    filter.first[output] = first - begin;
+    for (int j = count; j < room; j++) weights[j] = 0;
     if (count > filter.count) filter.count = count;
   }
   free(exact);
@@ -197,6 +221,41 @@ static void weighted_columns(
   }
 }
 
+/* Resizes as `dalijax_resize_window` does, in double, for large scales. */
+static void resize_exactly(
+    const uint8_t *pixels, int64_t width, int channels, const struct axis *down,
+    const struct axis *across, uint8_t *out) {
+  double *weights = allocated(sizeof(double) * down->room);
+  double *columns = allocated(sizeof(double) * across->outputs * across->room);
+  double *row = allocated(sizeof(double) * width * channels);
+  int *first = allocated(sizeof(int) * across->outputs);
+  int *counts = allocated(sizeof(int) * across->outputs);
+  for (int k = 0; k < across->outputs; k++)
+    counts[k] = weights_of(across, k, columns + (int64_t)k * across->room, first + k);
+  for (int y = 0; y < down->outputs; y++) {
+    int top, count = weights_of(down, y, weights, &top);
+    for (int64_t i = 0; i < width * channels; i++) row[i] = 0;
+    for (int j = 0; j < count; j++) {
+      const uint8_t *values = pixels + (top + j) * width * channels;
+      for (int64_t i = 0; i < width * channels; i++) row[i] += weights[j] * values[i];
+    }
+    for (int x = 0; x < across->outputs; x++) {
+      const double *column = columns + (int64_t)x * across->room;
+      for (int channel = 0; channel < channels; channel++) {
+        const double *values = row + (int64_t)first[x] * channels + channel;
+        double sum = 0.5;
+        for (int j = 0; j < counts[x]; j++) sum += column[j] * values[(int64_t)j * channels];
+        *out++ = (uint8_t)(sum < 255 ? sum : 255);
+      }
+    }
+  }
+  free(weights);
+  free(columns);
+  free(row);
+  free(first);
+  free(counts);
+}
+
 /* Resizes a window of a part of an image.
  *
  * pixels: The part, [height, width, channels], whose first pixel is (top, left) of the image.
@@ -207,8 +266,13 @@ void dalijax_resize_window(
     const uint8_t *pixels, int height, int width, int channels, int top, int left,
     const float *start, const float *end, int out_height, int out_width, uint8_t *out) {
   if (height < 1 || width < 1 || channels < 1 || out_height < 1 || out_width < 1) return;
-  struct filter down = filter_of(start[0], end[0], out_height, top, top + height);
-  struct filter across = filter_of(start[1], end[1], out_width, left, left + width);
+  const struct axis vertical = axis_of(start[0], end[0], out_height, top, top + height);
+  const struct axis horizontal = axis_of(start[1], end[1], out_width, left, left + width);
+  if (vertical.support > LARGE || horizontal.support > LARGE) {
+    resize_exactly(pixels, width, channels, &vertical, &horizontal, out);
+    return;
+  }
+  struct filter down = filter_of(&vertical), across = filter_of(&horizontal);
   int low = width, high = 0; /* the columns that have weights */
   for (int k = 0; k < out_width; k++) {
     int32_t first = across.first[k];

@@ -7,7 +7,7 @@ that they move between CPUs and GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from nvidia.dali import Pipeline
@@ -17,7 +17,8 @@ from ..state.operators import Operator, graph_outputs, operators, operators_of
 
 # Attributes of the pipeline.
 _OFFERS, _DESCRIPTION = "_dalijax_offers", "_dalijax_description"
-_SPLIT = "_conditional__Split"  # of an ``if`` in the graph; private in DALI
+# The operators of an ``if`` in the graph; private in DALI.
+_SPLIT, _MERGE = "_conditional__Split", "_conditional__Merge"
 
 
 class _Offer(NamedTuple):
@@ -56,8 +57,8 @@ def offer(
         images: The images that it is computed from.
         replacement: Called when the graph is complete, with whether the node is the only one that
             uses the images. Returns a node of the same name and device. None: the node stays.
-        resized_by: The implementation that resizes the images. States of another one are rejected,
-            and those without one, e.g. of GPUs, are not.
+        resized_by: The implementation that resizes the images, if it is replaced. States of another
+            one are rejected, and those without one, e.g. of GPUs, are not.
     """
     offers = vars(Pipeline.current()).setdefault(_OFFERS, [])
     offers.append(_Offer(node, images, replacement, resized_by))
@@ -81,10 +82,11 @@ def choose(pipeline: Pipeline) -> None:
         offers = [item for item in offers if id(item.node.source) in used]
     if not offers:
         return
-    resized_by = next(filter(None, (item.resized_by for item in offers)), "")
-    vars(pipeline)[_DESCRIPTION] = _description(pipeline)._replace(resized_by=resized_by)
+    description, conditional = _description(pipeline), _in_branches(operators(pipeline))
+    resized_by = ""
     for item in reversed(offers):  # nodes that use others come first
-        if item.replacement is None or any(map(_is_split, _inputs(item.node.source))):
+        if item.replacement is None or id(item.node.source) in conditional:
+            resized_by = resized_by or "dali" * bool(item.resized_by)
             continue
         outputs = _outputs(pipeline)
         lists = [outputs, *(nodes for op in operators(pipeline) for nodes in _lists(op))]
@@ -92,8 +94,33 @@ def choose(pipeline: Pipeline) -> None:
         with pipeline:
             new = item.replacement(users == 1)
         for nodes in lists:
-            nodes[:] = [new if node is item.node else node for node in nodes]
+            nodes[:] = [_replaced(node, item.node, new) for node in nodes]
         pipeline.set_outputs(*outputs)
+        resized_by = item.resized_by or resized_by
+    vars(pipeline)[_DESCRIPTION] = description._replace(resized_by=resized_by)
+
+
+def _in_branches(ordered: Sequence[Any]) -> set[int]:
+    """Returns the identifiers of the operators that run for a part of the batch.
+
+    Args:
+        ordered: The operators of a graph, in topological order.
+    """
+    found: set[int] = set()
+    for operator in ordered:
+        inputs = [x.source for nodes in _lists(operator) for x in nodes if hasattr(x, "source")]
+        if _kind(operator) == _MERGE:  # in a branch if its predicate, the last input, is
+            inputs = inputs[-1:]
+        if any(id(source) in found or _kind(source) == _SPLIT for source in inputs):
+            found.add(id(operator))
+    return found
+
+
+def _replaced(node: Any, old: DataNode, new: DataNode) -> Any:
+    """Returns a node, or its replacement on the same device if it is the old node."""
+    if getattr(node, "source", None) is not old.source:
+        return node
+    return new if node.device == old.device else DataNode(new.name, node.device, new.source)
 
 
 def _description(pipeline: Pipeline) -> GraphDescription:
@@ -116,10 +143,5 @@ def _lists(operator: Any) -> list[list[Any]]:
     return nested or [operator.inputs]
 
 
-def _inputs(operator: Any) -> list[Any]:
-    return [node for nodes in _lists(operator) for node in nodes]
-
-
-def _is_split(node: Any) -> bool:
-    operator = getattr(getattr(node, "source", None), "_op", None)
-    return getattr(operator, "schema_name", "") == _SPLIT
+def _kind(operator: Any) -> str:
+    return str(getattr(getattr(operator, "_op", None), "schema_name", ""))

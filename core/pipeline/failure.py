@@ -37,6 +37,8 @@ _ENVIRONMENT = re.compile(
     r"|connection (?:reset|refused|aborted|timed out)|resource temporarily unavailable",
     re.IGNORECASE,
 )
+# Decoders of parts that may differ between epochs. A damaged image may have undamaged parts.
+_DECODE_PARTS = re.compile(r"image_(slice|random_crop)$")
 _INTERNAL = (f"{__name__.partition('.')[0]}.", "nvidia.dali")  # modules without code of users
 RETRY_DELAYS = (0.05, 0.2, 0.8)  # seconds
 
@@ -77,6 +79,11 @@ class Failure:
     def is_read(self) -> bool:
         """Returns whether an operator that reads files failed, e.g. because a file is missing."""
         return self.stops_reader or _OTHER_READS.match(self.operator) is not None
+
+    @property
+    def is_permanent(self) -> bool:
+        """Returns whether the record's file can't be read or decoded, whatever part is needed."""
+        return self.reads_file and _DECODE_PARTS.search(self.operator) is None
 
     @property
     def reads_file(self) -> bool:

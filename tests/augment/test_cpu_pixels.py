@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nvidia.dali import fn, types
+from nvidia.dali import Pipeline, fn, types
 from PIL import Image
 
 from dalijax import augment, data_iterator, sources
 from dalijax.core.augment import cpu_pixels
 from dalijax.core.augment.geometry import needed_part
 from dalijax.core.native.library import LIBRARY, VARIABLE
-from dalijax.core.random.draw import operator_kind
+from dalijax.core.pipeline.alternatives import choose
+from dalijax.core.random.draw import Draw, operator_kind
+from dalijax.core.state.operators import operators
 from dalijax.errors import StateError
 from drawing import drawn_image, png
 
@@ -105,6 +107,32 @@ def test_pixels_are_those_of_a_triangular_filter(library, case):
     assert np.abs(got - wanted).max() < 1  # 14 bits of weights, and 7 between the passes
     if (image == image.flat[0]).all():
         assert (got == image.flat[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    (
+        ((10_000, 1, 3), (1, 1)),
+        ((1, 10_000, 1), (2, 3)),
+        ((65_500, 2, 3), (1, 1)),
+        ((400, 300, 3), (5, 299)),
+        ((300, 400, 4), (4, 3)),
+    ),
+)
+def test_large_scales_keep_all_pixels(library, shape, size):
+    """Weights are small: rounded to 14 bits, they would all be 0."""
+    random = np.random.default_rng(0)
+    for image in (random.integers(0, 256, shape), 255 * (np.indices(shape)[0] % 2)):
+        image = image.astype(np.uint8)
+        wanted = in_numpy(image, (0, 0), shape[:2], size)
+        assert np.abs(resized(library, image, (0, 0), shape[:2], size) - wanted).max() < 1
+
+
+@pytest.mark.parametrize("corner", (np.nan, np.inf, -np.inf, 1e30, -3e9))
+def test_absurd_windows_do_no_harm(library, corner):
+    image = np.full((4, 4, 3), 9, np.uint8)
+    for start, end in (((corner, 0), (4, 4)), ((0, 0), (4, corner)), ((corner,) * 2,) * 2):
+        assert (resized(library, image, start, end, (3, 3)) == 9).all()
 
 
 @settings(max_examples=200, deadline=None)
@@ -274,6 +302,101 @@ def test_images_with_several_windows_are_decoded_once():
     assert (pixels[:, :, 0] != pixels[:, :, 1]).any()
 
 
+BRANCHES = {
+    "normalized": lambda x: augment.normalize(augment.center_crop(x, 24, resize=30), 100, 50),
+    "a crop of a crop": lambda x: augment.center_crop(
+        augment.center_crop(x, 40, resize=50), 24, resize=30
+    ),
+    "after a flip": lambda x: augment.center_crop(fn.flip(x, horizontal=1), 24, resize=30),
+}
+
+
+def windows_in_branches(data, number, *, branch):
+    images = fn.decoders.image(data)
+    if number > 5:
+        x = BRANCHES[branch](images)
+    else:
+        x = BRANCHES[branch](fn.flip(images, horizontal=0, vertical=1))
+    return {"x": x}
+
+
+def windows_before_branches(data, number, *, branch):
+    x = BRANCHES[branch](fn.decoders.image(data))
+    if number > 5:
+        x = fn.flip(x, horizontal=1)
+    return {"x": x}
+
+
+@needs_library
+@pytest.mark.parametrize("branch", BRANCHES)
+@pytest.mark.parametrize("graph", (windows_in_branches, windows_before_branches))
+def test_graphs_with_an_if_equal_those_of_dali(branch, graph, monkeypatch):
+    """An operator in a branch receives a part of the batch."""
+    records = [{"data": data, "number": k} for k, data in enumerate(KINDS.values())]
+
+    def pixels():
+        make = data_iterator(graph, source=sources.Records(records), as_numpy=True)
+        iterator = make(batch_size=8, shuffle=False, branch=branch, enable_conditionals=True)
+        found = np.concatenate([batch["x"] for batch in iterator]).astype(np.float32)
+        return found, kinds_of(iterator)
+
+    got, kinds = pixels()
+    assert ("NumbaFunction" in kinds) == (graph is windows_before_branches)
+    monkeypatch.setenv(VARIABLE, "dali")
+    levels = np.abs(got - pixels()[0]) * (50 if branch == "normalized" else 1)
+    assert levels.max() < (2.5 if "of a crop" in branch else 1.5)
+
+
+@needs_library
+def test_a_record_is_bad_in_the_same_epochs_after_a_restore():
+    """A damaged image has undamaged windows; a restored iterator has not seen other epochs."""
+    whole = encoded(Image.fromarray(PHOTO), "JPEG", quality=95)
+    records = [{"data": whole}, {"data": whole[: whole.size // 2]}, {"data": whole}]
+
+    def graph(data, *, draw):
+        images = fn.decoders.image(data)
+        crop = augment.random_resized_crop(images, 16, draw=draw, scale=(0.02, 0.1))
+        return {"x": crop}
+
+    def iterator():
+        make = data_iterator(graph, source=sources.Records(records), on_error="mask", mask="m")
+        return make(batch_size=3, seed=1, as_numpy=True)
+
+    def epoch(one):
+        return [(batch["m"].tolist(), batch["x"].tolist()) for batch in one]
+
+    whole_run, states, seen = iterator(), [], []
+    for _ in range(8):
+        states.append(whole_run.get_state())
+        seen.append(epoch(whole_run))
+        whole_run.reset()
+    masks = [mask for [(mask, _)] in seen]
+    assert len({sum(mask) for mask in masks}) == 2  # bad in some epochs
+    for state, want in zip(states, seen, strict=True):
+        one = iterator()
+        one.set_state(state)
+        assert epoch(one) == want
+
+
+@needs_library
+def test_results_that_are_copied_to_a_gpu_are_replaced():
+    """Only up to the build, which needs a GPU."""
+    draw = None
+
+    def graph(data):
+        crop = augment.random_resized_crop(fn.decoders.image(data), 16, draw=draw)
+        return crop, crop.gpu(), fn.flip(crop.gpu())
+
+    with Pipeline(batch_size=2, num_threads=1, device_id=0) as pipeline:
+        data = fn.external_source(lambda: None, batch=True, name="data")
+        draw = Draw(lambda run: None, {data.name: "data"})
+        pipeline.set_outputs(*graph(data))
+    choose(pipeline)
+    kinds = [operator_kind(operator) for operator in operators(pipeline)]
+    assert "Resize" not in kinds and kinds.count("NumbaFunction") == 1
+    assert [node.device for node in pipeline._graph_out] == ["cpu", "gpu", "gpu"]
+
+
 @needs_library
 def test_colors_and_masks_follow(by_dali):
     def graph(images, draw):
@@ -315,9 +438,8 @@ def test_normalization_equals_that_of_dali(mean, std, one, dtype):
 
     def graph(data):
         images = fn.decoders.image(data)
-        dali = fn.crop_mirror_normalize(
-            images, dtype=types.FLOAT, output_layout="HWC", mean=mean, std=std
-        )
+        kind = types.FLOAT16 if dtype == "float16" else types.FLOAT
+        dali = fn.crop_mirror_normalize(images, dtype=kind, output_layout="HWC", mean=mean, std=std)
         return {"fast": augment.normalize(images, mean, std, dtype=dtype, scale=1), "dali": dali}
 
     source = sources.Records([{"data": png(ramp)}] * 2)
