@@ -78,8 +78,8 @@ def offer_resize(
             zero = types.Constant(np.zeros(1, np.int32), device="cpu")
             shape = fn.cat(fn.cast(size, dtype=types.INT32), zero, axis=0)
         # An array of the output's size, without elements.
-        like: Any = fn.zeros(shape=shape, dtype=types.UINT8)
-        inputs = [images, like, *corners]
+        empty: Any = fn.zeros(shape=shape, dtype=types.UINT8)
+        inputs = [images, empty, *corners]
         if is_only_user and is_decoded and corners and part is not None:
             needed = part()
             arguments = {k: v for k, v in decoder._op._init_args.items() if not k.startswith("_")}
@@ -232,8 +232,8 @@ def _checked_functions() -> _Functions | None:
     image = np.array([[[0], [255]], [[255], [0]]], np.uint8)
 
     def mean_of_image() -> DataNode:
-        like = fn.zeros(shape=[1, 1, 0], dtype=types.UINT8)
-        inputs = [types.Constant(image, device="cpu"), like]
+        empty = fn.zeros(shape=[1, 1, 0], dtype=types.UINT8)
+        inputs = [types.Constant(image, device="cpu"), empty]
         return _called(functions, _RESIZE, inputs, _INPUTS[:2], types.UINT8)
 
     try:

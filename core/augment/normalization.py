@@ -82,7 +82,7 @@ def normalize(
         raise ValueError(f"scale must be a positive number, not {scale!r}")
     means, deviations = ([x / scale for x in numbers] for numbers in (means, deviations))
     draw = draw_of_pipeline()
-    known, known_layout = dtype_and_layout(images, draw)
+    pixel_dtype, pixel_layout = dtype_and_layout(images, draw)
     is_known = len(means) == len(deviations) == 1 or is_rgb(images, draw)
     fits = is_known and layout == "HWC" and {len(means), len(deviations)} <= {1, 3}
     is_video = layout.startswith("F")  # for which DALI's default layout is DHWC
@@ -93,7 +93,7 @@ def normalize(
         mean=means,
         std=deviations,
     )
-    if fits and cpu_pixels.fits(images, known, known_layout):
+    if fits and cpu_pixels.fits(images, pixel_dtype, pixel_layout):
         cpu_pixels.offer_normalize(result, images, means, deviations, dtype)
     if draw is not None:
         draw._recolored(result, images, keeps_form=False)

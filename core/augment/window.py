@@ -462,8 +462,8 @@ class Window:
 
         def part_of(rows: DrawRows) -> Sequence[NDArray[Any]]:
             found = self._geometry(rows)
-            start, end, *more = found.operands
-            return geometry.needed_part(found.sizes, start, end, more[0] if more else self.size)
+            start, end, *sizes = found.operands
+            return geometry.needed_part(found.sizes, start, end, sizes[0] if sizes else self.size)
 
         assert self._draw is not None
         return Part(

@@ -383,11 +383,11 @@ def description(
         (kind, name, {**arguments, "layout": layouts[name]} if layouts.get(name) else arguments)
         for kind, name, arguments in described.operators
     ]
-    # The keyword arguments of `graph_lines` that few graphs have.
-    more = (batch_map, bfloat16, described.resized_by)
 
     def lines() -> tuple[str, ...]:
-        graph = graph_lines(operators, described.outputs, drawn, *more)
+        graph = graph_lines(
+            operators, described.outputs, drawn, batch_map, bfloat16, described.resized_by
+        )
         return *(operator_line(*draw) for draw in draws), *graph.operators
 
     return functools.cache(lines)

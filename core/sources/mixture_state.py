@@ -136,8 +136,8 @@ def compare_mixtures(
             break
     pairs = [*zip(saved.sources[:count], current.sources[:count])]
     for k, (old_share, new_share) in enumerate(zip(*shares)):
-        where = f" from record {record:,} on" if old_share != new_share else ""
-        old[f"mixture.{k}.weight"], new[f"mixture.{k}.weight"] = old_share, new_share + where
+        place = f" from record {record:,} on" if old_share != new_share else ""
+        old[f"mixture.{k}.weight"], new[f"mixture.{k}.weight"] = old_share, new_share + place
     for k, ((old_count, old_digest), (new_count, new_digest)) in enumerate(pairs):
         old[f"mixture.{k}.records"], new[f"mixture.{k}.records"] = str(old_count), str(new_count)
         old[f"identity.{k}"], new[f"identity.{k}"] = old_digest, new_digest
@@ -171,11 +171,11 @@ def _without_maps(lines: Sequence[str], count: int) -> list[str]:
 def changed_plan(saved: MixtureState, current: MixtureState, position: int) -> str:
     """Returns a description of the first later stage of a state that a mixture lacks, or ""."""
     count = max(len(saved.sources), len(current.sources))
-    planned, now = (
+    planned, present = (
         {s.start: mixture.shares(s.start, count) for s in mixture.stages if s.start >= position}
         for mixture in (saved, current)
     )
     for start, shares in planned.items():
-        if now.get(start) != shares:
+        if present.get(start) != shares:
             return f"weights {', '.join(shares)} from record {start:,} on"
     return ""

@@ -231,11 +231,11 @@ class Parquet(BaseSource):
         The order depends on the row groups, even if the user has given the identity.
         """
         groups = self._groups
-        of_groups = digest(groups.starts.tobytes(), groups.sizes.tobytes())
+        group_digest = digest(groups.starts.tobytes(), groups.sizes.tobytes())
         parts = f" in {groups.parts} parts of {groups.batch_size} records" * (groups.parts > 1)
         return (
             f"{super().identity()}, shuffled in windows of {groups.window:,} bytes{parts} of the "
-            f"row groups {of_groups}"
+            f"row groups {group_digest}"
         )
 
     def __len__(self) -> int:
