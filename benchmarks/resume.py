@@ -54,9 +54,22 @@ LOADERS = {  # name of the module, and its environment
     "torchdata_loader": "torch",
     "huggingface": "project",
     "huggingface_torch": "torch",
+    "lancedb_streaming": "torch",
+    "litdata_streaming": "torch",
+    "megatron_energon": "torch",
+    "levanter": "levanter",
 }
 ENVIRONMENTS = {  # the packages of each environment
-    "torch": ("torch", "torchdata", "webdataset", "datasets"),
+    "torch": (
+        "torch",
+        "torchdata",
+        "webdataset",
+        "datasets",
+        "lancedb",
+        "litdata",
+        "megatron-energon",
+    ),
+    "levanter": ("marin-levanter==0.2.227.dev40316220070",),  # has no final release
     "streaming": ("torch", "mosaicml-streaming"),  # needs older versions of transformers
     "timm": ("torch", "torchvision", "timm"),
 }
@@ -247,33 +260,37 @@ class Session:
         self._folder, self._runs = folder, 0
         self._launcher = Launcher(loader, folder)
         self.facts = self._launcher.facts
-        self._data: dict[str, str] = {}
+        self._kind = ""  # of the data in the folder
         self._memo: dict[Any, Run] = {}
 
     def data(self, kind: str) -> str:
-        """Returns a link to the folder of a data set, and writes the folder if necessary.
+        """Returns the folder of a data set, and writes it if necessary.
 
-        All data sets have the same path, as if their files had been replaced.
+        All data sets have the same path, as if their files had been replaced. It is no link, since
+        loaders may resolve and save it.
         """
-        if kind not in self._data:
-            folder = self._folder / f"data-{kind}"
-            folder.mkdir()
-            size = self.records // SHARDS
-            shards = [list(range(k * size, (k + 1) * size)) for k in range(SHARDS)]
-            if kind == "file":
-                shards.append(list(range(self.records, self.records + self.records // 5)))
-            elif kind == "order":
-                shards = [shard[::-1] for shard in shards[::-1]]
-            worker = self._launcher.start({"shards": shards, "folder": str(folder)})
-            with worker.events as events:
-                errors = [line for line in events if "error" in line]
-            if errors:
-                raise RuntimeError(f"{self.loader}: {errors}")
-            self._data[kind] = str(folder)
-        link = self._folder / "data"
-        link.unlink(missing_ok=True)
-        link.symlink_to(self._data[kind])
-        return str(link)
+        folder = self._folder / "data"
+        if kind == self._kind:
+            return str(folder)
+        if self._kind:
+            folder.rename(self._folder / f"data-{self._kind}")
+        self._kind = kind
+        if (written := self._folder / f"data-{kind}").exists():
+            written.rename(folder)
+            return str(folder)
+        folder.mkdir()
+        size = self.records // SHARDS
+        shards = [list(range(k * size, (k + 1) * size)) for k in range(SHARDS)]
+        if kind == "file":
+            shards.append(list(range(self.records, self.records + self.records // 5)))
+        elif kind == "order":
+            shards = [shard[::-1] for shard in shards[::-1]]
+        worker = self._launcher.start({"shards": shards, "folder": str(folder)})
+        with worker.events as events:
+            errors = [line for line in events if "error" in line]
+        if errors:
+            raise RuntimeError(f"{self.loader}: {errors}")
+        return str(folder)
 
     def run(
         self,
@@ -501,8 +518,8 @@ def describe(figures: Mapping[str, int]) -> str:
     names = {
         "repeated": "repeated",
         "lost": "lost",
-        "moved": "in another order",
-        "augmented": "with another augmentation",
+        "moved": "moved",
+        "augmented": "redrawn",
     }
     return ", ".join(f"{figures[key]} {name}" for key, name in names.items() if figures[key])
 
