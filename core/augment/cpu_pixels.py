@@ -1,6 +1,6 @@
 """Resizes and normalizes uint8 images on the CPU by resize.c, in DALI's threads.
 
-It takes a fifth of the time of ``fn.resize`` and ``fn.crop_mirror_normalize``. DALI's operator for
+It takes less time than ``fn.resize`` and ``fn.crop_mirror_normalize``. DALI's operator for
 functions that Numba has compiled calls functions by their addresses, without the GIL. Here, these
 are functions of the library in C; neither Numba nor a compiler is needed.
 """
@@ -222,8 +222,13 @@ def _checked_functions() -> _Functions | None:
     try:
         library = ctypes.CDLL(str(LIBRARY))
         is_fast = ctypes.c_int32.in_dll(library, "dalijax_resize_is_fast").value
-    except (OSError, ValueError):  # no library, or one of another version
-        _log.warning("DALI resizes images on the CPU, because %s is missing", LIBRARY)
+    except (OSError, ValueError) as error:  # no library, or one of another version
+        _log.warning(
+            "DALI resizes images on the CPU, because the library in C can't be loaded (%s). Install "
+            "dalijax where there is a C compiler, or set %s=dali",
+            error,
+            VARIABLE,
+        )
         return None
     if not is_fast:
         _log.info("DALI resizes images on the CPU, because resize.c is slow on this processor")

@@ -37,6 +37,7 @@ from ..sources.reuse import ReuseCheck
 from ..sources.rows import RowSource
 from ..sources.source import (
     Source,
+    groups_of,
     mapped_fields,
     maps_of,
     mixture_of,
@@ -420,10 +421,12 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         plan = self._samples
         padded = "padded" if plan.padded else "unpadded"
         batches = f" in batches of {plan.batch_size}" if plan.keeps_batch_size else ""
+        groups = groups_of(self._source)
+        windows = "" if groups is None else f" in {groups}"
         return states.Stream(
             seed=self._seed,
             identity=stated_identity(self._source),
-            order=f"{order} {policy} {padded} {plan.num_samples}{batches}",
+            order=f"{order} {policy} {padded} {plan.num_samples}{batches}{windows}",
             outputs=tuple(self._config.output_map),
             operators=self._lines(),
             mixture=None if self._mixture is None else self._mixture._state,

@@ -149,10 +149,20 @@ class ParquetFiles:
         return file, group - int(self.first_groups[file])
 
     def sizes(self, columns: Sequence[str]) -> Indices:
-        """Returns the uncompressed size of some columns in each row group, int64 [groups]."""
+        """Returns the uncompressed size of some columns in each row group, int64 [groups].
+
+        Raises:
+            ValueError: If a file lacks a column.
+        """
         sizes = []
-        for metadata in self.metadata:
+        for file, metadata in enumerate(self.metadata):
             names = [metadata.schema.column(k).path for k in range(metadata.num_columns)]
+            missing = [column for column in columns if not any(_is_of(x, [column]) for x in names)]
+            if missing:
+                raise ValueError(
+                    f"{self.files.name(file)} has no columns {missing}, unlike the first file. "
+                    "Omit the file, or pass fields= with columns of all files"
+                )
             wanted = [k for k, name in enumerate(names) if _is_of(name, columns)]
             for number in range(metadata.num_row_groups):
                 group = metadata.row_group(number)
@@ -169,7 +179,8 @@ class ParquetFiles:
             ValueError: If there are no rows, or they can't be read.
         """
         if not self.counts.any():
-            raise ValueError(f"{self.files.name(0)} and the other files have no rows")
+            names = ", ".join(map(self.files.name, range(min(3, len(self.metadata)))))
+            raise ValueError(f"the {len(self.metadata)} files have no rows: {names}")
         group = int(np.flatnonzero(self.counts)[0])
 
         def read(file: Any, number: int) -> Any:
@@ -184,17 +195,13 @@ class ParquetFiles:
 
         Raises:
             OSError: If the file can't be read, or has changed.
-            ValueError: If the row group is damaged, or the file lacks a column.
+            ValueError: If the row group is damaged.
         """
 
         def read(file: Any, number: int) -> Any:
             return file.read_row_group(number, columns=list(columns))
 
-        table = self._call(group, read, pre_buffer=True)
-        if missing := set(columns).difference(table.column_names):
-            name = self.files.name(self.place(group)[0])
-            raise ValueError(f"{name} has no columns {sorted(missing)}, unlike the first file")
-        return table
+        return self._call(group, read, pre_buffer=True)
 
     def _call(self, group: int, read: Any, **options: Any) -> Any:
         """Calls a function with a ``pyarrow.parquet.ParquetFile`` and the number of a row group."""

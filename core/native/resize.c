@@ -1,8 +1,8 @@
 /* Resizes windows of uint8 images, and converts uint8 images by a table, on the CPU.
  *
  * DALI's operator for compiled functions calls `dalijax_resize_1` and `dalijax_table_1` in its
- * threads; `cpu_pixels.py` adds it to graphs. If pixels or arguments change, count up the numbers:
- * states contain them, and an older build may remain in the source folder.
+ * threads; `cpu_pixels.py` adds it to graphs. If pixels or arguments change, increase the numbers in
+ * their names, and that in states: an older build may remain in the source folder.
  *
  * The filter is a triangle, as that of DALI's and Pillow's linear interpolation: its support is
  * larger than one pixel if the image becomes smaller (antialiasing). The window's coordinates are
@@ -45,7 +45,7 @@ struct axis {
   int outputs;
   int flips;
   int begin, end; /* the pixels that the image has: from `begin` to before `end` */
-  int room; /* weights of an output at most; even */
+  int room; /* maximum number of weights of an output; even */
 };
 
 /* The weights of one axis. Output k is the sum of weights[k * room + j] * input[first[k] + j] over
@@ -60,11 +60,11 @@ struct filter {
 
 static void *allocated(size_t size) {
   void *memory = malloc(size);
-  if (!memory) abort(); /* DALI lets the function report no error: never deliver wrong pixels */
+  if (!memory) abort(); /* DALI's operator can't report an error: deliver no wrong pixels */
   return memory;
 }
 
-static double bounded(float x) { /* also NaN */
+static double bounded(float x) { /* NaN becomes -LIMIT */
   return x > -LIMIT ? (x < LIMIT ? x : LIMIT) : -LIMIT;
 }
 
@@ -173,7 +173,7 @@ static inline __attribute__((always_inline)) void weighted_rows(
 }
 
 #if FAST
-/* The horizontal pass for up to 4 channels; reads up to 4 values behind the row's last weight. */
+/* The horizontal pass for up to 4 channels; reads up to 4 values past the row's last weight. */
 static inline __attribute__((always_inline)) void fast_columns(
     const int16_t *row, const struct filter *filter, int count, int channels, uint8_t *out) {
   const __m128i half = _mm_set1_epi32(1 << (WEIGHT_BITS + ROW_BITS - 1));
@@ -282,10 +282,10 @@ void dalijax_resize_window(
   if (high > width) high = width;
   for (int k = 0; k < out_width; k++) across.first[k] -= low;
   int64_t length = (int64_t)(high - low) * channels, stride = (int64_t)width * channels;
-  /* Weights that are 0 read behind the last column. */
-  int64_t behind = ((int64_t)across.count + 1) * channels + 4;
-  int16_t *row = allocated(sizeof(int16_t) * (length + behind));
-  memset(row + length, 0, sizeof(int16_t) * behind);
+  /* Weights that are 0 read past the last column. */
+  int64_t past = ((int64_t)across.count + 1) * channels + 4;
+  int16_t *row = allocated(sizeof(int16_t) * (length + past));
+  memset(row + length, 0, sizeof(int16_t) * past);
   for (int k = 0; k < out_height; k++) {
     const int16_t *weights = down.weights + (int64_t)k * down.room;
     int count = down.count;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable
 
 import numpy as np
@@ -30,6 +31,12 @@ class Groups:
     window: int
     parts: int = 1
     batch_size: int = 1
+
+    def __str__(self) -> str:
+        """Returns a text that is equal for groups with the same order."""
+        parts = f" in {self.parts} parts of {self.batch_size} records" * (self.parts > 1)
+        digest = hashlib.sha256(self.starts.tobytes() + self.sizes.tobytes()).hexdigest()
+        return f"windows of {self.window:,} bytes{parts} of the row groups {digest[:12]}"
 
     def of(self, records: Indices) -> Indices:
         """Returns the group of each record."""

@@ -31,7 +31,7 @@ class _Offer(NamedTuple):
 
 
 class GraphDescription(NamedTuple):
-    """What states contain about a graph.
+    """The description of a graph for states.
 
     Attributes:
         operators: The operators, in order.
@@ -57,8 +57,8 @@ def offer(
         images: The images that it is computed from.
         replacement: Called when the graph is complete, with whether the node is the only one that
             uses the images. Returns a node of the same name and device. None: the node stays.
-        resized_by: The implementation that resizes the images, if it is replaced. States of another
-            one are rejected, and those without one, e.g. of GPUs, are not.
+        resized_by: The implementation that resizes the images. States of another implementation
+            are rejected; states without one, e.g. of GPUs, are accepted.
     """
     offers = vars(Pipeline.current()).setdefault(_OFFERS, [])
     offers.append(_Offer(node, images, replacement, resized_by))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -15,8 +16,9 @@ from ..order.proportions import MOST_EXACT, Stage
 from ..state.envelope import brief, digest
 from ..state.fingerprint import Fingerprint, split_line
 from .identity import stated_identity
-from .source import Source
+from .source import Source, groups_of
 
+_SIZE = re.compile(r"[0-9]+(:[0-9a-f]+)?")  # the results of `_size`
 DIGEST = 32  # characters of a mixture's identity, which those of its wrappers follow
 
 
@@ -26,11 +28,12 @@ class MixtureState:
 
     Attributes:
         stages: The stages.
-        sources: The number of records of each source, and a digest of its identity.
+        sources: The number of records of each source, with a digest of its windows if it has any;
+            and a digest of its identity.
     """
 
     stages: tuple[Stage, ...]
-    sources: tuple[tuple[int, str], ...]
+    sources: tuple[tuple[str, str], ...]
 
     @classmethod
     def of(cls, stages: Sequence[Stage], sources: Sequence[Source]) -> MixtureState:
@@ -39,7 +42,9 @@ class MixtureState:
         Raises:
             StateError: If the identity of a source can't be computed.
         """
-        described = [(len(source), digest(stated_identity(source).encode())) for source in sources]
+        described = [
+            (_size(source), digest(stated_identity(source).encode())) for source in sources
+        ]
         return cls(tuple(stages), tuple(described))
 
     @functools.cached_property
@@ -67,15 +72,16 @@ class MixtureState:
         try:
             starts = [*map(int, lines[0].split(" "))]
             rows = [line.split(" ", 2) for line in lines[1:]]
-            sources = tuple((int(records), identity) for records, identity, _ in rows)
+            sources = tuple((records, identity) for records, identity, _ in rows)
             columns = [[*map(int, counts.split(" "))] for _, _, counts in rows]
             counts = zip(*columns, strict=True)
             stages = tuple(Stage(*pair) for pair in zip(starts, counts, strict=True))
         except ValueError:
-            stages = ()
+            stages, sources = (), ()
         fits = all(
             min(stage.counts) >= 0 and 0 < sum(stage.counts) <= MOST_EXACT for stage in stages
         )
+        fits = fits and all(_SIZE.fullmatch(records) for records, _ in sources)
         if not stages or not fits or starts[0] or sorted({*starts}) != starts:
             raise ValueError(f"data.mixture is {brief(lines)}, not the lines of a mixture")
         return cls(stages, sources)
@@ -100,6 +106,12 @@ class MixtureState:
     def weights(self) -> str:
         """Returns the shares of the sources at the start, for errors."""
         return f"weights {', '.join(self.shares(0, len(self.sources)))}"
+
+
+def _size(source: Source) -> str:
+    """Returns what the order of a source depends on: its number of records, and its windows."""
+    groups = groups_of(source)
+    return f"{len(source)}" + (f":{digest(str(groups).encode())}" if groups else "")
 
 
 def compare_mixtures(
@@ -139,7 +151,7 @@ def compare_mixtures(
         place = f" from record {record:,} on" if old_share != new_share else ""
         old[f"mixture.{k}.weight"], new[f"mixture.{k}.weight"] = old_share, new_share + place
     for k, ((old_count, old_digest), (new_count, new_digest)) in enumerate(pairs):
-        old[f"mixture.{k}.records"], new[f"mixture.{k}.records"] = str(old_count), str(new_count)
+        old[f"mixture.{k}.records"], new[f"mixture.{k}.records"] = old_count, new_count
         old[f"identity.{k}"], new[f"identity.{k}"] = old_digest, new_digest
     for values in (old, new):
         values["operators"] = _without_maps(values["operators"], count)

@@ -22,7 +22,6 @@ from ..order.windows import Groups
 from ..remote.range_cache import Lease
 from ..remote.ranges import byte_count
 from ..remote.storage import open_storage
-from ..state.envelope import digest
 from ..threads.per_process import PerProcess
 from ..threads.workers import Result, Workers
 from .arrow_columns import Table
@@ -149,7 +148,7 @@ class Parquet(BaseSource):
             the Hub are ``"image/bytes"``. None: all columns, under their own names.
         window: The size of a window in bytes of the fields before compression. Larger windows
             shuffle better. A process keeps up to two windows, and two row groups for each part, in
-            memory, and needs as much again to load them.
+            memory, and needs as much again to load them. Columns whose values repeat need more.
         parts: The number of parts of an epoch that are read side by side. Each batch has as many
             rows of each part, so that each of P processes reads about 1/P of the row groups, if
             ``parts`` is a multiple of P. A window is divided among the parts.
@@ -168,8 +167,8 @@ class Parquet(BaseSource):
 
     Raises:
         OSError: If a file can't be read.
-        ValueError: If a file is not a Parquet file, there are no rows, or the first row lacks a
-            field.
+        ValueError: If a file is not a Parquet file or lacks a column, there are no rows, the first
+            rows can't be read, or the first row lacks a field.
         ImportError: If pyarrow is not installed.
     """
 
@@ -193,11 +192,15 @@ class Parquet(BaseSource):
     ):
         num_bytes = byte_count(window, "window")
         parts = whole_number("parts", parts, "a whole number of parts, 1 or more", 1)
-        if parts > 1 and (not batch_size or batch_size % parts):
+        size = whole_number("batch_size", batch_size or 0, "a global batch size", 0)
+        size = size or int(parts == 1)
+        if not size or size % parts:
             raise ValueError(
                 f"parts={parts} requires the batch_size= of global batches, a multiple of parts, "
                 f"not {batch_size}"
             )
+        if num_bytes < 1:
+            raise ValueError(f"window must be at least 1 byte, not {window!r}")
         storage = open_storage(storage_options, 0, cache, cache_bytes)
         names = path_list(paths, storage)
         files = ParquetFiles(names, storage)
@@ -208,7 +211,7 @@ class Parquet(BaseSource):
         self._bytes_of: dict[tuple[str, ...], Indices] = {}
         sizes = self._num_bytes(tuple(sorted(rows.fields)))
         part_bytes = max(1, num_bytes // parts)
-        self._groups = Groups(starts, sizes, part_bytes, parts, batch_size or 1)
+        self._groups = Groups(starts, sizes, part_bytes, parts, size)
         self._read_ahead = max(2, 2 * num_bytes)  # so that the next window is announced, too
         threads = WAITING_THREADS if any(map(is_remote, names)) else _LOCAL_THREADS
         most_bytes = 2 * (num_bytes + parts * max(sizes.tolist()))
@@ -224,19 +227,6 @@ class Parquet(BaseSource):
         paths = self._loader.rows._paths
         fields = [[name, *map(str, paths[name])] for name in sorted(paths)]
         return fields, self._loader.files.digests
-
-    def identity(self) -> str:
-        """Returns a text that identifies the records and their order.
-
-        The order depends on the row groups, even if the user has given the identity.
-        """
-        groups = self._groups
-        group_digest = digest(groups.starts.tobytes(), groups.sizes.tobytes())
-        parts = f" in {groups.parts} parts of {groups.batch_size} records" * (groups.parts > 1)
-        return (
-            f"{super().identity()}, shuffled in windows of {groups.window:,} bytes{parts} of the "
-            f"row groups {group_digest}"
-        )
 
     def __len__(self) -> int:
         return int(self._groups.starts[-1])

@@ -99,7 +99,7 @@ def different_data_error(
     elif resized:
         cure += (
             f". To resize images by dalijax, unset the environment variable {VARIABLE}, and "
-            "install dalijax where there is a C compiler"
+            "install dalijax on x86-64 where there is a C compiler"
         )
     if explain_allow and fixed:
         cure += (
