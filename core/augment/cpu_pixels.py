@@ -224,8 +224,8 @@ def _checked_functions() -> _Functions | None:
         is_fast = ctypes.c_int32.in_dll(library, "dalijax_resize_is_fast").value
     except (OSError, ValueError) as error:  # no library, or one of another version
         _log.warning(
-            "DALI resizes images on the CPU, because the library in C can't be loaded (%s). Install "
-            "dalijax where there is a C compiler, or set %s=dali",
+            "DALI resizes images on the CPU, because the library in C can't be loaded (%s). "
+            "Install dalijax where there is a C compiler, or set %s=dali",
             error,
             VARIABLE,
         )
