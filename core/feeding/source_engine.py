@@ -31,7 +31,12 @@ from ..pipeline.processes import is_one_of_several
 from ..pipeline.runner import Runner
 from ..random.seeds import ShardSeed
 from ..sources import state as states
-from ..sources.identity import changing_record, compared_identity, stated_identity
+from ..sources.identity import (
+    changing_record,
+    compared_identity,
+    mixture_state_of,
+    stated_identity,
+)
 from ..sources.planned import PlannedSource
 from ..sources.reuse import ReuseCheck
 from ..sources.rows import RowSource
@@ -429,7 +434,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             order=f"{order} {policy} {padded} {plan.num_samples}{batches}{windows}",
             outputs=tuple(self._config.output_map),
             operators=self._lines(),
-            mixture=None if self._mixture is None else self._mixture._state,
+            mixture=None if self._mixture is None else mixture_state_of(self._source),
         )
 
     def _lines(self) -> tuple[str, ...]:

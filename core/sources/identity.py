@@ -79,11 +79,24 @@ def compared_identity(source: Source) -> str:
     digest of the records that can be read.
     """
     try:
-        mixture = mixture_of(source)
-        lines = [] if mixture is None else mixture._state.lines
+        mixture = mixture_state_of(source)
+        lines = [] if mixture is None else mixture.lines
         return digest(*map(str.encode, [stated_identity(source), *lines]), length=16)
     except StateError:
         return identity_of(source, "some records can't be read", skips=True)[:16]
+
+
+def mixture_state_of(source: Source) -> Any:
+    """Returns the `MixtureState` of a mixture, for a state; None for other sources.
+
+    Raises:
+        StateError: If the identity of a source can't be computed.
+    """
+    mixture = mixture_of(source)
+    if mixture is None:
+        return None
+    planned_state = getattr(source, "mixture_state", None)  # of a `PlannedSource`
+    return mixture._state if planned_state is None else planned_state(mixture._state)
 
 
 def stated_identity(source: Source) -> str:

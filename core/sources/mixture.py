@@ -27,6 +27,7 @@ from .source import (
     Source,
     Values,
     announce,
+    groups_of,
     heads_of,
     mapped_fields,
     maps_of,
@@ -118,7 +119,10 @@ class Mixture(Source):
         self._gives_new_arrays = all(getattr(s, "_gives_new_arrays", False) for s in self._sources)
         threads = [getattr(s, "read_threads", Source.read_threads) for s in self._sources]
         self.read_threads = max(threads)
-        self._read_ahead = max(map(read_ahead_of, self._sources))
+        budgets = [*map(read_ahead_of, self._sources)]
+        # A batch may need a window of each source.
+        windows = [budget for s, budget in zip(self._sources, budgets) if groups_of(s) is not None]
+        self._read_ahead = max(*budgets, sum(windows))
         # Sources that are added later must not change the length of an epoch.
         used = [len(source) for source, count in zip(self._sources, counts) if count]
         self._length = sum(used) if length is None else int(length)

@@ -138,8 +138,8 @@ class Parquet(BaseSource):
 
     Each process reads all row groups, unless ``parts`` is at least the number of processes.
 
-    Opening the source reads the footer of each file, and the first rows of the first file. Fields
-    are those of `Records` for a table of pyarrow.
+    Opening the source reads the footer of each file, by which states recognize the file, and the
+    first rows of the first file. Fields are those of `Records` for a table of pyarrow.
 
     Args:
         paths: Paths or URLs of the files, such as
@@ -199,8 +199,8 @@ class Parquet(BaseSource):
                 f"parts={parts} requires the batch_size= of global batches, a multiple of parts, "
                 f"not {batch_size}"
             )
-        if num_bytes < 1:
-            raise ValueError(f"window must be at least 1 byte, not {window!r}")
+        if not 1 <= num_bytes < 1 << 60:
+            raise ValueError(f"window must be from 1 byte to 1 EB, not {window!r}")
         storage = open_storage(storage_options, 0, cache, cache_bytes)
         names = path_list(paths, storage)
         files = ParquetFiles(names, storage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from ..order.samples import SamplePlan
 from ..order.shuffle import Indices
 from ..state.envelope import digest
+from .mixture_state import MixtureState
 from .source import mixture_of, order_of
 from .wrapper import Wrapper
 
@@ -52,7 +54,27 @@ class PlannedSource(Wrapper):
         return records
 
     def _digest_of(self, *arrays: NDArray[Any]) -> str:
-        """Returns a digest of values of all records, or of those in the identity of a mixture."""
+        """Returns a digest of values of all records, or of those in the identity of a mixture.
+
+        Args:
+            *arrays: Values of each record, on which the plan depends.
+        """
         mixture = mixture_of(self._source)
         count = None if mixture is None else mixture._num_identified
+        if mixture is not None:
+            bounds = mixture._starts[1:-1]
+            self._of_sources = [
+                digest(*(part.tobytes() for part in parts))
+                for parts in zip(*(np.split(array, bounds) for array in arrays))
+            ]
         return digest(*(array[:count].tobytes() for array in arrays))
+
+    def mixture_state(self, state: MixtureState) -> MixtureState:
+        """Returns the state of the mixture, with the values that the plan of each source needs.
+
+        Args:
+            state: The state of the mixture that this source wraps.
+        """
+        pairs = zip(state.sources, self._of_sources, strict=True)
+        sources = [(size, digest(old.encode(), of.encode())) for (size, old), of in pairs]
+        return dataclasses.replace(state, sources=tuple(sources))

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 from planned_graphs import bucketed, packed, records, rows_of, several
 from sealing import crafted, opened, sealed
 from staged_mixtures import (
@@ -27,11 +28,13 @@ from dalijax.sources import (
     Arrays,
     Buckets,
     Field,
+    Files,
     Mixture,
     MultiImage,
     Named,
     Packed,
     Records,
+    Selection,
     Source,
 )
 
@@ -298,3 +301,50 @@ def test_the_wrapper_of_a_mixture_is_compared():
     assert "mixture" not in str(error.value)
     for iterator in (first, other):
         iterator.close()
+
+
+def packed_text(length):
+    """Rows of the texts of two sources; those of the source that is added have a length."""
+    first, added = (
+        Arrays({"text": np.arange(start, start + 8, dtype=np.int32)}, identity=f"from {start}")
+        for start in (0, 100)
+    )
+
+    def repeated(count):
+        return lambda record: {"text": np.full(count, record["text"], np.int32)}
+
+    mixture = Mixture([(first.map(repeated(2)), 1)]).then(8, [(added.map(repeated(length)), 1)])
+    packed = Packed(mixture, None, length=6, images=4, text="text")
+
+    def graph(text, *, pack):
+        return {"text": pack.tokens(text)}
+
+    return data_iterator(graph, source=packed, as_numpy=True).stream(None, batch_size=1, seed=1)
+
+
+def test_lengths_of_an_added_source_are_compared_after_its_first_use():
+    iterator = packed_text(2)
+    packed_text(3).set_state(iterator.get_state())
+    while next(iterator)["text"].max() < 100:
+        pass
+    state = iterator.get_state()
+    packed_text(2).set_state(state)
+    with pytest.raises(StateError, match="identity.1: "):
+        packed_text(3).set_state(state)
+
+
+def test_stored_sizes_belong_to_all_sources(tmp_path):
+    folders = []
+    for name, shapes in (("first", [(12, 12)] * 4), ("added", [(8, 16), (16, 8)] * 4)):
+        folders.append(tmp_path / name)
+        folders[-1].mkdir()
+        for number, shape in enumerate(shapes):
+            image = Image.fromarray(np.zeros((*shape, 3), np.uint8))
+            image.save(folders[-1] / f"{number}.png")
+    first, added = map(Files, folders)
+    for half in (0, 1):
+        mixture = Mixture([(first, 1)]).then(4, [(Selection(added, range(half, 8, 2)), 1)])
+        shapes = [(12, 12), (8, 16), (16, 8)]
+        stored = Buckets(mixture, buckets=shapes, cache_dir=tmp_path / "cache")
+        assert stored.counts == Buckets(mixture, buckets=shapes).counts
+        assert stored.counts[shapes[1 + half]] == 4

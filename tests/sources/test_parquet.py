@@ -170,6 +170,12 @@ def test_mistakes_in_arguments_are_named(folder):
         parquet(folder, fields={"data": "img/bytes"})
     with pytest.raises(ValueError, match="window must be a number of bytes"):
         parquet(folder, window="big")
+    for window in (0, 1e30):
+        with pytest.raises(ValueError, match="window must be from 1 byte to 1 EB, not"):
+            parquet(folder, window=window)
+    for batch_size in (-4, "4", 4.5):
+        with pytest.raises((ValueError, TypeError), match="batch_size must be a global batch size"):
+            parquet(folder, parts=2, batch_size=batch_size)
     with pytest.raises(TypeError, match=r"parts must be a whole number of parts, 1 or more"):
         parquet(folder, parts=1.5, batch_size=3)
     with pytest.raises(IsADirectoryError, match=r"/\*\.parquet"):
