@@ -193,7 +193,8 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         )
         self._source = source
         self._maps = maps_of(source)
-        self._mixture = mixture_of(source)
+        self._mixture, groups = mixture_of(source), groups_of(source)
+        self._windows = "" if groups is None else f" in {groups}"
         self._parts = parts
         self._seeded = not seed.is_default
         numbers = [shard.shard_id for shard in shards] or [hosts[0]]
@@ -426,12 +427,10 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         plan = self._samples
         padded = "padded" if plan.padded else "unpadded"
         batches = f" in batches of {plan.batch_size}" if plan.keeps_batch_size else ""
-        groups = groups_of(self._source)
-        windows = "" if groups is None else f" in {groups}"
         return states.Stream(
             seed=self._seed,
             identity=stated_identity(self._source),
-            order=f"{order} {policy} {padded} {plan.num_samples}{batches}{windows}",
+            order=f"{order} {policy} {padded} {plan.num_samples}{batches}{self._windows}",
             outputs=tuple(self._config.output_map),
             operators=self._lines(),
             mixture=None if self._mixture is None else mixture_state_of(self._source),
