@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import knows_its_names
+from ..arguments import knows_its_names, whole_number
 from ..formats.field import Field
 from ..messages.printable import printable_repr, printable_text
 from ..order.proportions import Proportions, stages_of
@@ -171,7 +171,14 @@ class Mixture(Source):
             ValueError: If the weights change later than that; otherwise as for `Mixture`.
             TypeError: See `Mixture`.
         """
+        last = self._stages[-1].start
+        if isinstance(records, (Mapping, str, bytes)):
+            raise TypeError("records is a state. Pass its number of records, state['sample']")
+        expected = f"a number of records above {last}, where the weights changed last"
+        records = whole_number("records", records, expected, last + 1)
         added = _checked_pairs(sources)
+        if len({id(source) for source, _ in added}) < len(added):
+            raise ValueError("a source is listed twice. List it once, with the sum of its weights")
         changed: list[tuple[Source, Weight]] = []
         for k, source in enumerate(self._sources):
             found = next((n for n, (other, _) in enumerate(added) if other is source), None)

@@ -348,3 +348,17 @@ def test_stored_sizes_belong_to_all_sources(tmp_path):
         stored = Buckets(mixture, buckets=shapes, cache_dir=tmp_path / "cache")
         assert stored.counts == Buckets(mixture, buckets=shapes).counts
         assert stored.counts[shapes[1 + half]] == 4
+
+
+def test_mistakes_in_then_are_named():
+    sources = parts()
+    mixture = Mixture([(source, 1) for source in sources]).then(40, [(sources[0], 1)])
+    for number in (40, 30, -1, 41.5):
+        with pytest.raises(
+            (ValueError, TypeError), match=f"number of records above 40, .*{number}"
+        ):
+            mixture.then(number, [(sources[0], 1)])
+    with pytest.raises(TypeError, match="Pass its number of records, state\\['sample'\\]"):
+        mixture.then({"sample": 50}, [(sources[0], 1)])
+    with pytest.raises(ValueError, match="a source is listed twice"):
+        mixture.then(50, [(sources[0], 1), (sources[1], 1), (sources[0], 2)])
