@@ -3,6 +3,8 @@
 import io
 import pickle
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -331,6 +333,33 @@ def test_a_cache_on_a_disk_stores_row_groups(folder, tmp_path):
             requests = len(server.ranges)
             server.ranges.clear()
         assert requests == len(COUNTS)  # of the versions of the files
+
+
+SLOW_EXIT = """
+import sys, time
+import numpy as np
+from dalijax.core.formats.byte_files import ByteFiles
+from dalijax.sources import Parquet
+
+source = Parquet(sys.argv[1:])
+read = ByteFiles.read
+
+def slow(*arguments):
+    print("reading", flush=True)
+    time.sleep(2)
+    return read(*arguments)
+
+ByteFiles.read = slow
+source._announce(np.arange(len(source)), sorted(source.fields), None, None)
+time.sleep(0.3)
+"""
+
+
+def test_a_program_ends_while_a_server_is_slow(folder):
+    """Threads of pyarrow that wait for Python would abort the process."""
+    command = [sys.executable, "-c", SLOW_EXIT, *map(str, sorted(folder.iterdir()))]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "reading" in ended.stdout and ended.returncode == 0, ended.stderr
 
 
 def test_files_of_other_protocols_are_read(folder):
