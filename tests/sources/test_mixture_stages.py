@@ -185,7 +185,7 @@ def test_a_run_changes_its_mixture_twice():
 def test_then_needs_a_later_change():
     a, b, _ = parts()
     mixture = Mixture([(a, 1), (b, [(0, 1), (9, 2)])])
-    with pytest.raises(ValueError, match="that increase, .* not 9"):
+    with pytest.raises(ValueError, match="records above 9, .* not 9"):
         mixture.then(9, [(a, 1)])
     with pytest.raises(ValueError, match="no source has a weight from record 10 on"):
         mixture.then(10, [])
