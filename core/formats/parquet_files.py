@@ -83,13 +83,34 @@ class _Reader:
         """Does nothing, since `ByteFiles` closes the file."""
 
 
-def read_range(files: ByteFiles, number: int, begin: int, end: int) -> memoryview:
-    """Returns a range of a file; long ranges of remote files are read by several requests."""
-    starts = np.arange(begin, max(begin + 1, end), _REQUEST)
-    sizes = np.minimum(end - starts, _REQUEST)
+def read_pieces(
+    files: ByteFiles, number: int, ranges: Sequence[Sequence[int]]
+) -> tuple[list[int], list[Any]]:
+    """Reads ranges of a file at once; long ranges of remote files are read by several requests.
+
+    Args:
+        files: The files.
+        number: The number of the file.
+        ranges: The first byte of each range, and the byte after its last.
+
+    Returns:
+        The first byte of each piece of a range, and its bytes.
+    """
+    pieces = [
+        (start, min(end - start, _REQUEST))
+        for begin, end in ranges
+        for start in range(begin, max(begin + 1, end), _REQUEST)
+    ]
+    starts, sizes = np.array(pieces, np.int64).T
     parts = files.read(
         np.full(len(starts), number), starts, sizes, lambda row: f"byte {starts[row]:,}"
     )
+    return starts.tolist(), parts
+
+
+def read_range(files: ByteFiles, number: int, begin: int, end: int) -> memoryview:
+    """Returns a range of a file; see `read_pieces`."""
+    _, parts = read_pieces(files, number, [(begin, end)])
     return memoryview(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
 
@@ -107,7 +128,8 @@ class ParquetFiles:
         metadata: The ``pyarrow.parquet.FileMetaData`` of each file.
         first_groups: The number of row groups before each file, and of all files, int64 [files +
             1]. Row groups are numbered file by file.
-        counts: The number of rows of each row group, int64 [groups].
+        starts: The first row of each row group, and the number of rows of all files, int64
+            [groups + 1].
 
     Raises:
         OSError: If a file can't be read.
@@ -125,7 +147,7 @@ class ParquetFiles:
         groups = [metadata.num_row_groups for metadata in self.metadata]
         self.first_groups = np.cumsum([0, *groups], dtype=np.int64)
         rows = [m.row_group(g).num_rows for m in self.metadata for g in range(m.num_row_groups)]
-        self.counts = np.array(rows, np.int64)
+        self.starts = np.cumsum([0, *rows], dtype=np.int64)
 
     def _footer(self, number: int) -> bytes:
         """Returns the footer of a file: its length is stored in the last eight bytes."""
@@ -151,6 +173,11 @@ class ParquetFiles:
         """Returns the file of a row group, and the number of the row group in the file."""
         file = int(np.searchsorted(self.first_groups, group, side="right")) - 1
         return file, group - int(self.first_groups[file])
+
+    def first_row(self, group: int) -> tuple[str, int]:
+        """Returns the name of the file of a row group, and the group's first row in the file."""
+        file, number = self.place(group)
+        return self.files.name(file), int(self.starts[group] - self.starts[group - number])
 
     def sizes(self, columns: Sequence[str]) -> Indices:
         """Returns the uncompressed size of some columns in each row group, int64 [groups].
@@ -182,16 +209,17 @@ class ParquetFiles:
         Raises:
             ValueError: If there are no rows, or they can't be read.
         """
-        if not self.counts.any():
+        if not self.starts[-1]:
             names = ", ".join(map(self.files.name, range(min(3, len(self.metadata)))))
             raise ValueError(f"the {len(self.metadata)} files have no rows: {names}")
-        group = int(np.flatnonzero(self.counts)[0])
+        group = int(np.flatnonzero(np.diff(self.starts))[0])
 
         def read(file: Any, number: int) -> Any:
             return next(file.iter_batches(batch_size=count, row_groups=[number]))
 
         # With a buffer, only the first pages of a column are read.
-        batch = self._call(group, read, buffer_size=1 << 20, pre_buffer=False)
+        source = _Reader(self.files, self.place(group)[0])
+        batch = self._call(group, read, source, buffer_size=1 << 20, pre_buffer=False)
         return _pyarrow()[0].Table.from_batches([batch])
 
     def table(self, group: int, columns: Sequence[str]) -> Any:
@@ -230,34 +258,30 @@ class ParquetFiles:
             if not spans or first > spans[-1][1] + _HOLE:
                 spans.append([first, last])
             spans[-1][1] = min(size, max(spans[-1][1], last))
-        pieces = [
-            (at, min(at + _REQUEST, last))
-            for first, last in spans
-            for at in range(first, last, _REQUEST)
-        ]
-        starts = np.array([first for first, _ in pieces])
-        lengths = np.array([last - first for first, last in pieces])
-        parts = self.files.read(
-            np.full(len(pieces), file), starts, lengths, lambda row: f"byte {starts[row]:,}"
-        )
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
-        for start, part in zip(starts.tolist(), parts):
+        for start, part in zip(*read_pieces(self.files, file, spans)):
             memory[start : start + len(part)] = part
         return pa.BufferReader(pa.py_buffer(memory))
 
-    def _call(self, group: int, read: Any, source: Any = None, **options: Any) -> Any:
-        """Calls a function with a ``pyarrow.parquet.ParquetFile`` and the number of a row group."""
+    def _call(self, group: int, read: Any, source: Any, **options: Any) -> Any:
+        """Calls a function with a ``pyarrow.parquet.ParquetFile`` and the number of a row group.
+
+        Args:
+            group: The row group.
+            read: The function.
+            source: The file, as a file object or a buffer.
+            **options: Further arguments of ``ParquetFile``.
+        """
         pa, pq = _pyarrow()
         file, number = self.place(group)
-        reader = _Reader(self.files, file)
         options |= {"metadata": self.metadata[file], "page_checksum_verification": True}
         try:
-            return read(pq.ParquetFile(source or reader, **options), number)
+            return read(pq.ParquetFile(source, **options), number)
         except MemoryError:
             raise
         except (pa.ArrowException, OSError) as error:
-            if reader.error is not None:  # pyarrow may have wrapped it
-                raise reader.error from None
+            if isinstance(source, _Reader) and source.error is not None:  # perhaps wrapped
+                raise source.error from None
             name = f"row group {number} of {self.files.name(file)}"
             raise ValueError(f"{name} can't be read: {error}") from error
 

@@ -6,7 +6,7 @@ import collections
 import copy
 import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,45 +63,33 @@ class _Rows(Records):
         return f"{self._file}: row {self._first + index}" if self._file else f"row {index}"
 
 
-class _Loader:
-    """Loads row groups.
+def _loaded(files: ParquetFiles, rows: _Rows, group: int, names: tuple[str, ...]) -> _Rows:
+    """Loads some fields of a row group.
 
     Args:
         files: The files.
         rows: The first rows of the files, which determine the fields.
-        starts: The first record of each row group, and the number of records.
+        group: The row group.
+        names: The fields.
+
+    Raises:
+        OSError, ValueError: If the row group can't be read.
     """
-
-    def __init__(self, files: ParquetFiles, rows: _Rows, starts: Indices):
-        self.files, self.rows, self.starts = files, rows, starts
-
-    def first_row(self, group: int) -> tuple[str, int]:
-        """Returns the name of the file of a row group, and the group's first row in the file."""
-        file, number = self.files.place(group)
-        first = self.starts[group] - self.starts[group - number]
-        return self.files.files.name(file), int(first)
-
-    def load(self, group: int, names: tuple[str, ...]) -> _Rows:
-        """Returns some fields of a row group.
-
-        Raises:
-            OSError, ValueError: If the row group can't be read.
-        """
-        table = self.files.table(group, self.rows.columns(names))
-        return self.rows.of(table, names, *self.first_row(group))
+    table = files.table(group, rows.columns(names))
+    return rows.of(table, names, *files.first_row(group))
 
 
 class _RowGroups:
     """Row groups in memory, which threads load. The row groups that were used last are kept.
 
     Args:
-        loader: Loads a row group.
+        load: Loads some fields of a row group.
         most_bytes: The number of bytes to keep.
         num_threads: The number of threads.
     """
 
-    def __init__(self, loader: _Loader, most_bytes: int, num_threads: int):
-        self._loader, self._most_bytes = loader, most_bytes
+    def __init__(self, load: Callable[..., _Rows], most_bytes: int, num_threads: int):
+        self._load, self._most_bytes = load, most_bytes
         self._workers = Workers(num_threads, "dalijax-parquet")
         self._results = collections.OrderedDict[_Key, tuple[Result[_Rows], int]]()
         self._lock = threading.Lock()
@@ -117,7 +105,7 @@ class _RowGroups:
             for key, size in zip(keys, sizes, strict=True):
                 result, _ = self._results.get(key, (None, 0))
                 if result is None or isinstance(result.error, OSError):  # which may disappear
-                    result = self._workers.call(self._loader.load, *key)
+                    result = self._workers.call(self._load, *key)
                 self._results[key] = result, size
                 self._results.move_to_end(key)
             results = [self._results[key][0] for key in keys]
@@ -206,33 +194,34 @@ class Parquet(BaseSource):
         files = ParquetFiles(names, storage)
         rows = _Rows(files.head(_HEAD), fields, kinds=kinds)
         super().__init__(rows.fields, identity)
-        starts = np.cumsum([0, *files.counts], dtype=np.int64)
-        self._loader = _Loader(files, rows, starts)
+        self._files, self._rows = files, rows
         self._bytes_of: dict[tuple[str, ...], Indices] = {}
         sizes = self._num_bytes(tuple(sorted(rows.fields)))
         part_bytes = max(1, num_bytes // parts)
-        self._groups = Groups(starts, sizes, part_bytes, parts, size)
+        self._groups = Groups(files.starts, sizes, part_bytes, parts, size)
         self._read_ahead = max(2, 2 * num_bytes)  # so that the next window is announced, too
         threads = WAITING_THREADS if any(map(is_remote, names)) else _LOCAL_THREADS
         most_bytes = 2 * (num_bytes + parts * max(sizes.tolist()))
         self._row_groups = PerProcess(
-            functools.partial(_RowGroups, self._loader, most_bytes, threads)
+            functools.partial(
+                _RowGroups, functools.partial(_loaded, files, rows), most_bytes, threads
+            )
         )
 
     @property
     def _version(self) -> str | None:
-        return self._loader.files.files.version()
+        return self._files.files.version()
 
     def _content(self) -> tuple[Any, ...]:
-        paths = self._loader.rows._paths
+        paths = self._rows._paths
         fields = [[name, *map(str, paths[name])] for name in sorted(paths)]
-        return fields, self._loader.files.digests
+        return fields, self._files.digests
 
     def __len__(self) -> int:
         return int(self._groups.starts[-1])
 
     def __repr__(self) -> str:
-        paths = self._loader.files.files.paths
+        paths = self._files.files.paths
         location = printable(paths[0]) if len(paths) == 1 else f"{len(paths)} files"
         groups = f"{len(self._groups.sizes):,} row groups"
         return f"Parquet({location}: {len(self):,} records in {groups})"
@@ -240,7 +229,7 @@ class Parquet(BaseSource):
     def name(self, index: int) -> str:
         """Returns the file, and the number of the record's row in it."""
         group = int(self._groups.of(np.array(index)))
-        file, first = self._loader.first_row(group)
+        file, first = self._files.first_row(group)
         return f"{file}: row {first + index - int(self._groups.starts[group])}"
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
@@ -268,8 +257,8 @@ class Parquet(BaseSource):
     def _num_bytes(self, names: tuple[str, ...]) -> Indices:
         """Returns the size of some fields in each row group, in bytes before compression."""
         if names not in self._bytes_of:
-            columns = self._loader.rows.columns(names)
-            self._bytes_of[names] = self._loader.files.sizes(columns)
+            columns = self._rows.columns(names)
+            self._bytes_of[names] = self._files.sizes(columns)
         return self._bytes_of[names]
 
     def _range_bytes(self, indices: Indices, names: Sequence[str]) -> int:
