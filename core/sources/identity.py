@@ -79,11 +79,19 @@ def compared_identity(source: Source) -> str:
     digest of the records that can be read.
     """
     try:
-        mixture = mixture_state_of(source)
-        lines = [] if mixture is None else mixture.lines
-        return digest(*map(str.encode, [stated_identity(source), *lines]), length=16)
+        return digest(*map(str.encode, identity_lines(source)), length=16)
     except StateError:
         return identity_of(source, "some records can't be read", skips=True)[:16]
+
+
+def identity_lines(source: Source) -> list[str]:
+    """Returns texts that identify all records of a source, also of the later parts of a mixture.
+
+    Raises:
+        StateError: If the identity can't be computed.
+    """
+    mixture = mixture_state_of(source)
+    return [stated_identity(source), *([] if mixture is None else mixture.lines)]
 
 
 def mixture_state_of(source: Source) -> Any:

@@ -18,7 +18,7 @@ from ..order.shuffle import Indices
 from ..random.hashing import fold
 from ..state.envelope import digest
 from ..threads.workers import call_each
-from .identity import mixture_state_of, stated_identity
+from .identity import identity_lines
 from .source import (
     Source,
     Values,
@@ -77,9 +77,7 @@ def read_lengths(
     version = version_of(source)
     if version is not None and mapped_fields(source).isdisjoint(fields):
         with contextlib.suppress(StateError):  # a bad record may have no identity
-            mixture = mixture_state_of(source)
-            sources = [] if mixture is None else mixture.lines
-            parts = ["sizes 2", stated_identity(source), *sources, version, *fields]
+            parts = ["sizes 2", *identity_lines(source), version, *fields]
             key = digest(*(part.encode() for part in parts), length=32)
 
     def build() -> Index:
