@@ -64,8 +64,8 @@ def offer_resize(
         size: Height and width of the output, or a DataNode of both.
         part: Returns the part of the images that the windows need; None if it is unknown.
     """
-    functions = _functions()
-    if functions is None:
+    library = _library()
+    if library is None:
         offer(result, images, None, IMPLEMENTATION)
         return
     # Private in DALI: the operator's arguments.
@@ -73,10 +73,12 @@ def offer_resize(
     is_decoded = operator_kind(decoder) == "decoders__Image"
 
     def replacement(is_only_user: bool) -> DataNode:
-        shape: Any = [*size, 0] if not isinstance(size, DataNode) else None
-        if shape is None:
+        shape: Any
+        if isinstance(size, DataNode):
             zero = types.Constant(np.zeros(1, np.int32), device="cpu")
             shape = fn.cat(fn.cast(size, dtype=types.INT32), zero, axis=0)
+        else:
+            shape = [*size, 0]
         # An array of the output's size, without elements.
         empty: Any = fn.zeros(shape=shape, dtype=types.UINT8)
         inputs = [images, empty, *corners]
@@ -91,7 +93,7 @@ def offer_resize(
                 **arguments,
             )
             inputs.append(needed.start)
-        resized = _called(functions, _RESIZE, inputs, _INPUTS[: len(inputs)], types.UINT8)
+        resized = _called(library, _RESIZE, inputs, _INPUTS[: len(inputs)], types.UINT8)
         return _with_name(resized, result.name)
 
     offer(result, images, replacement, IMPLEMENTATION)
@@ -112,8 +114,8 @@ def offer_normalize(
         mean, std: A number, or a number for each channel.
         dtype: float32, float16 or bfloat16. The offered images of bfloat16 have its bits as uint16.
     """
-    functions = _functions()
-    if functions is None:
+    library = _library()
+    if library is None:
         return
 
     def replacement(_: bool) -> DataNode:
@@ -126,7 +128,7 @@ def offer_normalize(
         inputs = [images, types.Constant(values.view(bits), device="cpu")]
         forms = [_INPUTS[0], (dali_type(bits), 2)]
         kind = dali_type(values.dtype)
-        normalized = _called(functions, _WIDE_TABLE if is_wide else _TABLE, inputs, forms, kind)
+        normalized = _called(library, _WIDE_TABLE if is_wide else _TABLE, inputs, forms, kind)
         return _with_name(fn.reinterpret(normalized, dtype=kind), result.name)
 
     offer(result, images, replacement)
@@ -140,15 +142,8 @@ def _with_name(images: DataNode, name: str) -> DataNode:
     return fn.squeeze(images, axes=[0], name=name)
 
 
-class _Functions(NamedTuple):
-    """The library in C, and the class of DALI's operator that calls it."""
-
-    library: ctypes.CDLL
-    operator: Callable[[str], Any]
-
-
 def _called(
-    functions: _Functions,
+    library: ctypes.CDLL,
     function: str,
     inputs: Sequence[Any],
     forms: Sequence[tuple[Any, int]],
@@ -157,7 +152,7 @@ def _called(
     """Returns the result of a function of resize.c, as an output of an operator.
 
     Args:
-        functions: The functions.
+        library: The library in C.
         function: The name of the function.
         inputs: The inputs.
         forms: The dtype and the number of dimensions of each input.
@@ -165,10 +160,10 @@ def _called(
     """
 
     def address(name: str) -> int | None:
-        return ctypes.cast(getattr(functions.library, name), ctypes.c_void_p).value
+        return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
 
     shapes = (_RESIZE if function == _RESIZE else _TABLE) + "_shapes"
-    result: DataNode = functions.operator(function)(device="cpu")(
+    result: DataNode = _operator(function)(device="cpu")(
         *inputs,
         run_fn=address(function),
         setup_fn=address(shapes),
@@ -202,8 +197,8 @@ def fits(images: DataNode, dtype: np.dtype[Any] | None, layout: str) -> bool:
     return is_bytes and draw_of_pipeline() is not None
 
 
-def _functions() -> _Functions | None:
-    """Returns the functions; None if they can't be used, or should not.
+def _library() -> ctypes.CDLL | None:
+    """Returns the library in C; None if it can't be used, or should not.
 
     Raises:
         ValueError: If the environment variable has an unknown value.
@@ -213,12 +208,12 @@ def _functions() -> _Functions | None:
         raise ValueError(
             f"the environment variable {VARIABLE} is {choice!r}. Unset it, or set it to dali"
         )
-    return None if choice else _checked_functions()
+    return None if choice else _checked_library()
 
 
 @functools.cache
-def _checked_functions() -> _Functions | None:
-    """Returns the functions, after a check of their results; None if they can't be used."""
+def _checked_library() -> ctypes.CDLL | None:
+    """Returns the library in C, after a check of a result; None if it can't be used."""
     try:
         library = ctypes.CDLL(str(LIBRARY))
         is_fast = ctypes.c_int32.in_dll(library, "dalijax_resize_is_fast").value
@@ -233,13 +228,12 @@ def _checked_functions() -> _Functions | None:
     if not is_fast:
         _log.info("DALI resizes images on the CPU, because resize.c is slow on this processor")
         return None
-    functions = _Functions(library, _operator)
     image = np.array([[[0], [255]], [[255], [0]]], np.uint8)
 
     def mean_of_image() -> DataNode:
         empty = fn.zeros(shape=[1, 1, 0], dtype=types.UINT8)
         inputs = [types.Constant(image, device="cpu"), empty]
-        return _called(functions, _RESIZE, inputs, _INPUTS[:2], types.UINT8)
+        return _called(library, _RESIZE, inputs, _INPUTS[:2], types.UINT8)
 
     try:
         result = _in_pipeline(mean_of_image)
@@ -248,7 +242,7 @@ def _checked_functions() -> _Functions | None:
     except Exception as error:  # DALI does not document its operator
         _log.warning("DALI resizes images on the CPU, because a check failed: %s", error)
         return None
-    return functions
+    return library
 
 
 def _in_pipeline(define: Callable[[], DataNode]) -> NDArray[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -442,7 +443,7 @@ class Window:
                 operands = [first, *operands[1:]]
         field = None if draw is None else draw._array_field(images)
         layout += "C" * (layout == "HW")
-        part = None if self._draw is None else self._decoded_part
+        part = None if self._draw is None else functools.partial(self._decoded_part, self._draw)
         style = Style(interp_type, antialias, fill, dtype, layout, part)
         if field is not None and field.ndim == 2:
             new = "C" if field.dali_layout else None
@@ -457,7 +458,7 @@ class Window:
         window = on_device(window, self._images.device)
         return window if draw is None or self.size is None else draw.sized(window, self.size)
 
-    def _decoded_part(self) -> Part:
+    def _decoded_part(self, draw: Draw) -> Part:
         """Returns the part of the images that `_window` needs to resize the window."""
 
         def part_of(rows: DrawRows) -> Sequence[NDArray[Any]]:
@@ -465,9 +466,8 @@ class Window:
             start, end, *sizes = found.operands
             return geometry.needed_part(found.sizes, start, end, sizes[0] if sizes else self.size)
 
-        assert self._draw is not None
         return Part(
-            *self._draw._compute_from_rows(
+            *draw._compute_from_rows(
                 part_of, [_INTS, _INTS], name="decoded", kind="", settings={}, of=self._name
             )
         )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from nvidia.dali import Pipeline
 from nvidia.dali.data_node import DataNode
 
-from ..state.operators import Operator, graph_outputs, operators, operators_of
+from ..state.operators import Operator, graph_outputs, operator_inputs, operators, operators_of
 
 # Attributes of the pipeline.
 _OFFERS, _DESCRIPTION = "_dalijax_offers", "_dalijax_description"
@@ -77,16 +77,15 @@ def choose(pipeline: Pipeline) -> None:
         pipeline: A pipeline that was defined and is not built.
     """
     offers: list[_Offer] = vars(pipeline).pop(_OFFERS, [])
-    if offers:
-        used = {id(operator) for operator in operators(pipeline)}
-        offers = [item for item in offers if id(item.node.source) in used]
+    ordered = operators(pipeline) if offers else []
+    used, conditional = {*map(id, ordered)}, _in_branches(ordered)
+    offers = [item for item in offers if id(item.node.source) in used]
     if not offers:
         return
-    description, conditional = _description(pipeline), _in_branches(operators(pipeline))
-    resized_by = ""
+    description = _description(pipeline)
+    resized_by = "dali" if any(item.resized_by for item in offers) else ""
     for item in reversed(offers):  # nodes that use others come first
         if item.replacement is None or id(item.node.source) in conditional:
-            resized_by = resized_by or "dali" * bool(item.resized_by)
             continue
         outputs = _outputs(pipeline)
         lists = [outputs, *(nodes for op in operators(pipeline) for nodes in _lists(op))]
@@ -108,7 +107,7 @@ def _in_branches(ordered: Sequence[Any]) -> set[int]:
     """
     found: set[int] = set()
     for operator in ordered:
-        inputs = [x.source for nodes in _lists(operator) for x in nodes if hasattr(x, "source")]
+        inputs = [node.source for node in operator_inputs(operator)]
         if _kind(operator) == _MERGE:  # in a branch if its predicate, the last input, is
             inputs = inputs[-1:]
         if any(id(source) in found or _kind(source) == _SPLIT for source in inputs):

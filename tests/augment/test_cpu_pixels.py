@@ -28,7 +28,7 @@ PHOTO = drawn_image(3, 113, 150)
 INT, POINTER = ctypes.c_int, ctypes.c_void_p
 
 needs_library = pytest.mark.skipif(
-    cpu_pixels._functions() is None, reason="dalijax was installed without a C compiler"
+    cpu_pixels._library() is None, reason="dalijax was installed without a C compiler"
 )
 
 
@@ -496,10 +496,10 @@ def test_an_unknown_choice_is_refused(monkeypatch):
 
 @pytest.fixture
 def checked_again(monkeypatch):
-    cpu_pixels._checked_functions.cache_clear()
+    cpu_pixels._checked_library.cache_clear()
     yield
     monkeypatch.undo()
-    cpu_pixels._checked_functions.cache_clear()
+    cpu_pixels._checked_library.cache_clear()
 
 
 def test_dali_resizes_without_the_library(checked_again, monkeypatch, tmp_path, caplog):
@@ -514,9 +514,9 @@ def test_dali_resizes_if_the_check_fails(checked_again, monkeypatch, caplog):
     def operator(name):
         raise KeyError("NumbaFuncImpl")
 
-    if cpu_pixels._functions() is None:
+    if cpu_pixels._library() is None:
         pytest.skip("dalijax was installed without a C compiler")
-    cpu_pixels._checked_functions.cache_clear()
+    cpu_pixels._checked_library.cache_clear()
     monkeypatch.setattr(cpu_pixels, "_operator", operator)
     _, kinds = batches(MAKERS["random"])
     assert "NumbaFunction" not in kinds
@@ -528,4 +528,4 @@ def test_this_version_of_dali_calls_functions_by_their_addresses(library):
     """Otherwise, `cpu_pixels` needs another operator of DALI; see its source."""
     if not ctypes.c_int32.in_dll(library, "dalijax_resize_is_fast").value:
         pytest.skip("DALI resizes on processors without SSE2")
-    assert cpu_pixels._functions() is not None
+    assert cpu_pixels._library() is not None
