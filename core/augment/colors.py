@@ -13,6 +13,7 @@ from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names, whole_number
 from ..arrays.dtypes import dali_type
+from ..pipeline.alternatives import offer
 from ..random.draw import Draw, check_draw, check_share, on_device
 from ..state.operators import CHOICE
 from .layouts import as_rgb, conditional, dtype_and_layout, with_layout
@@ -25,11 +26,12 @@ _YIQ = np.array([GRAY, [0.595716, -0.274453, -0.321263], [0.211456, -0.522591, 0
 _GRAY = np.tile(GRAY, (3, 1))
 _CHROMA = np.eye(3) - _GRAY
 _TURNED_CHROMA = np.linalg.inv(_YIQ) @ [[0, 0, 0], [0, 0, 1], [0, -1, 0]] @ _YIQ  # by 90 degrees
-_UNCHANGED = np.eye(3, 4, dtype=np.float32)
-_MATRIX = (3, 4), np.float32  # multiplies (R, G, B, 1)
-_WEIGHTS = (1, 3), np.float32  # multiply the mean (R, G, B)
+_UNCHANGED = np.eye(3, dtype=np.float32)
+_MATRIX = (3, 3), np.float32  # multiplies (R, G, B)
+_WITH_WEIGHTS = (4, 3), np.float32  # the fourth number is added to the others, as a mean
 _MIXABLE = ("uint8", "uint16", "int16", "int32", "float32")  # dtypes that coord_transform takes
 _NARROWEST = 1e-3  # pixels; a blur of this sigma changes nothing
+_LARGEST_SQUARE = 11  # pixels; a GPU applies larger kernels faster to rows and then to columns
 
 
 @do_not_convert
@@ -96,23 +98,23 @@ def color_jitter(
         factors = low + numbers[:, :-1] * (high - low)
         chosen = numbers[:, -1:, None] < probability
         # The identity instead of a branch of the graph: the operator costs little.
-        arrays = [np.where(chosen, _matrices(factors), _UNCHANGED)]
-        if changes_contrast:
-            brightness, contrast, *_ = factors.T
-            shares = chosen * (brightness * (1 - contrast))[:, None, None]
-            arrays.append((shares * GRAY).astype(np.float32))
-        return arrays
+        matrix = np.where(chosen, _matrices(factors), _UNCHANGED)
+        if not changes_contrast:
+            return [matrix]
+        brightness, contrast, *_ = factors.T
+        shares = chosen * (brightness * (1 - contrast))[:, None, None]
+        return [np.concatenate([matrix, shares * GRAY], axis=1)]
 
-    matrix, *weights = draw._compute_outputs(
+    (matrix,) = draw._compute_outputs(
         matrices,
-        [_MATRIX, _WEIGHTS] if changes_contrast else [_MATRIX],
+        [_WITH_WEIGHTS if changes_contrast else _MATRIX],
         columns=5,
         settings={**ranges, **({} if probability == 1 else {"probability": probability})},
         name=name,
         kind="augment.color_jitter",
         joins=True,
     )
-    return draw._recolored(_mixed(images, draw, matrix, *weights), images)
+    return draw._recolored(_mixed(images, draw, matrix, changes_contrast), images)
 
 
 @do_not_convert
@@ -138,13 +140,12 @@ def grayscale(
         ValueError: If the probability is not between 0 and 1.
     """
     check_draw(draw, images)
-    gray = np.pad(_GRAY, ((0, 0), (0, 1)))
     chosen, matrix = _choice(
-        draw, probability, (gray, _UNCHANGED), _MATRIX, {}, name, "augment.grayscale"
+        draw, probability, (_GRAY, _UNCHANGED), _MATRIX, {}, name, "augment.grayscale"
     )
 
     def mixed(rgb: DataNode, matrix: DataNode) -> Any:
-        return fn.coord_transform(rgb, MT=matrix, dtype=types.UINT8)
+        return fn.coord_transform(rgb, M=matrix, dtype=types.UINT8)
 
     rgb = as_rgb(images, draw, types.UINT8)
     return draw._recolored(_some_changed(chosen, mixed, rgb, matrix), images)
@@ -264,9 +265,13 @@ def gaussian_blur(
         # Two filters of one dimension take a fifth of the CPU time of fn.gaussian_blur, which also
         # ends the process at an image without pixels.
         kernel = on_device(row, sharp.device)
+        column: Any = fn.reshape(kernel, shape=[size, 1])
         filtered: Any = fn.filter(sharp, kernel, dtype=types.FLOAT)
-        column = fn.reshape(kernel, shape=[size, 1])
-        return fn.cast_like(fn.filter(filtered, column, dtype=types.FLOAT), sharp)
+        result: Any = fn.cast_like(fn.filter(filtered, column, dtype=types.FLOAT), sharp)
+        if sharp.device == "gpu" and size <= _LARGEST_SQUARE:
+            # Fewer operators, which take a GPU's host more time than the GPU.
+            offer(result, sharp, lambda _: fn.filter(sharp, kernel * column, name=result.name))
+        return result
 
     sharp = with_layout(images, draw)
     are_all = probability == 1
@@ -289,20 +294,16 @@ def over_pixels(reduce: Callable[..., Any], images: DataNode) -> Any:
     return reduce(reduce(images, axes=[-3], keep_dims=True), axes=[-2], keep_dims=True)
 
 
-def mean_gray(images: DataNode, weights: Any = GRAY) -> Any:
-    """Returns the mean of each gray image, or of each frame, float32 [1, 1, 1].
+def mean_gray(images: DataNode) -> Any:
+    """Returns the mean of each gray RGB image, or of each frame, float32 [1, 1, 1].
 
     The mean of the gray image is the gray of the mean.
-
-    Args:
-        images: RGB images.
-        weights: Weights of red, green and blue.
     """
-    return fn.coord_transform(over_pixels(fn.reductions.mean, images), M=weights)
+    return fn.coord_transform(over_pixels(fn.reductions.mean, images), M=GRAY)
 
 
 def _matrices(factors: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Returns the matrices by which `color_jitter` multiplies (R, G, B, 1), float32 [rows, 3, 4].
+    """Returns the matrices by which `color_jitter` multiplies (R, G, B), float32 [rows, 3, 3].
 
     The matrices map the mean gray to (brightness * contrast) times itself.
 
@@ -313,31 +314,36 @@ def _matrices(factors: NDArray[np.float64]) -> NDArray[np.float32]:
     angle = 2 * np.pi * hue
     chroma = np.stack([saturation * np.cos(angle), saturation * np.sin(angle)], axis=1)
     colors = _GRAY + np.tensordot(chroma, [_CHROMA, _TURNED_CHROMA], axes=1)
-    result = np.zeros((len(factors), 3, 4), np.float32)
-    result[:, :, :3] = (brightness * contrast)[:, None, None] * colors
-    return result
+    matrices = (brightness * contrast)[:, None, None] * colors
+    return matrices.astype(np.float32)
 
 
-def _mixed(images: DataNode, draw: Draw, matrix: DataNode, weights: Any = None) -> DataNode:
-    """Multiplies colors (R, G, B, 1) by matrices [3, 4], and keeps the dtype of the images.
+def _mixed(images: DataNode, draw: Draw, matrix: DataNode, has_weights: bool) -> DataNode:
+    """Multiplies colors (R, G, B) by matrices, and keeps the dtype of the images.
 
     Args:
         images: RGB images.
         draw: The draw of the graph.
-        matrix: The matrix of each image.
-        weights: Weights [1, 3] of each image's mean (R, G, B), whose sum is added to all channels,
-            or None. The mean is on the device of the images, and matrices on the host.
+        matrix: The matrix of each image, [3, 3] or [4, 3].
+        has_weights: Whether the mean of a fourth number is added to the other three.
     """
     rgb = as_rgb(images, draw)
     dtype, _ = dtype_and_layout(images, draw)
     is_mixable = dtype in _MIXABLE
-    if is_mixable and weights is None:
-        return fn.coord_transform(rgb, MT=matrix, dtype=dali_type(dtype))
+    if is_mixable and not has_weights:
+        return fn.coord_transform(rgb, M=matrix, dtype=dali_type(dtype))
     numbers = rgb if is_mixable else fn.cast(rgb, dtype=types.FLOAT)
-    mixed = fn.coord_transform(numbers, MT=matrix)
-    if weights is not None:
-        mixed = mixed + mean_gray(numbers, weights)
+    mixed: Any = fn.coord_transform(numbers, M=matrix)
+    if has_weights:
+        # A second fn.coord_transform, of the mean (R, G, B), would take a GPU's host 0.2 ms more.
+        mean = _channels(over_pixels(fn.reductions.mean, mixed), 3, 1)
+        mixed = _channels(mixed, 0, 3) + mean
     return mixed if dtype == np.float32 else fn.cast_like(mixed, rgb)
+
+
+def _channels(images: Any, first: int, count: int) -> Any:
+    """Returns some channels of images."""
+    return fn.slice(images, start=[first], shape=[count], axes=[-1])
 
 
 def _choice(

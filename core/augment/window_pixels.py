@@ -24,6 +24,8 @@ _WARPED = {
     **dict.fromkeys(("int8", "int16", "uint16"), "int32"),
     "float16": "float32",
 }
+# Images that a GPU resizes at once. With DALI's 32, it takes four times as many kernel calls.
+_MINIBATCH = 128
 _LARGEST = 1 << 24  # fn.slice and fn.warp_affine take the fill as float32
 
 
@@ -130,6 +132,7 @@ def resized(images: DataNode, operands: Sequence[Any], size: Any, style: Style) 
         roi_end=operands[1],
         interp_type=style.interp_type,
         antialias=style.antialias,
+        minibatch_size=_MINIBATCH,
     )
     if as_bytes and style.dtype is not None:
         result = fn.reinterpret(result, dtype=dali_type(style.dtype))

@@ -36,8 +36,8 @@ _IGNORED = frozenset(
     {
         *("_display_name", "_module", "_origin_stack_filename", "_origin_stack_line"),
         *("_origin_stack_lineno", "_origin_stack_name", "bytes_per_sample_hint", "device"),
-        *("dont_use_mmap", "function_id", "hw_decoder_load", "num_threads", "preserve"),
-        *("prefetch_queue_depth", "preserve_name", "read_ahead", "tensor_init_bytes"),
+        *("dont_use_mmap", "function_id", "hw_decoder_load", "minibatch_size", "num_threads"),
+        *("prefetch_queue_depth", "preserve", "preserve_name", "read_ahead", "tensor_init_bytes"),
         *("run_fn", "setup_fn", "use_o_direct"),  # Numba's functions are addresses
     }
 )
