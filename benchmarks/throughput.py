@@ -552,8 +552,8 @@ def of_methods(
             )
             for count in range(len(COLORS) + 1)
         },
-        "DINO, with OperatorConcurrency.FULL": functools.partial(
-            of_method, "DINO", len(COLORS), concurrency=OperatorConcurrency.FULL
+        "DINO, with OperatorConcurrency.BACKEND": functools.partial(
+            of_method, "DINO", len(COLORS), concurrency=OperatorConcurrency.BACKEND
         ),
         **{name: functools.partial(of_method, name, len(COLORS)) for name in ("SimCLR", "BYOL")},
     }

@@ -15,12 +15,12 @@ from types import FunctionType, MappingProxyType, MethodType
 from typing import Any, TypeVar
 
 import numpy as np
-from nvidia.dali import Pipeline, backend
+from nvidia.dali import OperatorConcurrency, Pipeline, backend
 
 from ..environment import cuda_queues
 from ..errors import StateError
 from ..messages.user_warnings import warn_user
-from ..state.operators import kind_of, operators
+from ..state.operators import calls_python, kind_of, operators
 from ..state.random_state import to_other_device
 from . import advice, alternatives, function_notes
 
@@ -199,6 +199,7 @@ def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
         pass
     else:
         alternatives.choose(pipeline)
+        run_concurrently(pipeline)
     try:
         pipeline.build()
     except (NotImplementedError, TypeError, ValueError) as error:
@@ -217,6 +218,24 @@ def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
         if cure := cure or advice.readers_cure(error, pipeline):
             raise RuntimeError(f"{cure} DALI says: {text}") from error
         raise
+
+
+def run_concurrently(pipeline: Pipeline) -> None:
+    """Lets independent operators of a graph on a GPU run at the same time.
+
+    By default, DALI starts the operators of a GPU one after another, in one thread, which takes
+    longer than the GPU if there are many. A graph that calls Python keeps the default, because its
+    functions may not support calls from several threads. So does a graph with ``concurrency=``.
+
+    Args:
+        pipeline: A pipeline that was defined and is not built.
+    """
+    is_default = pipeline.concurrency is None and pipeline.exec_dynamic
+    if not is_default or pipeline.device_id is None or any(map(calls_python, operators(pipeline))):
+        return
+    # Private in DALI: the argument ``concurrency``, as the graph is known only after the call.
+    pipeline._concurrency = OperatorConcurrency.FULL
+    pipeline._executor_flags |= OperatorConcurrency.FULL.value
 
 
 def _forks_workers(pipeline: Pipeline) -> bool:

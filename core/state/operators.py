@@ -63,7 +63,7 @@ def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
         if nodes := operator_inputs(instance):
             arguments["inputs"] = [[node.name, ""] for node in nodes]
         operators.append((kind, instance.name, arguments))
-        if "function_id" in arguments or ("function" in kind and "run_fn" not in arguments):
+        if calls_python(instance):
             unchecked.append(f"the Python function of {instance.name}")
     return operators, unchecked
 
@@ -207,6 +207,13 @@ def graph_outputs(pipeline: Pipeline, serialized: bytes = b"") -> list[str]:
         outputs = [value for field, value in fields if field == 7]
         return [dict(protobuf.fields(value)).get(1, b"").decode() for value in outputs]
     return []
+
+
+def calls_python(instance: Any) -> bool:
+    """Returns whether an operator object of DALI calls a function of Python."""
+    arguments = _printed_arguments(str(getattr(instance, "spec", "")))
+    kind = _kind(arguments, type(instance).__name__)
+    return "function_id" in arguments or ("function" in kind and "run_fn" not in arguments)
 
 
 def kind_of(instance: Any) -> str:

@@ -1,0 +1,45 @@
+"""Which pipelines run independent operators at the same time."""
+
+import pytest
+from nvidia.dali import OperatorConcurrency, fn, pipeline_def
+
+from dalijax.core.pipeline.dali_pipeline import run_concurrently
+
+
+def concurrency(calls_python=False, **options):
+    @pipeline_def(batch_size=1, num_threads=1, **options)
+    def defined():
+        x = fn.constant(idata=1)
+        return fn.python_function(x, function=lambda x: x) if calls_python else x
+
+    pipeline = defined()
+    run_concurrently(pipeline)
+    return pipeline.concurrency
+
+
+def test_a_gpu_runs_independent_operators_at_the_same_time():
+    assert concurrency(device_id=0) == OperatorConcurrency.FULL
+
+
+@pytest.mark.parametrize(
+    "options", ({"device_id": None}, {"exec_dynamic": False}, {"calls_python": True})
+)
+def test_other_pipelines_keep_the_default(options):
+    assert concurrency(**{"device_id": 0, **options}) is None
+
+
+def test_an_argument_is_kept():
+    for policy in (OperatorConcurrency.BACKEND, OperatorConcurrency.NONE):
+        assert concurrency(device_id=0, concurrency=policy) == policy
+
+
+def test_the_policy_reaches_dalis_executor():
+    @pipeline_def(batch_size=1, num_threads=1, device_id=0)
+    def defined():
+        return fn.constant(idata=1)
+
+    pipeline = defined()
+    run_concurrently(pipeline)
+    expected = defined(concurrency=OperatorConcurrency.FULL)
+    # Private in DALI: what the executor is built from.
+    assert pipeline._get_params().executor_flags == expected._get_params().executor_flags
