@@ -10,7 +10,8 @@
  *
  * Weights are computed by the basic operations in double, which IEEE 754 defines exactly (compile
  * with -ffp-contract=off), and pixels in whole numbers. So all x86-64 processors and compilers
- * compute the same pixels. Without SSE2, the code is slow; see `dalijax_resize_is_fast`.
+ * compute the same pixels. Functions with SSE2, and those with AVX2 for processors that have it, only
+ * save time. Without SSE2, the code is slow; see `dalijax_resize_is_fast`.
  */
 
 #include <math.h>
@@ -24,6 +25,11 @@
 #else
 #define FAST 0
 #endif
+#if FAST && defined(__GNUC__) && !defined(DALIJAX_SSE2)
+#include <cpuid.h>
+#include <immintrin.h>
+#define WIDE __attribute__((target("avx2,f16c")))
+#endif
 
 const int32_t dalijax_resize_is_fast = FAST;
 
@@ -32,6 +38,7 @@ enum {
   ONE = 1 << WEIGHT_BITS,
   ROW_BITS = 7, /* of the fraction of a value between the two passes: 255 << 7 fits into int16 */
   LANES = 16,   /* values that one step of the vertical pass computes */
+  WIDE_LANES = 32, /* the same with AVX2 */
   /* The scale from which on weights need more bits: a weight is about 1 / scale. */
   LARGE = 64,
   LIMIT = 1 << 20, /* of coordinates */
@@ -198,6 +205,118 @@ static inline __attribute__((always_inline)) void fast_columns(
 }
 #endif
 
+#ifdef WIDE
+static int is_wide; /* whether the processor has AVX2 and F16C */
+
+/* CPUID takes long in virtual machines, so it is not called for each image. */
+__attribute__((constructor)) static void check_processor(void) {
+  unsigned a, b, c, d;
+  __builtin_cpu_init();
+  /* Not all compilers know "f16c". */
+  is_wide = __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
+/* As `weighted_rows`, for length >= WIDE_LANES. */
+WIDE static inline __attribute__((always_inline)) void wide_rows_of(
+    const uint8_t *pixels, int64_t stride, int count, const int16_t *weights, int64_t length,
+    int16_t *out) {
+  const int shift = WEIGHT_BITS - ROW_BITS;
+  const __m256i zero = _mm256_setzero_si256(), half = _mm256_set1_epi32(1 << (shift - 1));
+  for (int64_t i = 0; i < length; i += WIDE_LANES) {
+    if (i > length - WIDE_LANES) i = length - WIDE_LANES; /* computes some values again */
+    __m256i sums[4] = {half, half, half, half};
+    for (int j = 0; j < count; j += 2) {
+      const uint8_t *row = pixels + j * stride + i;
+      const uint8_t *next = j + 1 < count ? row + stride : row;
+      __m256i a = _mm256_loadu_si256((const __m256i *)row);
+      __m256i b = _mm256_loadu_si256((const __m256i *)next);
+      __m256i low = _mm256_unpacklo_epi8(a, b), high = _mm256_unpackhi_epi8(a, b);
+      __m256i pair = _mm256_broadcastd_epi32(pair_of(weights + j));
+      sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(_mm256_unpacklo_epi8(low, zero), pair));
+      sums[1] = _mm256_add_epi32(sums[1], _mm256_madd_epi16(_mm256_unpackhi_epi8(low, zero), pair));
+      sums[2] = _mm256_add_epi32(sums[2], _mm256_madd_epi16(_mm256_unpacklo_epi8(high, zero), pair));
+      sums[3] = _mm256_add_epi32(sums[3], _mm256_madd_epi16(_mm256_unpackhi_epi8(high, zero), pair));
+    }
+    for (int part = 0; part < 4; part++) sums[part] = _mm256_srai_epi32(sums[part], shift);
+    /* Each half of the registers was computed by itself. */
+    __m256i low = _mm256_packs_epi32(sums[0], sums[1]), high = _mm256_packs_epi32(sums[2], sums[3]);
+    __m256i *to = (__m256i *)(out + i);
+    _mm256_storeu_si256(to, _mm256_permute2x128_si256(low, high, 0x20));
+    _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(low, high, 0x31));
+  }
+}
+
+WIDE static void wide_rows(
+    const uint8_t *pixels, int64_t stride, int count, const int16_t *weights, int64_t length,
+    int16_t *out) {
+  if (count == 2) wide_rows_of(pixels, stride, 2, weights, length, out);
+  else if (count == 3) wide_rows_of(pixels, stride, 3, weights, length, out);
+  else if (count == 4) wide_rows_of(pixels, stride, 4, weights, length, out);
+  else wide_rows_of(pixels, stride, count, weights, length, out);
+}
+
+/* Stores 4 pixels where `room` bytes may be written. */
+static inline __attribute__((always_inline)) void store_pixels(
+    __m128i pixels, uint8_t *out, int channels, int room) {
+  if (room >= 16) {
+    _mm_storeu_si128((__m128i *)out, pixels); /* the next pixels replace what is too much */
+  } else {
+    memcpy(out, &pixels, 4 * channels);
+  }
+}
+
+/* The horizontal pass for two rows at once, each in a half of the registers, of at least 4 pixels
+ * of up to 4 channels; reads up to 6 values past the row's last weight. */
+WIDE static inline __attribute__((always_inline)) void wide_columns_of(
+    const int16_t *first_row, const int16_t *second_row, const struct filter *filter, int count,
+    int channels, uint8_t *first_out, uint8_t *second_out) {
+  const __m256i half = _mm256_set1_epi32(1 << (WEIGHT_BITS + ROW_BITS - 1));
+  int8_t pairs[16], bytes[16]; /* which bytes become those of pairs of values, and of pixels */
+  for (int i = 0; i < 16; i++) {
+    int channel = i / 4;
+    pairs[i] = channel < channels ? 2 * (channel + i % 4 / 2 * channels) + i % 2 : -1;
+    bytes[i] = i < 4 * channels ? i / channels * 4 + i % channels : -1;
+  }
+  const __m256i to_pairs = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)pairs));
+  const __m256i to_bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)bytes));
+  for (int k = 0; k < filter->outputs; k += 4) {
+    if (k > filter->outputs - 4) k = filter->outputs - 4; /* computes some pixels again */
+    __m256i sums[4];
+    for (int pixel = 0; pixel < 4; pixel++) {
+      const int64_t first = (int64_t)filter->first[k + pixel] * channels;
+      const int16_t *weights = filter->weights + (int64_t)(k + pixel) * filter->room;
+      __m256i sum = half;
+      for (int j = 0; j < count; j += 2) {
+        const __m128i *a = (const __m128i *)(first_row + first + j * channels);
+        const __m128i *b = (const __m128i *)(second_row + first + j * channels);
+        __m256i values = _mm256_castsi128_si256(_mm_loadu_si128(a));
+        values = _mm256_inserti128_si256(values, _mm_loadu_si128(b), 1);
+        __m256i pair = _mm256_broadcastd_epi32(pair_of(weights + j));
+        values = _mm256_shuffle_epi8(values, to_pairs);
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(values, pair));
+      }
+      sums[pixel] = _mm256_srai_epi32(sum, WEIGHT_BITS + ROW_BITS);
+    }
+    __m256i low = _mm256_packs_epi32(sums[0], sums[1]), high = _mm256_packs_epi32(sums[2], sums[3]);
+    __m256i pixels = _mm256_shuffle_epi8(_mm256_packus_epi16(low, high), to_bytes);
+    int room = (filter->outputs - k) * channels;
+    store_pixels(_mm256_castsi256_si128(pixels), first_out + k * channels, channels, room);
+    store_pixels(_mm256_extracti128_si256(pixels, 1), second_out + k * channels, channels, room);
+  }
+}
+
+WIDE static void wide_columns(
+    const int16_t *first_row, const int16_t *second_row, const struct filter *filter, int channels,
+    uint8_t *first_out, uint8_t *second_out) {
+#define COLUMNS(count, channels) \
+  wide_columns_of(first_row, second_row, filter, count, channels, first_out, second_out)
+  if (channels == 3 && filter->count == 2) COLUMNS(2, 3);
+  else if (channels == 3 && filter->count == 4) COLUMNS(4, 3);
+  else if (channels == 3) COLUMNS(filter->count, 3);
+  else COLUMNS(filter->count, channels);
+}
+#endif
+
 /* Writes the output's row: the sums of weights * row[first + j], for each channel. */
 static void weighted_columns(
     const int16_t *row, const struct filter *filter, int channels, uint8_t *out) {
@@ -283,14 +402,30 @@ void dalijax_resize_window(
   for (int k = 0; k < out_width; k++) across.first[k] -= low;
   int64_t length = (int64_t)(high - low) * channels, stride = (int64_t)width * channels;
   /* Weights that are 0 read past the last column. */
-  int64_t past = ((int64_t)across.count + 1) * channels + 4;
-  int16_t *row = allocated(sizeof(int16_t) * (length + past));
-  memset(row + length, 0, sizeof(int16_t) * past);
+  int64_t past = ((int64_t)across.count + 1) * channels + 8;
+#ifdef WIDE
+  int wide = channels <= 4 && out_width >= 4 && length >= WIDE_LANES && is_wide;
+#endif
+  int16_t *rows[2];
+  for (int k = 0; k < 2; k++) {
+    rows[k] = allocated(sizeof(int16_t) * (length + past));
+    memset(rows[k] + length, 0, sizeof(int16_t) * past);
+  }
   for (int k = 0; k < out_height; k++) {
     const int16_t *weights = down.weights + (int64_t)k * down.room;
     int count = down.count;
     while (count > 1 && !weights[count - 1]) count--; /* so that no row below the image is read */
     const uint8_t *first = pixels + down.first[k] * stride + (int64_t)low * channels;
+    int16_t *row = rows[k % 2];
+    uint8_t *to = out + (int64_t)k * out_width * channels;
+#ifdef WIDE
+    if (wide) {
+      wide_rows(first, stride, count, weights, length, row);
+      if (k % 2) wide_columns(rows[0], row, &across, channels, to - out_width * channels, to);
+      else if (k + 1 == out_height) wide_columns(row, row, &across, channels, to, to);
+      continue;
+    }
+#endif
     /* Constants let the compiler unroll the loop. */
     if (count <= 2) {
       if (count == 1) weighted_rows(first, stride, 1, weights, length, row);
@@ -302,9 +437,10 @@ void dalijax_resize_window(
     } else {
       weighted_rows(first, stride, count, weights, length, row);
     }
-    weighted_columns(row, &across, channels, out + (int64_t)k * out_width * channels);
+    weighted_columns(row, &across, channels, to);
   }
-  free(row);
+  free(rows[0]);
+  free(rows[1]);
   free_filter(&down);
   free_filter(&across);
 }

@@ -137,15 +137,20 @@ def test_absurd_windows_do_no_harm(library, corner):
 
 @settings(max_examples=200, deadline=None)
 @given(case=windows())
-def test_all_processors_compute_the_same_bytes(library, plain, native, case):
+def test_all_processors_compute_the_same_bytes(library, plain, sse2, native, case):
     wanted = resized(library, *case)
-    for other in (plain, native):
+    for other in (plain, sse2, native):
         np.testing.assert_array_equal(resized(other, *case), wanted)
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     return compiled(tmp_path_factory.mktemp("plain"), "plain", "-DDALIJAX_PLAIN", "-O1")
+
+
+@pytest.fixture(scope="module")
+def sse2(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("sse2"), "sse2", "-DDALIJAX_SSE2")
 
 
 @pytest.fixture(scope="module")
