@@ -26,7 +26,7 @@ from ..random.draw import draw_of_pipeline, operator_kind
 from ..threads.workers import Workers
 
 IMPLEMENTATION = "dalijax 1"  # in states: count up with the functions of resize.c
-_RESIZE, _TABLE, _WIDE_TABLE = "dalijax_resize_1", "dalijax_table_1", "dalijax_table_4_bytes_1"
+_RESIZE, _TABLE, _WIDE_TABLE = "dalijax_resize_1", "dalijax_table_2", "dalijax_table_4_bytes_2"
 # Dtypes and numbers of dimensions of the inputs of _RESIZE.
 _INPUTS = [
     *((types.UINT8, 3), (types.UINT8, 3), (types.FLOAT, 1), (types.FLOAT, 1)),
@@ -125,7 +125,11 @@ def offer_normalize(
             values = values.astype(BFLOAT16).view(np.uint16)
         is_wide = values.itemsize == 4
         bits = np.dtype(np.uint32 if is_wide else np.uint16)
-        inputs = [images, types.Constant(values.view(bits), device="cpu")]
+        # The table holds DALI's values; with the factors, the function rarely has to look them up.
+        factors = np.array(mean, np.float32), np.float32(1) / np.array(std, np.float32)
+        columns = np.stack(np.broadcast_arrays(*factors), axis=1)
+        table = np.hstack([values.view(bits), columns.view(bits)])
+        inputs = [images, types.Constant(table, device="cpu")]
         forms = [_INPUTS[0], (dali_type(bits), 2)]
         kind = dali_type(values.dtype)
         normalized = _called(library, _WIDE_TABLE if is_wide else _TABLE, inputs, forms, kind)
@@ -217,7 +221,8 @@ def _checked_library() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(str(LIBRARY))
         is_fast = ctypes.c_int32.in_dll(library, "dalijax_resize_is_fast").value
-    except (OSError, ValueError) as error:  # no library, or one of another version
+        _ = [library[name] for name in (_RESIZE, _TABLE, _WIDE_TABLE)]
+    except (OSError, ValueError, AttributeError) as error:  # none, or one of another version
         _log.warning(
             "DALI resizes images on the CPU, because the library in C can't be loaded (%s). "
             "Install dalijax where there is a C compiler, or set %s=dali",

@@ -1,6 +1,6 @@
 /* Resizes windows of uint8 images, and converts uint8 images by a table, on the CPU.
  *
- * DALI's operator for compiled functions calls `dalijax_resize_1` and `dalijax_table_1` in its
+ * DALI's operator for compiled functions calls `dalijax_resize_1` and `dalijax_table_2` in its
  * threads; `cpu_pixels.py` adds it to graphs. If pixels or arguments change, increase the numbers in
  * their names, and that in states: an older build may remain in the source folder.
  *
@@ -39,6 +39,7 @@ enum {
   ROW_BITS = 7, /* of the fraction of a value between the two passes: 255 << 7 fits into int16 */
   LANES = 16,   /* values that one step of the vertical pass computes */
   WIDE_LANES = 32, /* the same with AVX2 */
+  MOST = 4, /* channels that functions with AVX2 take */
   /* The scale from which on weights need more bits: a weight is about 1 / scale. */
   LARGE = 64,
   LIMIT = 1 << 20, /* of coordinates */
@@ -232,10 +233,14 @@ WIDE static inline __attribute__((always_inline)) void wide_rows_of(
       __m256i b = _mm256_loadu_si256((const __m256i *)next);
       __m256i low = _mm256_unpacklo_epi8(a, b), high = _mm256_unpackhi_epi8(a, b);
       __m256i pair = _mm256_broadcastd_epi32(pair_of(weights + j));
-      sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(_mm256_unpacklo_epi8(low, zero), pair));
-      sums[1] = _mm256_add_epi32(sums[1], _mm256_madd_epi16(_mm256_unpackhi_epi8(low, zero), pair));
-      sums[2] = _mm256_add_epi32(sums[2], _mm256_madd_epi16(_mm256_unpacklo_epi8(high, zero), pair));
-      sums[3] = _mm256_add_epi32(sums[3], _mm256_madd_epi16(_mm256_unpackhi_epi8(high, zero), pair));
+      __m256i part_0 = _mm256_madd_epi16(_mm256_unpacklo_epi8(low, zero), pair);
+      __m256i part_1 = _mm256_madd_epi16(_mm256_unpackhi_epi8(low, zero), pair);
+      __m256i part_2 = _mm256_madd_epi16(_mm256_unpacklo_epi8(high, zero), pair);
+      __m256i part_3 = _mm256_madd_epi16(_mm256_unpackhi_epi8(high, zero), pair);
+      sums[0] = _mm256_add_epi32(sums[0], part_0);
+      sums[1] = _mm256_add_epi32(sums[1], part_1);
+      sums[2] = _mm256_add_epi32(sums[2], part_2);
+      sums[3] = _mm256_add_epi32(sums[3], part_3);
     }
     for (int part = 0; part < 4; part++) sums[part] = _mm256_srai_epi32(sums[part], shift);
     /* Each half of the registers was computed by itself. */
@@ -404,7 +409,7 @@ void dalijax_resize_window(
   /* Weights that are 0 read past the last column. */
   int64_t past = ((int64_t)across.count + 1) * channels + 8;
 #ifdef WIDE
-  int wide = channels <= 4 && out_width >= 4 && length >= WIDE_LANES && is_wide;
+  int wide = channels <= MOST && out_width >= 4 && length >= WIDE_LANES && is_wide;
 #endif
   int16_t *rows[2];
   for (int k = 0; k < 2; k++) {
@@ -471,43 +476,126 @@ void dalijax_resize_1(
       n_in > 3 ? ins[2] : origin, n_in > 3 ? ins[3] : whole, (int)size[0], (int)size[1], outs[0]);
 }
 
-/* Inputs: images [H, W, C]; a table of numbers of 2 bytes, or of 4, [C, 256] or [1, 256]. */
-void dalijax_table_1_shapes(
+/* Inputs: images [H, W, C]; and a table of numbers of 2 bytes, or of 4, [C, 256] or [1, 256]. The
+ * last axis continues with two float32, the mean and the inverse of the deviation: the numbers may
+ * be (level - mean) * inverse in float16, bfloat16 or float32. */
+void dalijax_table_2_shapes(
     int64_t **outs, const void *out_ndims, int32_t n_out, int64_t **ins, const void *in_ndims,
     int32_t n_in, int32_t samples) {
   for (int i = 0; i < samples; i++) memcpy(outs[i], ins[i], 3 * sizeof(int64_t));
 }
 
-#define CONVERT(type)                                                                             \
+enum { FLOAT16, BFLOAT16, FLOAT32 };
+
+#ifdef WIDE
+/* Writes (pixel - mean) * inverse for the first values of images; returns their number.
+ * means, inverses: those of each channel. */
+WIDE static inline __attribute__((always_inline)) int64_t normalize_as(
+    int kind, const uint8_t *pixels, int64_t length, int channels, const float *means,
+    const float *inverses, void *out) {
+  float mean[8 * MOST], inverse[8 * MOST];
+  for (int i = 0; i < 8 * channels; i++) {
+    mean[i] = means[i % channels];
+    inverse[i] = inverses[i % channels];
+  }
+  int64_t i = 0;
+  while (i + 8 * channels <= length) {
+    for (int k = 0; k < 8 * channels; k += 8, i += 8) {
+      __m256i levels = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(pixels + i)));
+      __m256 x = _mm256_sub_ps(_mm256_cvtepi32_ps(levels), _mm256_loadu_ps(mean + k));
+      x = _mm256_mul_ps(x, _mm256_loadu_ps(inverse + k));
+      if (kind == FLOAT32) {
+        _mm256_storeu_ps((float *)out + i, x);
+      } else if (kind == FLOAT16) {
+        __m128i halves = _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
+        _mm_storeu_si128((__m128i *)((uint16_t *)out + i), halves);
+      } else {
+        /* The upper 16 bits, rounded to the nearest, and to the even if two are. */
+        __m256i bits = _mm256_castps_si256(x), upper = _mm256_srli_epi32(bits, 16);
+        __m256i odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+        bits = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+        bits = _mm256_srli_epi32(bits, 16);
+        __m128i halves = _mm_packus_epi32(
+            _mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+        _mm_storeu_si128((__m128i *)((uint16_t *)out + i), halves);
+      }
+    }
+  }
+  return i;
+}
+
+WIDE static int64_t normalize(
+    int kind, const uint8_t *pixels, int64_t length, int channels, const float *means,
+    const float *inverses, void *out) {
+  if (kind == FLOAT32)
+    return normalize_as(FLOAT32, pixels, length, channels, means, inverses, out);
+  if (kind == FLOAT16)
+    return normalize_as(FLOAT16, pixels, length, channels, means, inverses, out);
+  return normalize_as(BFLOAT16, pixels, length, channels, means, inverses, out);
+}
+#endif
+
+/* Converts the first values of images without the table, if its numbers are equal to those of
+ * `normalize`; returns how many values. */
+static int64_t without_table(
+    int kind, const uint8_t *pixels, int64_t length, int64_t channels, const uint8_t *table,
+    const int64_t *shape, void *out) {
+#ifdef WIDE
+  if (!is_wide || channels > MOST) return 0;
+  const int64_t size = 256 * (kind == FLOAT32 ? 4 : 2); /* of the numbers of a channel, in bytes */
+  float means[MOST], inverses[MOST];
+  uint8_t levels[256];
+  uint32_t numbers[256];
+  for (int i = 0; i < 256; i++) levels[i] = (uint8_t)i;
+  for (int channel = 0; channel < channels; channel++) {
+    memcpy(means + channel, table + size, 4);
+    memcpy(inverses + channel, table + size + 4, 4);
+    normalize(kind, levels, 256, 1, means + channel, inverses + channel, numbers);
+    if (memcmp(numbers, table, size)) return 0;
+    if (shape[0] > 1) table += size + 8;
+  }
+  return normalize(kind, pixels, length, (int)channels, means, inverses, out);
+#else
+  return 0;
+#endif
+}
+
+#define CONVERT(type, done)                                                                       \
   do {                                                                                            \
     const type *table = ins[1];                                                                   \
-    type *out = outs[0];                                                                          \
-    const int64_t step = in_shapes[1][0] == 1 ? 0 : 256; /* between the tables of channels */     \
+    type *out = (type *)outs[0] + (done);                                                         \
+    const int64_t step = in_shapes[1][0] == 1 ? 0 : in_shapes[1][1]; /* between channels */       \
+    pixels += (done);                                                                             \
     if (channels == 3) {                                                                          \
-      for (int64_t i = 0; i < count; i++, pixels += 3, out += 3) {                                \
+      for (int64_t i = (done); i < length; i += 3, pixels += 3, out += 3) {                       \
         out[0] = table[pixels[0]];                                                                \
         out[1] = table[step + pixels[1]];                                                         \
         out[2] = table[2 * step + pixels[2]];                                                     \
       }                                                                                           \
     } else {                                                                                      \
-      for (int64_t i = 0; i < count; i++)                                                         \
+      for (int64_t i = (done); i < length; i += channels)                                         \
         for (int64_t channel = 0; channel < channels; channel++)                                  \
           *out++ = table[step * channel + *pixels++];                                             \
     }                                                                                             \
   } while (0)
 
-void dalijax_table_1(
+void dalijax_table_2(
     void **outs, int64_t **out_shapes, const void *out_ndims, int32_t n_out, void **ins,
     int64_t **in_shapes, const void *in_ndims, int32_t n_in) {
   const uint8_t *pixels = ins[0];
-  int64_t count = in_shapes[0][0] * in_shapes[0][1], channels = in_shapes[0][2];
-  CONVERT(uint16_t);
+  const int64_t channels = in_shapes[0][2], length = in_shapes[0][0] * in_shapes[0][1] * channels;
+  int64_t done = without_table(FLOAT16, pixels, length, channels, ins[1], in_shapes[1], outs[0]);
+  if (!done) {
+    done = without_table(BFLOAT16, pixels, length, channels, ins[1], in_shapes[1], outs[0]);
+  }
+  CONVERT(uint16_t, done);
 }
 
-void dalijax_table_4_bytes_1(
+void dalijax_table_4_bytes_2(
     void **outs, int64_t **out_shapes, const void *out_ndims, int32_t n_out, void **ins,
     int64_t **in_shapes, const void *in_ndims, int32_t n_in) {
   const uint8_t *pixels = ins[0];
-  int64_t count = in_shapes[0][0] * in_shapes[0][1], channels = in_shapes[0][2];
-  CONVERT(uint32_t);
+  const int64_t channels = in_shapes[0][2], length = in_shapes[0][0] * in_shapes[0][1] * channels;
+  int64_t done = without_table(FLOAT32, pixels, length, channels, ins[1], in_shapes[1], outs[0]);
+  CONVERT(uint32_t, done);
 }

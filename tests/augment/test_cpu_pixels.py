@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -171,6 +172,54 @@ def test_a_part_suffices(library, case, flip):
     part = image[tuple(slice(f, f + n) for f, n in zip(first, shape))]
     got = resized(library, part, start[0], end[0], size, first)
     np.testing.assert_array_equal(got, resized(library, image, start[0], end[0], size))
+
+
+def converted(library, image, values, factors):
+    """Calls a table's function of resize.c; the output has bytes around it that must not change."""
+    bits = np.dtype(f"u{values.itemsize}")
+    table = np.hstack([values.view(bits), factors.astype(np.float32).view(bits)])
+    shapes = [np.array(array.shape, np.int64) for array in (image, table)]
+    buffer = np.full(image.size * bits.itemsize + 64, 7, np.uint8)
+    pointers = POINTER * 1, POINTER * 2, POINTER * 2
+    outs, ins, ins_shapes = (
+        make(*(array.ctypes.data for array in arrays))
+        for make, arrays in zip(pointers, ([buffer[32:]], [image, table], shapes))
+    )
+    name = "dalijax_table_2" if bits.itemsize == 2 else "dalijax_table_4_bytes_2"
+    getattr(library, name)(outs, None, None, INT(1), ins, ins_shapes, None, INT(2))
+    assert (buffer[:32] == 7).all() and (buffer[-32:] == 7).all()
+    return buffer[32:-32].view(values.dtype).reshape(image.shape)
+
+
+FACTORS = st.sampled_from((0.0, 1.0, 127.5, 1 / 255, 1e-30, 1e30, np.inf)) | st.floats(
+    -300, 300, width=32
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 9), st.integers(1, 40), st.integers(1, 5)),
+    factors=st.lists(FACTORS, min_size=10, max_size=10),
+    is_shared=st.booleans(),
+    dtype=st.sampled_from(("float16", "bfloat16", "float32")),
+    other=st.none() | st.integers(0, 255),
+    seed=st.integers(0, 9),
+)
+def test_the_table_defines_the_normalization(
+    library, plain, sse2, native, shape, factors, is_shared, dtype, other, seed
+):
+    image = np.random.default_rng(seed).integers(0, 256, shape).astype(np.uint8)
+    channels = 1 if is_shared else shape[2]
+    factors = np.array(factors, np.float32).reshape(5, 2)[:channels]
+    with np.errstate(all="ignore"):
+        values = (np.arange(256, dtype=np.float32) - factors[:, :1]) * factors[:, 1:]
+        values = values.astype(jnp.dtype(dtype))
+    if other is not None:  # an entry that is not the product
+        values[-1, other] = 3
+    wanted = values[np.zeros_like(image) if is_shared else np.arange(channels), image]
+    for each in (library, plain, sse2, native):
+        got = converted(each, image, values, factors)
+        assert got.tobytes() == wanted.tobytes()
 
 
 # In graphs
