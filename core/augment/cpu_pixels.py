@@ -94,7 +94,7 @@ def offer_resize(
             )
             inputs.append(needed.start)
         resized = _called(library, _RESIZE, inputs, _INPUTS[: len(inputs)], types.UINT8)
-        return _with_name(resized, result.name)
+        return _with_name(resized, result.name, types.UINT8)
 
     offer(result, images, replacement, IMPLEMENTATION)
 
@@ -133,16 +133,16 @@ def offer_normalize(
         forms = [_INPUTS[0], (dali_type(bits), 2)]
         kind = dali_type(values.dtype)
         normalized = _called(library, _WIDE_TABLE if is_wide else _TABLE, inputs, forms, kind)
-        return _with_name(fn.reinterpret(normalized, dtype=kind), result.name)
+        return _with_name(normalized, result.name, kind)
 
     offer(result, images, replacement)
 
 
-def _with_name(images: DataNode, name: str) -> DataNode:
-    """Returns images with the layout HWC, as an output with a name. Nothing is copied."""
-    images = fn.expand_dims(fn.reinterpret(images, layout="HWC"), axes=[0], new_axis_names="F")
-    # Without this, DALI knows the layout before the graph runs, and then rejects fn.reshape to a
-    # shape that another operator computes.
+def _with_name(images: DataNode, name: str, dtype: Any) -> DataNode:
+    """Returns images with a dtype and the layout HWC, as an output with a name; copies nothing."""
+    images = fn.reinterpret(images, dtype=dtype, src_dims=[-1, 0, 1, 2], layout="FHWC")
+    # Without the first axis, DALI knows the layout before the graph runs, and then rejects
+    # fn.reshape to a shape that another operator computes.
     return fn.squeeze(images, axes=[0], name=name)
 
 
@@ -238,7 +238,8 @@ def _checked_library() -> ctypes.CDLL | None:
     def mean_of_image() -> DataNode:
         empty = fn.zeros(shape=[1, 1, 0], dtype=types.UINT8)
         inputs = [types.Constant(image, device="cpu"), empty]
-        return _called(library, _RESIZE, inputs, _INPUTS[:2], types.UINT8)
+        result = _called(library, _RESIZE, inputs, _INPUTS[:2], types.UINT8)
+        return _with_name(result, "mean", types.UINT8)
 
     try:
         result = _in_pipeline(mean_of_image)
