@@ -270,7 +270,7 @@ def gaussian_blur(
         result: Any = fn.cast_like(fn.filter(filtered, column, dtype=types.FLOAT), sharp)
         if sharp.device == "gpu" and size <= _LARGEST_SQUARE:
             # Fewer operators, which take a GPU's host more time than the GPU.
-            offer(result, sharp, lambda _: fn.filter(sharp, kernel * column, name=result.name))
+            offer(result, lambda _: fn.filter(sharp, kernel * column, name=result.name))
         return result
 
     sharp = with_layout(images, draw)

@@ -25,13 +25,15 @@ from ..pipeline.alternatives import offer
 from ..random.draw import draw_of_pipeline, operator_kind
 from ..threads.workers import Workers
 
-IMPLEMENTATION = "dalijax 1"  # in states: count up with the functions of resize.c
-_RESIZE, _TABLE, _WIDE_TABLE = "dalijax_resize_1", "dalijax_table_2", "dalijax_table_4_bytes_2"
+IMPLEMENTATION = "dalijax 1"  # in states: count up if resize.c computes other pixels
+_RESIZE, _TABLE, _BOTH = "dalijax_resize_1", "dalijax_table_2", "dalijax_resize_table_1"
 # Dtypes and numbers of dimensions of the inputs of _RESIZE.
 _INPUTS = [
     *((types.UINT8, 3), (types.UINT8, 3), (types.FLOAT, 1), (types.FLOAT, 1)),
     (types.INT32, 1),
 ]
+# An attribute of pipelines: functions that return the inputs of _RESIZE, by the results' names.
+_RESIZED = "_dalijax_resized"
 _log = logging.getLogger(__name__)
 
 
@@ -66,13 +68,13 @@ def offer_resize(
     """
     library = _library()
     if library is None:
-        offer(result, images, None, IMPLEMENTATION)
+        offer(result, None, IMPLEMENTATION)
         return
     # Private in DALI: the operator's arguments.
     decoder: Any = images.source
     is_decoded = operator_kind(decoder) == "decoders__Image"
 
-    def replacement(is_only_user: bool) -> DataNode:
+    def inputs_of(has_one_user: Callable[[DataNode], bool]) -> list[Any]:
         shape: Any
         if isinstance(size, DataNode):
             zero = types.Constant(np.zeros(1, np.int32), device="cpu")
@@ -82,7 +84,7 @@ def offer_resize(
         # An array of the output's size, without elements.
         empty: Any = fn.zeros(shape=shape, dtype=types.UINT8)
         inputs = [images, empty, *corners]
-        if is_only_user and is_decoded and corners and part is not None:
+        if has_one_user(images) and is_decoded and corners and part is not None:
             needed = part()
             arguments = {k: v for k, v in decoder._op._init_args.items() if not k.startswith("_")}
             inputs[0] = fn.decoders.image_slice(
@@ -93,10 +95,15 @@ def offer_resize(
                 **arguments,
             )
             inputs.append(needed.start)
+        return inputs
+
+    def replacement(has_one_user: Callable[[DataNode], bool]) -> DataNode:
+        inputs = inputs_of(has_one_user)
         resized = _called(library, _RESIZE, inputs, _INPUTS[: len(inputs)], types.UINT8)
         return _with_name(resized, result.name, types.UINT8)
 
-    offer(result, images, replacement, IMPLEMENTATION)
+    offer(result, replacement, IMPLEMENTATION)
+    vars(Pipeline.current()).setdefault(_RESIZED, {})[result.name] = inputs_of
 
 
 def offer_normalize(
@@ -118,24 +125,28 @@ def offer_normalize(
     if library is None:
         return
 
-    def replacement(_: bool) -> DataNode:
+    inputs_of_resize = vars(Pipeline.current()).get(_RESIZED, {}).get(images.name)
+
+    def replacement(has_one_user: Callable[[DataNode], bool]) -> DataNode:
         exact = np.dtype(np.float32) if dtype == BFLOAT16 else dtype
         values = _table(tuple(mean), tuple(std), exact)
         if dtype == BFLOAT16:
             values = values.astype(BFLOAT16).view(np.uint16)
-        is_wide = values.itemsize == 4
-        bits = np.dtype(np.uint32 if is_wide else np.uint16)
+        bits = np.dtype(np.uint32 if values.itemsize == 4 else np.uint16)
         # The table holds DALI's values; with the factors, the function rarely has to look them up.
         factors = np.array(mean, np.float32), np.float32(1) / np.array(std, np.float32)
         columns = np.stack(np.broadcast_arrays(*factors), axis=1)
         table = np.hstack([values.view(bits), columns.view(bits)])
-        inputs = [images, types.Constant(table, device="cpu")]
-        forms = [_INPUTS[0], (dali_type(bits), 2)]
+        function, inputs = _TABLE, [images]
+        if inputs_of_resize is not None and has_one_user(images):
+            function, inputs = _BOTH, inputs_of_resize(has_one_user)
+        forms = [*_INPUTS[: len(inputs)], (dali_type(bits), 2)]
+        inputs = [*inputs, types.Constant(table, device="cpu")]
         kind = dali_type(values.dtype)
-        normalized = _called(library, _WIDE_TABLE if is_wide else _TABLE, inputs, forms, kind)
+        normalized = _called(library, function, inputs, forms, kind)
         return _with_name(normalized, result.name, kind)
 
-    offer(result, images, replacement)
+    offer(result, replacement)
 
 
 def _with_name(images: DataNode, name: str, dtype: Any) -> DataNode:
@@ -166,7 +177,7 @@ def _called(
     def address(name: str) -> int | None:
         return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
 
-    shapes = (_RESIZE if function == _RESIZE else _TABLE) + "_shapes"
+    shapes = (_TABLE if function == _TABLE else _RESIZE) + "_shapes"
     result: DataNode = _operator(function)(device="cpu")(
         *inputs,
         run_fn=address(function),
@@ -221,7 +232,7 @@ def _checked_library() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(str(LIBRARY))
         is_fast = ctypes.c_int32.in_dll(library, "dalijax_resize_is_fast").value
-        _ = [library[name] for name in (_RESIZE, _TABLE, _WIDE_TABLE)]
+        _ = [library[name] for name in (_RESIZE, _TABLE, _BOTH)]
     except (OSError, ValueError, AttributeError) as error:  # none, or one of another version
         _log.warning(
             "DALI resizes images on the CPU, because the library in C can't be loaded (%s). "

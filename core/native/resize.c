@@ -1,8 +1,9 @@
 /* Resizes windows of uint8 images, and converts uint8 images by a table, on the CPU.
  *
- * DALI's operator for compiled functions calls `dalijax_resize_1` and `dalijax_table_2` in its
- * threads; `cpu_pixels.py` adds it to graphs. If pixels or arguments change, increase the numbers in
- * their names, and that in states: an older build may remain in the source folder.
+ * DALI's operator for compiled functions calls `dalijax_resize_1`, `dalijax_table_2` and
+ * `dalijax_resize_table_1` in its threads; `cpu_pixels.py` adds it to graphs. If pixels or arguments
+ * change, increase the numbers in their names: an older build may remain in the source folder. If
+ * pixels change, increase that in states, too.
  *
  * The filter is a triangle, as that of DALI's and Pillow's linear interpolation: its support is
  * larger than one pixel if the image becomes smaller (antialiasing). The window's coordinates are
@@ -10,8 +11,8 @@
  *
  * Weights are computed by the basic operations in double, which IEEE 754 defines exactly (compile
  * with -ffp-contract=off), and pixels in whole numbers. So all x86-64 processors and compilers
- * compute the same pixels. Functions with SSE2, and those with AVX2 for processors that have it, only
- * save time. Without SSE2, the code is slow; see `dalijax_resize_is_fast`.
+ * compute the same pixels. Functions with SSE2, and with AVX2 if the processor has it, save time.
+ * Without SSE2, the code is slow; see `dalijax_resize_is_fast`.
  */
 
 #include <math.h>
@@ -536,7 +537,8 @@ WIDE static int64_t normalize(
 #endif
 
 /* Converts the first values of images without the table, if its numbers are equal to those of
- * `normalize`; returns how many values. */
+ * `normalize`; returns how many values.
+ * shape: The shape of the table. */
 static int64_t without_table(
     int kind, const uint8_t *pixels, int64_t length, int64_t channels, const uint8_t *table,
     const int64_t *shape, void *out) {
@@ -560,42 +562,54 @@ static int64_t without_table(
 #endif
 }
 
-#define CONVERT(type, done)                                                                       \
+#define LOOK_UP(type)                                                                             \
   do {                                                                                            \
-    const type *table = ins[1];                                                                   \
-    type *out = (type *)outs[0] + (done);                                                         \
-    const int64_t step = in_shapes[1][0] == 1 ? 0 : in_shapes[1][1]; /* between channels */       \
-    pixels += (done);                                                                             \
+    const type *numbers = table;                                                                  \
+    type *to = (type *)out + done;                                                                \
+    const int64_t step = shape[0] == 1 ? 0 : shape[1]; /* between channels */                     \
+    pixels += done;                                                                               \
     if (channels == 3) {                                                                          \
-      for (int64_t i = (done); i < length; i += 3, pixels += 3, out += 3) {                       \
-        out[0] = table[pixels[0]];                                                                \
-        out[1] = table[step + pixels[1]];                                                         \
-        out[2] = table[2 * step + pixels[2]];                                                     \
+      for (int64_t i = done; i < length; i += 3, pixels += 3, to += 3) {                          \
+        to[0] = numbers[pixels[0]];                                                               \
+        to[1] = numbers[step + pixels[1]];                                                        \
+        to[2] = numbers[2 * step + pixels[2]];                                                    \
       }                                                                                           \
     } else {                                                                                      \
-      for (int64_t i = (done); i < length; i += channels)                                         \
+      for (int64_t i = done; i < length; i += channels)                                           \
         for (int64_t channel = 0; channel < channels; channel++)                                  \
-          *out++ = table[step * channel + *pixels++];                                             \
+          *to++ = numbers[step * channel + *pixels++];                                            \
     }                                                                                             \
   } while (0)
+
+static void convert(
+    const uint8_t *pixels, int64_t length, int64_t channels, const void *table,
+    const int64_t *shape, void *out) {
+  if (shape[1] == 256 + 2) { /* of 4 bytes */
+    int64_t done = without_table(FLOAT32, pixels, length, channels, table, shape, out);
+    LOOK_UP(uint32_t);
+  } else {
+    int64_t done = without_table(FLOAT16, pixels, length, channels, table, shape, out);
+    if (!done) done = without_table(BFLOAT16, pixels, length, channels, table, shape, out);
+    LOOK_UP(uint16_t);
+  }
+}
 
 void dalijax_table_2(
     void **outs, int64_t **out_shapes, const void *out_ndims, int32_t n_out, void **ins,
     int64_t **in_shapes, const void *in_ndims, int32_t n_in) {
-  const uint8_t *pixels = ins[0];
-  const int64_t channels = in_shapes[0][2], length = in_shapes[0][0] * in_shapes[0][1] * channels;
-  int64_t done = without_table(FLOAT16, pixels, length, channels, ins[1], in_shapes[1], outs[0]);
-  if (!done) {
-    done = without_table(BFLOAT16, pixels, length, channels, ins[1], in_shapes[1], outs[0]);
-  }
-  CONVERT(uint16_t, done);
+  const int64_t *shape = in_shapes[0];
+  convert(ins[0], shape[0] * shape[1] * shape[2], shape[2], ins[1], in_shapes[1], outs[0]);
 }
 
-void dalijax_table_4_bytes_2(
+/* Both in one operator, in which pixels stay in the cache. Inputs: those of `dalijax_resize_1`, and
+ * the table of `dalijax_table_2`. */
+void dalijax_resize_table_1(
     void **outs, int64_t **out_shapes, const void *out_ndims, int32_t n_out, void **ins,
     int64_t **in_shapes, const void *in_ndims, int32_t n_in) {
-  const uint8_t *pixels = ins[0];
-  const int64_t channels = in_shapes[0][2], length = in_shapes[0][0] * in_shapes[0][1] * channels;
-  int64_t done = without_table(FLOAT32, pixels, length, channels, ins[1], in_shapes[1], outs[0]);
-  CONVERT(uint32_t, done);
+  const int64_t channels = in_shapes[0][2], *size = in_shapes[1];
+  const int64_t length = size[0] * size[1] * channels;
+  void *pixels = allocated(length);
+  dalijax_resize_1(&pixels, out_shapes, out_ndims, n_out, ins, in_shapes, in_ndims, n_in - 1);
+  convert(pixels, length, channels, ins[n_in - 1], in_shapes[n_in - 1], outs[0]);
+  free(pixels);
 }

@@ -7,7 +7,9 @@ that they move between CPUs and GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nvidia.dali import Pipeline
@@ -21,12 +23,15 @@ _OFFERS, _DESCRIPTION = "_dalijax_offers", "_dalijax_description"
 _SPLIT, _MERGE = "_conditional__Split", "_conditional__Merge"
 
 
+# Receives a function that returns whether a node has only one user: an operator or an output.
+Replacement = Callable[[Callable[[DataNode], bool]], DataNode]
+
+
 class _Offer(NamedTuple):
     """The arguments of `offer`."""
 
     node: DataNode
-    images: DataNode
-    replacement: Callable[[bool], DataNode] | None
+    replacement: Replacement | None
     resized_by: str
 
 
@@ -44,24 +49,18 @@ class GraphDescription(NamedTuple):
     resized_by: str = ""
 
 
-def offer(
-    node: DataNode,
-    images: DataNode,
-    replacement: Callable[[bool], DataNode] | None,
-    resized_by: str = "",
-) -> None:
+def offer(node: DataNode, replacement: Replacement | None, resized_by: str = "") -> None:
     """Notes that another node may replace a node, during the definition of a graph.
 
     Args:
         node: The result of DALI's operator.
-        images: The images that it is computed from.
-        replacement: Called when the graph is complete, with whether the node is the only one that
-            uses the images. Returns a node of the same name and device. None: the node stays.
+        replacement: Called when the graph is complete, if it still uses the node. Returns a node of
+            the same name and device. None: the node stays.
         resized_by: The implementation that resizes the images. States of another implementation
             are rejected; states without one, e.g. of GPUs, are accepted.
     """
     offers = vars(Pipeline.current()).setdefault(_OFFERS, [])
-    offers.append(_Offer(node, images, replacement, resized_by))
+    offers.append(_Offer(node, replacement, resized_by))
 
 
 def description_of(pipeline: Pipeline) -> GraphDescription:
@@ -89,14 +88,20 @@ def choose(pipeline: Pipeline) -> None:
             continue
         outputs = _outputs(pipeline)
         lists = [outputs, *(nodes for op in operators(pipeline) for nodes in _lists(op))]
-        users = sum(getattr(x, "name", "") == item.images.name for nodes in lists for x in nodes)
+        names = Counter(getattr(node, "name", "") for nodes in lists for node in nodes)
+        resized_by = item.resized_by or resized_by
+        if not names[item.node.name]:  # the replacement of another node computes it, too
+            continue
         with pipeline:
-            new = item.replacement(users == 1)
+            new = item.replacement(functools.partial(_has_one_user, names))
         for nodes in lists:
             nodes[:] = [_replaced(node, item.node, new) for node in nodes]
         pipeline.set_outputs(*outputs)
-        resized_by = item.resized_by or resized_by
     vars(pipeline)[_DESCRIPTION] = description._replace(resized_by=resized_by)
+
+
+def _has_one_user(names: Mapping[str, int], node: DataNode) -> bool:
+    return names[node.name] == 1
 
 
 def _in_branches(ordered: Sequence[Any]) -> set[int]:

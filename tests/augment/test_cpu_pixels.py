@@ -185,8 +185,7 @@ def converted(library, image, values, factors):
         make(*(array.ctypes.data for array in arrays))
         for make, arrays in zip(pointers, ([buffer[32:]], [image, table], shapes))
     )
-    name = "dalijax_table_2" if bits.itemsize == 2 else "dalijax_table_4_bytes_2"
-    getattr(library, name)(outs, None, None, INT(1), ins, ins_shapes, None, INT(2))
+    library.dalijax_table_2(outs, None, None, INT(1), ins, ins_shapes, None, INT(2))
     assert (buffer[:32] == 7).all() and (buffer[-32:] == 7).all()
     return buffer[32:-32].view(values.dtype).reshape(image.shape)
 
@@ -504,6 +503,40 @@ def test_normalization_equals_that_of_dali(mean, std, one, dtype):
         wanted = batch["dali"].astype(batch["fast"].dtype)
     assert batch["fast"].dtype.name == dtype
     np.testing.assert_array_equal(batch["fast"], wanted)
+
+
+@needs_library
+@pytest.mark.parametrize("name", ("random", "resize"))
+@pytest.mark.parametrize("dtype", ("float16", "bfloat16", "float32"))
+def test_one_operator_resizes_and_normalizes(name, dtype):
+    def normalized(images, draw):
+        crop = MAKERS[name](images, draw)
+        result = augment.normalize(crop, (120, 110, 100), (60, 50, 55), dtype=dtype)
+        return crop, result
+
+    got, kinds = batches(lambda *arguments: normalized(*arguments)[1])
+    assert kinds.count("NumbaFunction") == 1
+    source = sources.Records([{"data": data} for data in KINDS.values()])
+
+    def both(data, *, draw):  # another user of the crop
+        return dict(zip(("crop", "x"), normalized(fn.decoders.image(data), draw)))
+
+    iterator = data_iterator(both, source=source)(batch_size=8, shuffle=False, as_numpy=True)
+    wanted = np.stack([np.concatenate([batch["x"] for batch in iterator]) for _ in range(2)])
+    assert kinds_of(iterator).count("NumbaFunction") == 2
+    assert got.dtype.name == dtype
+    np.testing.assert_array_equal(got, wanted)
+
+
+@needs_library
+def test_normalized_crops_are_reshaped_to_a_shape_in_the_graph():
+    def flat(images, draw):
+        crop = augment.normalize(augment.random_resized_crop(images, 24, draw=draw), 100, 50)
+        zero = fn.cast(images.shape()[:1] * 0, dtype=types.INT32)
+        return fn.reshape(crop, shape=zero + 24 * 24 * 3)
+
+    flattened, kinds = batches(flat)
+    assert kinds.count("NumbaFunction") == 1 and flattened.shape[2:] == (24 * 24 * 3,)
 
 
 @needs_library
