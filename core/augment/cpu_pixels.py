@@ -150,7 +150,7 @@ def offer_normalize(
 
 
 def _with_name(images: DataNode, name: str, dtype: Any) -> DataNode:
-    """Returns images with a dtype and the layout HWC, as an output with a name; copies nothing."""
+    """Returns images with a dtype and the layout HWC, as an output with a name, without a copy."""
     images = fn.reinterpret(images, dtype=dtype, src_dims=[-1, 0, 1, 2], layout="FHWC")
     # Without the first axis, DALI knows the layout before the graph runs, and then rejects
     # fn.reshape to a shape that another operator computes.
