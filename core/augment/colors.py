@@ -26,9 +26,9 @@ _YIQ = np.array([GRAY, [0.595716, -0.274453, -0.321263], [0.211456, -0.522591, 0
 _GRAY = np.tile(GRAY, (3, 1))
 _CHROMA = np.eye(3) - _GRAY
 _TURNED_CHROMA = np.linalg.inv(_YIQ) @ [[0, 0, 0], [0, 0, 1], [0, -1, 0]] @ _YIQ  # by 90 degrees
-_UNCHANGED = np.eye(3, dtype=np.float32)
-_MATRIX = (3, 3), np.float32  # multiplies (R, G, B)
-_WITH_WEIGHTS = (4, 3), np.float32  # the fourth number is added to the others, as a mean
+_UNCHANGED = np.eye(3, 4, dtype=np.float32)
+_MATRIX = (3, 4), np.float32  # multiplies (R, G, B, 1)
+_WITH_WEIGHTS = (4, 4), np.float32  # the mean of the fourth number is added to the others
 _MIXABLE = ("uint8", "uint16", "int16", "int32", "float32")  # dtypes that coord_transform takes
 _NARROWEST = 1e-3  # pixels; a blur of this sigma changes nothing
 _LARGEST_SQUARE = 11  # pixels; a GPU applies larger kernels faster to rows and then to columns
@@ -103,7 +103,7 @@ def color_jitter(
             return [matrix]
         brightness, contrast, *_ = factors.T
         shares = chosen * (brightness * (1 - contrast))[:, None, None]
-        return [np.concatenate([matrix, shares * GRAY], axis=1)]
+        return [np.concatenate([matrix, shares * [*GRAY, 0]], axis=1)]
 
     (matrix,) = draw._compute_outputs(
         matrices,
@@ -140,12 +140,13 @@ def grayscale(
         ValueError: If the probability is not between 0 and 1.
     """
     check_draw(draw, images)
+    gray = np.pad(_GRAY, ((0, 0), (0, 1)))
     chosen, matrix = _choice(
-        draw, probability, (_GRAY, _UNCHANGED), _MATRIX, {}, name, "augment.grayscale"
+        draw, probability, (gray, _UNCHANGED), _MATRIX, {}, name, "augment.grayscale"
     )
 
     def mixed(rgb: DataNode, matrix: DataNode) -> Any:
-        return fn.coord_transform(rgb, M=matrix, dtype=types.UINT8)
+        return fn.coord_transform(rgb, MT=matrix, dtype=types.UINT8)
 
     rgb = as_rgb(images, draw, types.UINT8)
     return draw._recolored(_some_changed(chosen, mixed, rgb, matrix), images)
@@ -303,7 +304,7 @@ def mean_gray(images: DataNode) -> Any:
 
 
 def _matrices(factors: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Returns the matrices by which `color_jitter` multiplies (R, G, B), float32 [rows, 3, 3].
+    """Returns the matrices by which `color_jitter` multiplies (R, G, B, 1), float32 [rows, 3, 4].
 
     The matrices map the mean gray to (brightness * contrast) times itself.
 
@@ -314,26 +315,27 @@ def _matrices(factors: NDArray[np.float64]) -> NDArray[np.float32]:
     angle = 2 * np.pi * hue
     chroma = np.stack([saturation * np.cos(angle), saturation * np.sin(angle)], axis=1)
     colors = _GRAY + np.tensordot(chroma, [_CHROMA, _TURNED_CHROMA], axes=1)
-    matrices = (brightness * contrast)[:, None, None] * colors
-    return matrices.astype(np.float32)
+    result = np.zeros((len(factors), 3, 4), np.float32)
+    result[:, :, :3] = (brightness * contrast)[:, None, None] * colors
+    return result
 
 
 def _mixed(images: DataNode, draw: Draw, matrix: DataNode, has_weights: bool) -> DataNode:
-    """Multiplies colors (R, G, B) by matrices, and keeps the dtype of the images.
+    """Multiplies colors (R, G, B, 1) by matrices, and keeps the dtype of the images.
 
     Args:
         images: RGB images.
         draw: The draw of the graph.
-        matrix: The matrix of each image, [3, 3] or [4, 3].
+        matrix: The matrix of each image, [3, 4] or [4, 4].
         has_weights: Whether the mean of a fourth number is added to the other three.
     """
     rgb = as_rgb(images, draw)
     dtype, _ = dtype_and_layout(images, draw)
     is_mixable = dtype in _MIXABLE
     if is_mixable and not has_weights:
-        return fn.coord_transform(rgb, M=matrix, dtype=dali_type(dtype))
+        return fn.coord_transform(rgb, MT=matrix, dtype=dali_type(dtype))
     numbers = rgb if is_mixable else fn.cast(rgb, dtype=types.FLOAT)
-    mixed: Any = fn.coord_transform(numbers, M=matrix)
+    mixed: Any = fn.coord_transform(numbers, MT=matrix)
     if has_weights:
         # A second fn.coord_transform, of the mean (R, G, B), would take a GPU's host 0.2 ms more.
         mean = _channels(over_pixels(fn.reductions.mean, mixed), 3, 1)
