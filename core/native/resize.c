@@ -543,7 +543,7 @@ static int64_t without_table(
     int kind, const uint8_t *pixels, int64_t length, int64_t channels, const uint8_t *table,
     const int64_t *shape, void *out) {
 #ifdef WIDE
-  if (!is_wide || channels > MOST) return 0;
+  if (!is_wide || channels < 1 || channels > MOST) return 0;
   const int64_t size = 256 * (kind == FLOAT32 ? 4 : 2); /* of the numbers of a channel, in bytes */
   float means[MOST], inverses[MOST];
   uint8_t levels[256];
