@@ -17,6 +17,7 @@ from ..native.library import VARIABLE
 from .fingerprint import (
     AUTOMATIC,
     CONNECTIONS,
+    IGNORED,
     RESIZED,
     Fingerprint,
     is_source,
@@ -188,6 +189,9 @@ class _Operator(NamedTuple):
 
 def _read_operators(texts: Sequence[str]) -> list[_Operator]:
     parts = [split_line(text) for text in texts]
+    for _, _, arguments in parts:  # older states contain arguments that are now ignored
+        for name in IGNORED & arguments.keys():
+            del arguments[name]
     labels = labels_of([(kind, name) for kind, name, _ in parts])
     return [_Operator(*part, label) for part, label in zip(parts, labels)]
 

@@ -32,7 +32,7 @@ Fingerprint = dict[str, Any]
 
 # Arguments that change the speed, not the data. (`hw_decoder_load` may change the rounding of
 # pixels, as a change from a CPU to a GPU does.)
-_IGNORED = frozenset(
+IGNORED = frozenset(
     {
         *("_display_name", "_module", "_origin_stack_filename", "_origin_stack_line"),
         *("_origin_stack_lineno", "_origin_stack_name", "bytes_per_sample_hint", "device"),
@@ -169,7 +169,7 @@ def graph_lines(
     producers = {name: label for (_, name, _), label in zip(operators, labels)}
     connections = []
     for (kind, name, arguments), label in zip(operators, labels):
-        compared = {k: v for k, v in arguments.items() if k not in _IGNORED}
+        compared = {k: v for k, v in arguments.items() if k not in IGNORED}
         inputs = compared.pop("inputs", ())
         connections.append([label, *([_produced(of, producers), k] for of, k in inputs)])
         if name in drawn:

@@ -44,6 +44,25 @@ def test_fingerprints_contain_the_epochs(policy, jpegs_many):
             assert difference.fixed == (name != "seed")
 
 
+def test_older_states_may_contain_arguments_that_are_ignored():
+    @pipeline_def(batch_size=1, num_threads=1, device_id=None)
+    def resized():
+        image = fn.constant(fdata=[0.0] * 12, shape=[2, 2, 3])
+        return fn.resize(image, size=[4, 4], minibatch_size=16)
+
+    pipeline = resized()
+    pipeline.build()
+    now = fingerprint([pipeline], EpochPlan(1, 1, 1, LastBatchPolicy.FILL, False, False), (0,))
+    before = [
+        f"{line}\tminibatch_size=16" if line.startswith("resize") else line
+        for line in now["operators"]
+    ]
+    assert before != now["operators"]
+    assert differences(now | {"operators": before}, now) == []
+    other = [line.replace("size=", "sizes=") for line in before]
+    assert differences(now | {"operators": other}, now) != []
+
+
 def built(graph):
     """Returns a pipeline of a graph of (images, condition), with conditionals."""
 
