@@ -1,7 +1,7 @@
 """Which pipelines run independent operators at the same time."""
 
 import pytest
-from nvidia.dali import OperatorConcurrency, fn, pipeline_def
+from nvidia.dali import OperatorConcurrency, Pipeline, fn, pipeline_def
 
 from dalijax.core.pipeline.dali_pipeline import run_concurrently
 
@@ -26,6 +26,16 @@ def test_a_gpu_runs_independent_operators_at_the_same_time():
 )
 def test_other_pipelines_keep_the_default(options):
     assert concurrency(**{"device_id": 0, **options}) is None
+
+
+def test_a_graph_that_is_defined_when_it_is_built_keeps_the_default():
+    class Later(Pipeline):
+        def define_graph(self):
+            return fn.constant(idata=1)
+
+    pipeline = Later(1, 1, 0)
+    run_concurrently(pipeline)
+    assert pipeline.concurrency is None
 
 
 def test_an_argument_is_kept():

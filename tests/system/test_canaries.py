@@ -68,8 +68,8 @@ USED = {
     "os": (module("os"), "_exit"),
     "Pipeline": (
         built,
-        "_checkpoint _first_iter _graph_out _names_and_devices _ops _pipe _pipes _py_pool_started "
-        "_shutdown _sinks",
+        "_checkpoint _concurrency _executor_flags _first_iter _graph_out _names_and_devices _ops "
+        "_pipe _pipes _py_pool_started _shutdown _sinks",
     ),
     "operator": (lambda: operator("source"), "_group _op"),
     "operator._op": (lambda: operator("source")._op, "_init_args"),
