@@ -13,7 +13,6 @@ from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names, whole_number
 from ..arrays.dtypes import dali_type
-from ..pipeline.alternatives import offer
 from ..random.draw import Draw, check_draw, check_share, on_device
 from ..state.operators import CHOICE
 from .layouts import as_rgb, conditional, dtype_and_layout, with_layout
@@ -31,7 +30,6 @@ _MATRIX = (3, 4), np.float32  # multiplies (R, G, B, 1)
 _WITH_WEIGHTS = (4, 4), np.float32  # the mean of the fourth number is added to the others
 _MIXABLE = ("uint8", "uint16", "int16", "int32", "float32")  # dtypes that coord_transform takes
 _NARROWEST = 1e-3  # pixels; a blur of this sigma changes nothing
-_LARGEST_SQUARE = 11  # pixels; a GPU applies larger kernels faster to rows and then to columns
 
 
 @do_not_convert
@@ -266,13 +264,9 @@ def gaussian_blur(
         # Two filters of one dimension take a fifth of the CPU time of fn.gaussian_blur, which also
         # ends the process at an image without pixels.
         kernel = on_device(row, sharp.device)
-        column: Any = fn.reshape(kernel, shape=[size, 1])
         filtered: Any = fn.filter(sharp, kernel, dtype=types.FLOAT)
-        result: Any = fn.cast_like(fn.filter(filtered, column, dtype=types.FLOAT), sharp)
-        if sharp.device == "gpu" and size <= _LARGEST_SQUARE:
-            # Fewer operators, which take a GPU's host more time than the GPU.
-            offer(result, lambda _: fn.filter(sharp, kernel * column, name=result.name))
-        return result
+        column = fn.reshape(kernel, shape=[size, 1])
+        return fn.cast_like(fn.filter(filtered, column, dtype=types.FLOAT), sharp)
 
     sharp = with_layout(images, draw)
     are_all = probability == 1
