@@ -11,7 +11,7 @@ import ctypes
 import functools
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,7 +74,7 @@ def offer_resize(
     decoder: Any = images.source
     is_decoded = operator_kind(decoder) == "decoders__Image"
 
-    def inputs_of(has_one_user: Callable[[DataNode], bool]) -> list[Any]:
+    def inputs_of(users: Mapping[str, int]) -> list[Any]:
         shape: Any
         if isinstance(size, DataNode):
             zero = types.Constant(np.zeros(1, np.int32), device="cpu")
@@ -84,7 +84,7 @@ def offer_resize(
         # An array of the output's size, without elements.
         empty: Any = fn.zeros(shape=shape, dtype=types.UINT8)
         inputs = [images, empty, *corners]
-        if has_one_user(images) and is_decoded and corners and part is not None:
+        if users[images.name] == 1 and is_decoded and corners and part is not None:
             needed = part()
             arguments = {k: v for k, v in decoder._op._init_args.items() if not k.startswith("_")}
             inputs[0] = fn.decoders.image_slice(
@@ -97,8 +97,8 @@ def offer_resize(
             inputs.append(needed.start)
         return inputs
 
-    def replacement(has_one_user: Callable[[DataNode], bool]) -> DataNode:
-        inputs = inputs_of(has_one_user)
+    def replacement(users: Mapping[str, int]) -> DataNode:
+        inputs = inputs_of(users)
         resized = _called(library, _RESIZE, inputs, _INPUTS[: len(inputs)], types.UINT8)
         return _with_name(resized, result.name, types.UINT8)
 
@@ -127,7 +127,7 @@ def offer_normalize(
 
     inputs_of_resize = vars(Pipeline.current()).get(_RESIZED, {}).get(images.name)
 
-    def replacement(has_one_user: Callable[[DataNode], bool]) -> DataNode:
+    def replacement(users: Mapping[str, int]) -> DataNode:
         exact = np.dtype(np.float32) if dtype == BFLOAT16 else dtype
         values = _table(tuple(mean), tuple(std), exact)
         if dtype == BFLOAT16:
@@ -138,8 +138,8 @@ def offer_normalize(
         columns = np.stack(np.broadcast_arrays(*factors), axis=1)
         table = np.hstack([values.view(bits), columns.view(bits)])
         function, inputs = _TABLE, [images]
-        if inputs_of_resize is not None and has_one_user(images):
-            function, inputs = _BOTH, inputs_of_resize(has_one_user)
+        if inputs_of_resize is not None and users[images.name] == 1:
+            function, inputs = _BOTH, inputs_of_resize(users)
         forms = [*_INPUTS[: len(inputs)], (dali_type(bits), 2)]
         inputs = [*inputs, types.Constant(table, device="cpu")]
         kind = dali_type(values.dtype)

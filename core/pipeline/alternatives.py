@@ -7,7 +7,6 @@ that they move between CPUs and GPUs.
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,8 +22,8 @@ _OFFERS, _DESCRIPTION = "_dalijax_offers", "_dalijax_description"
 _SPLIT, _MERGE = "_conditional__Split", "_conditional__Merge"
 
 
-# Receives a function that returns whether a node has only one user: an operator or an output.
-Replacement = Callable[[Callable[[DataNode], bool]], DataNode]
+# Receives how many operators and outputs of the graph use each node, by the node's name.
+Replacement = Callable[[Mapping[str, int]], DataNode]
 
 
 class _Offer(NamedTuple):
@@ -88,20 +87,16 @@ def choose(pipeline: Pipeline) -> None:
             continue
         outputs = _outputs(pipeline)
         lists = [outputs, *(nodes for op in operators(pipeline) for nodes in _lists(op))]
-        names = Counter(getattr(node, "name", "") for nodes in lists for node in nodes)
+        users = Counter(getattr(node, "name", "") for nodes in lists for node in nodes)
         resized_by = item.resized_by or resized_by
-        if not names[item.node.name]:  # the replacement of another node computes it, too
+        if not users[item.node.name]:  # the replacement of another node computes it, too
             continue
         with pipeline:
-            new = item.replacement(functools.partial(_has_one_user, names))
+            new = item.replacement(users)
         for nodes in lists:
             nodes[:] = [_replaced(node, item.node, new) for node in nodes]
         pipeline.set_outputs(*outputs)
     vars(pipeline)[_DESCRIPTION] = description._replace(resized_by=resized_by)
-
-
-def _has_one_user(names: Mapping[str, int], node: DataNode) -> bool:
-    return names[node.name] == 1
 
 
 def _in_branches(ordered: Sequence[Any]) -> set[int]:

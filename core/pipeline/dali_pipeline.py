@@ -231,8 +231,10 @@ def run_concurrently(pipeline: Pipeline) -> None:
         pipeline: A pipeline that was defined and is not built.
     """
     is_default = pipeline.concurrency is None and pipeline.exec_dynamic
+    if not is_default or pipeline.device_id is None:
+        return
     graph = operators(pipeline)  # empty if a subclass of Pipeline defines it when it is built
-    if not is_default or pipeline.device_id is None or not graph or any(map(calls_python, graph)):
+    if not graph or any(map(calls_python, graph)):
         return
     # Private in DALI: the argument ``concurrency``, as the graph is known only after the call.
     pipeline._concurrency = OperatorConcurrency.FULL

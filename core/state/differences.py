@@ -189,11 +189,12 @@ class _Operator(NamedTuple):
 
 def _read_operators(texts: Sequence[str]) -> list[_Operator]:
     parts = [split_line(text) for text in texts]
-    for _, _, arguments in parts:  # older states contain arguments that are now ignored
-        for name in IGNORED & arguments.keys():
-            del arguments[name]
     labels = labels_of([(kind, name) for kind, name, _ in parts])
-    return [_Operator(*part, label) for part, label in zip(parts, labels)]
+    return [
+        # Older states contain arguments that are now ignored.
+        _Operator(kind, name, {k: v for k, v in arguments.items() if k not in IGNORED}, label)
+        for (kind, name, arguments), label in zip(parts, labels)
+    ]
 
 
 def _paired(

@@ -53,8 +53,8 @@ def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
     if not instances:
         return [], ["the operators of the graph"]
     for instance in instances:
-        arguments = _printed_arguments(str(getattr(instance, "spec", "")))
-        kind = _kind(arguments, type(instance).__name__)
+        kind, arguments = _kind_and_arguments(instance)
+        is_python = _is_python(kind, arguments)
         # Private, too. It is needed because the text in which DALI prints lists can't be parsed.
         originals = getattr(getattr(instance, "_op", None), "_init_args", {})
         if reader_files.reader_of(kind):
@@ -63,7 +63,7 @@ def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
         if nodes := operator_inputs(instance):
             arguments["inputs"] = [[node.name, ""] for node in nodes]
         operators.append((kind, instance.name, arguments))
-        if calls_python(instance):
+        if is_python:
             unchecked.append(f"the Python function of {instance.name}")
     return operators, unchecked
 
@@ -211,14 +211,22 @@ def graph_outputs(pipeline: Pipeline, serialized: bytes = b"") -> list[str]:
 
 def calls_python(instance: Any) -> bool:
     """Returns whether an operator object of DALI calls a function of Python."""
-    arguments = _printed_arguments(str(getattr(instance, "spec", "")))
-    kind = _kind(arguments, type(instance).__name__)
+    return _is_python(*_kind_and_arguments(instance))
+
+
+def _is_python(kind: str, arguments: Mapping[str, Any]) -> bool:
     return "function_id" in arguments or ("function" in kind and "run_fn" not in arguments)
 
 
 def kind_of(instance: Any) -> str:
     """Returns the kind of an operator object of DALI ("readers.file"), in a built graph or not."""
-    return _kind(_printed_arguments(str(getattr(instance, "spec", ""))), type(instance).__name__)
+    return _kind_and_arguments(instance)[0]
+
+
+def _kind_and_arguments(instance: Any) -> tuple[str, dict[str, Any]]:
+    """Returns the kind and the printed arguments of an operator object of DALI."""
+    arguments = _printed_arguments(str(getattr(instance, "spec", "")))
+    return _kind(arguments, type(instance).__name__), arguments
 
 
 def _kind(arguments: Mapping[str, Any], schema: str) -> str:
