@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from nvidia.dali import Pipeline, fn
 from nvidia.dali.fn.io import file
@@ -25,7 +27,7 @@ from ..sources.buckets import BUCKET, Buckets
 from ..sources.rows import PACK, RowSource
 from ..sources.values import without_type
 from ..state.fingerprint import graph_lines, operator_line
-from ..state.operators import FIELD, Operator, file_inputs
+from ..state.operators import FIELD, Operator, file_inputs, operator_inputs, operators_before
 from . import schema
 from .schema import Schema
 
@@ -44,6 +46,14 @@ def _bucket(draw: Draw, source: Any) -> Any:
     from ..augment.bucket import Bucket
 
     return Bucket(draw, source)
+
+
+@do_not_convert
+def _note_copies(draw: Draw, outputs: Any) -> None:
+    """Notes which outputs of draws the graph of some outputs copies to the GPU."""
+    ends = jax.tree.leaves(outputs)
+    inputs = map(operator_inputs, operators_before(ends))
+    draw._note_copies([*ends, *itertools.chain.from_iterable(inputs)])
 
 
 # Parameters of graph functions that only some sources have: the type of the source, its name, and
@@ -170,6 +180,8 @@ class FedGraph:
         if self.draws:
             draw = Draw(rows_of, names, sized, self.inputs, self._example, self.read)
         outputs = self._call(nodes, draw)
+        if draw is not None:
+            _note_copies(draw, outputs)
         for name, are_paths in sized.items():
             # The graph may use only the sizes of the images, and not decode them.
             is_path = are_paths or self.inputs[name].is_path

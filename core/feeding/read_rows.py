@@ -338,8 +338,9 @@ def read_chunk(settings: ReadSettings, records: Indices, keys: Bits | None = Non
 class _Outputs(Sequence[TensorListCPU]):
     """The outputs of a draw for a pipeline, which become TensorLists when they are first used."""
 
-    def __init__(self, arrays: Sequence[NDArray[Any]]):
+    def __init__(self, arrays: Sequence[NDArray[Any]], function: DrawFunction):
         self._outputs: list[Any] = [*arrays]
+        self._function = function
 
     def __len__(self) -> int:
         return len(self._outputs)
@@ -347,7 +348,7 @@ class _Outputs(Sequence[TensorListCPU]):
     def __getitem__(self, k: Any) -> Any:
         output = self._outputs[k]
         if isinstance(output, np.ndarray):
-            output = self._outputs[k] = TensorListCPU(output)
+            output = self._outputs[k] = self._function.as_input(k, output)
         return output
 
 
@@ -494,7 +495,7 @@ class ReadRows:
                 layouts=self._layouts,
             )
         arrays = function(self._draw_rows)
-        outputs = [_Outputs([array[rows] for array in arrays]) for rows in self._parts]
+        outputs = [_Outputs([array[rows] for array in arrays], function) for rows in self._parts]
         for part in outputs:
             for k in list(function.used):
                 part[k]  # creates the TensorList in this thread

@@ -83,6 +83,11 @@ def operators(pipeline: Pipeline) -> list[Any]:
     """Returns the operators of an unbuilt pipeline in topological order."""
     # Private in DALI; without these attributes, no operators are found.
     ends = [*(getattr(pipeline, "_graph_out", None) or ()), *getattr(pipeline, "_sinks", ())]
+    return operators_before(ends)
+
+
+def operators_before(ends: Sequence[Any]) -> list[Any]:
+    """Returns the operators from which nodes are computed, in topological order."""
     ordered: dict[int, Any] = {}
     # Each operator is pushed twice: below its inputs, and again to be added after them.
     todo = [(getattr(node, "source", None), False) for node in reversed(ends)]

@@ -28,7 +28,9 @@ def graph(image, id, *, draw, device="mixed"):
     images = fn.decoders.image(image, device=device)
     window = draw.compute(lambda u, sizes: sizes + u, (2,), np.float32, images=images)
     images = augment.random_resized_crop(images, 32, draw=draw, name="crop")
-    return augment.flip(images, draw=draw, name="flip"), id + 0, draw.uniform(name="u"), window
+    u = draw.uniform(name="u")
+    u = u.gpu() if device == "mixed" else u
+    return augment.flip(images, draw=draw, name="flip"), id + 0, u, window
 
 
 def graph_of_paths(image, id, *, draw, device="mixed"):

@@ -31,7 +31,9 @@ def graph(data, label, *, draw, device="mixed"):
     images = augment.color_jitter(images, draw=draw, brightness=0.2, name="jitter")
     images = augment.grayscale(images, draw=draw, probability=0.5, name="gray")
     images = augment.gaussian_blur(images, 5, draw=draw, probability=0.5, name="blur")
-    return augment.flip(images, draw=draw, name="flip"), label, draw.uniform(name="u"), window
+    u = draw.uniform(name="u")
+    u = u.gpu() if device == "mixed" else u
+    return augment.flip(images, draw=draw, name="flip"), label, u, window
 
 
 def over(photos, layout, batch=BATCH, seed=None, on_host=()):

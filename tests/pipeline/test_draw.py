@@ -5,8 +5,10 @@ import itertools
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nvidia.dali import fn, pipeline_def
+from nvidia.dali import Pipeline, fn, pipeline_def
 
+from dalijax.core.feeding.graph import field_graph
+from dalijax.core.formats.field import Field
 from dalijax.core.random.draw import Draw, DrawFunction, DrawRows, described_draws
 from dalijax.core.random.hashing import column_keys, fold, uniform
 
@@ -344,3 +346,23 @@ def test_functions_of_users_are_computed_for_each_draw_by_itself():
     np.testing.assert_array_equal(b, -numbers(range(ROWS), "b", 1)[:, 0])
     expected = numbers(range(ROWS), "c", 1)[:, 0]
     np.testing.assert_allclose(c, expected - expected.mean(), atol=1e-6)
+
+
+def test_outputs_that_are_copied_to_the_gpu_are_noted():
+    draws = []
+
+    def graph(label, *, draw):
+        draws.append(draw)
+        angle, cpu = draw.uniform(name="argument"), draw.uniform(name="CPU")
+        forms = [((), np.float32)] * 2
+        first, second = draw._compute_outputs(lambda u, _: [u, u], forms, columns=1, name="second")
+        image = fn.rotate(fn.constant(idata=1, shape=[2, 2, 3], device="gpu"), angle=angle)
+        both, output = draw.uniform(name="both"), draw.uniform(name="output")
+        return image, cpu, first, second.gpu() + label, both, fn.copy(both.gpu()), output.gpu()
+
+    fields = {"label": Field(np.dtype(np.float32), 0)}
+    with Pipeline(1, 1, 0):
+        field_graph(graph, fields, {}, lambda name: 0)(lambda name: None, lambda run: None)
+    found = {function.name: function.copied for function, _ in draws[0]._outputs.values()}
+    expected = {"argument": set(), "CPU": set(), "second": {1}, "both": {0}, "output": {0}}
+    assert found == expected
