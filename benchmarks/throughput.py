@@ -552,9 +552,13 @@ def of_methods(
             )
             for count in range(len(COLORS) + 1)
         },
-        "DINO, with OperatorConcurrency.BACKEND": functools.partial(
-            of_method, "DINO", len(COLORS), concurrency=OperatorConcurrency.BACKEND
-        ),
+        **{
+            f"DINO, with {text}": functools.partial(of_method, "DINO", len(COLORS), **options)
+            for text, options in (
+                ("prefetch_queue_depth=3", {"prefetch_queue_depth": 3}),
+                ("OperatorConcurrency.BACKEND", {"concurrency": OperatorConcurrency.BACKEND}),
+            )
+        },
         **{name: functools.partial(of_method, name, len(COLORS)) for name in ("SimCLR", "BYOL")},
     }
 
