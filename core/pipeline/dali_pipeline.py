@@ -221,17 +221,17 @@ def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
 
 
 def run_concurrently(pipeline: Pipeline) -> None:
-    """Lets independent operators of a graph on a GPU run at the same time.
+    """Lets independent operators of a graph run at the same time.
 
     By default, DALI starts the operators of a GPU one after another, in one thread, which takes
-    longer than the GPU if there are many. A graph that calls Python keeps the default, because its
-    functions may not support calls from several threads. So does a graph with ``concurrency=``.
+    longer than the GPU if there are many. Operators of a CPU run one after another unless DALI uses
+    its new thread pool. A graph that calls Python keeps the default, because its functions may not
+    support calls from several threads. So does a graph with ``concurrency=``.
 
     Args:
         pipeline: A pipeline that was defined and is not built.
     """
-    is_default = pipeline.concurrency is None and pipeline.exec_dynamic
-    if not is_default or pipeline.device_id is None:
+    if pipeline.concurrency is not None or not pipeline.exec_dynamic:
         return
     graph = operators(pipeline)  # empty if a subclass of Pipeline defines it when it is built
     if not graph or any(map(calls_python, graph)):

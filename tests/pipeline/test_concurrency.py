@@ -17,13 +17,12 @@ def concurrency(calls_python=False, **options):
     return pipeline.concurrency
 
 
-def test_a_gpu_runs_independent_operators_at_the_same_time():
-    assert concurrency(device_id=0) == OperatorConcurrency.FULL
+@pytest.mark.parametrize("device_id", (None, 0))
+def test_independent_operators_run_at_the_same_time(device_id):
+    assert concurrency(device_id=device_id) == OperatorConcurrency.FULL
 
 
-@pytest.mark.parametrize(
-    "options", ({"device_id": None}, {"exec_dynamic": False}, {"calls_python": True})
-)
+@pytest.mark.parametrize("options", ({"exec_dynamic": False}, {"calls_python": True}))
 def test_other_pipelines_keep_the_default(options):
     assert concurrency(**{"device_id": 0, **options}) is None
 
