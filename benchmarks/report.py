@@ -152,10 +152,11 @@ def write(
         del arguments[at : at + 2]
     kind = kind_of(host["gpus"])
     program = pathlib.Path(sys.argv[0]).name
+    variables = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("DALI"))
     record = {
         "name": name,
         "machine": host,
-        "command": shlex.join(["python", f"benchmarks/{program}", *arguments]),
+        "command": shlex.join([*variables, "python", f"benchmarks/{program}", *arguments]),
         "tables": _tables,
         "plot": {"label": label, "groups": groups},
         "results": results,
