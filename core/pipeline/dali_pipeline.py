@@ -225,8 +225,8 @@ def run_concurrently(pipeline: Pipeline) -> None:
 
     By default, DALI starts the operators of a GPU one after another, in one thread, which takes
     longer than the GPU if there are many. Operators of a CPU run one after another unless DALI uses
-    its new thread pool. A graph that calls Python keeps the default, because its functions may not
-    support calls from several threads. So does a graph with ``concurrency=``.
+    its new thread pool. A graph with functions, of Python or Numba, keeps the default, because they
+    may not support calls from several threads. So does a graph with ``concurrency=``.
 
     Args:
         pipeline: A pipeline that was defined and is not built.
@@ -234,7 +234,7 @@ def run_concurrently(pipeline: Pipeline) -> None:
     if pipeline.concurrency is not None or not pipeline.exec_dynamic:
         return
     graph = operators(pipeline)  # empty if a subclass of Pipeline defines it when it is built
-    if not graph or any(map(calls_python, graph)):
+    if not graph or function_notes.NOTES in vars(pipeline) or any(map(calls_python, graph)):
         return
     # Private in DALI: the argument ``concurrency``, as the graph is known only after the call.
     pipeline._concurrency = OperatorConcurrency.FULL

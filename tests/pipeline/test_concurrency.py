@@ -1,9 +1,11 @@
 """Which pipelines run independent operators at the same time."""
 
+import numpy as np
 import pytest
 from nvidia.dali import OperatorConcurrency, Pipeline, fn, pipeline_def
 
 from dalijax.core.pipeline.dali_pipeline import run_concurrently
+from dalijax.fn import numba_function
 
 
 def concurrency(calls_python=False, **options):
@@ -25,6 +27,21 @@ def test_independent_operators_run_at_the_same_time(device_id):
 @pytest.mark.parametrize("options", ({"exec_dynamic": False}, {"calls_python": True}))
 def test_other_pipelines_keep_the_default(options):
     assert concurrency(**{"device_id": 0, **options}) is None
+
+
+def test_a_graph_with_a_function_of_numba_keeps_the_default():
+    pytest.importorskip("numba")
+
+    def double(out, x):
+        out[:] = 2 * x
+
+    @pipeline_def(batch_size=1, num_threads=1, device_id=None)
+    def defined():
+        return numba_function(fn.constant(idata=[1]), run_fn=double, example=np.zeros(1, np.int32))
+
+    pipeline = defined()
+    run_concurrently(pipeline)
+    assert pipeline.concurrency is None
 
 
 def test_a_graph_that_is_defined_when_it_is_built_keeps_the_default():
