@@ -9,7 +9,7 @@ setup(
     ext_modules=[
         Extension(
             "dalijax.core.native._native",
-            ["src/dalijax/core/native/read_ranges.c", "src/dalijax/core/native/resize.c"],
+            [f"src/dalijax/core/native/{name}.c" for name in ("read_ranges", "resize", "split")],
             # Without the last, processors that fuse operations would compute other weights.
             extra_compile_args=["-O3", "-ffp-contract=off"],
             libraries=["m"],

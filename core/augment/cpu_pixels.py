@@ -1,8 +1,6 @@
 """Resizes and normalizes uint8 images on the CPU by resize.c, in DALI's threads.
 
-It takes less time than ``fn.resize`` and ``fn.crop_mirror_normalize``. DALI's operator for
-functions that Numba has compiled calls functions by their addresses, without the GIL. Here, these
-are functions of the library in C; neither Numba nor a compiler is needed.
+It takes less time than ``fn.resize`` and ``fn.crop_mirror_normalize``.
 """
 
 from __future__ import annotations
@@ -16,14 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from nvidia.dali import Pipeline, fn, ops, types
+from nvidia.dali import Pipeline, fn, types
 from nvidia.dali.data_node import DataNode
 
 from ..arrays.dtypes import BFLOAT16, dali_type
-from ..native.library import LIBRARY, VARIABLE
+from ..native.library import VARIABLE
+from ..native.operators import called, checked_library, in_pipeline
 from ..pipeline.alternatives import offer
 from ..random.draw import draw_of_pipeline, operator_kind
-from ..threads.workers import Workers
 
 IMPLEMENTATION = "dalijax 1"  # in states: count up if resize.c computes other pixels
 _RESIZE, _TABLE, _BOTH = "dalijax_resize_1", "dalijax_table_2", "dalijax_resize_table_1"
@@ -164,43 +162,9 @@ def _called(
     forms: Sequence[tuple[Any, int]],
     kind: Any,
 ) -> DataNode:
-    """Returns the result of a function of resize.c, as an output of an operator.
-
-    Args:
-        library: The library in C.
-        function: The name of the function.
-        inputs: The inputs.
-        forms: The dtype and the number of dimensions of each input.
-        kind: The dtype of the result, [height, width, channels].
-    """
-
-    def address(name: str) -> int | None:
-        return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-
+    """Returns the result of a function of resize.c, of a dtype and [height, width, channels]."""
     shapes = (_TABLE if function == _TABLE else _RESIZE) + "_shapes"
-    result: DataNode = _operator(function)(device="cpu")(
-        *inputs,
-        run_fn=address(function),
-        setup_fn=address(shapes),
-        in_types=[dtype for dtype, _ in forms],
-        ins_ndim=[ndim for _, ndim in forms],
-        out_types=[kind],
-        outs_ndim=[3],
-        batch_processing=False,
-    )
-    # Private in DALI: the nodes that are computed even if the graph's outputs do not need them.
-    sinks = vars(Pipeline.current())["_sinks"]
-    sinks[:] = [node for node in sinks if node is not result]
-    return result
-
-
-@functools.cache
-def _operator(name: str) -> Any:
-    """Returns the class of DALI's operator for compiled functions, under another name."""
-    # Internal in DALI. Its public class is the plugin, which imports Numba, and whose functions
-    # must be those of Python.
-    make: Any = ops.python_op_factory  # type: ignore[attr-defined]
-    return make(name, "NumbaFunction", "NumbaFuncImpl", generated=False)
+    return called(library, function, shapes, inputs, forms, [(kind, 3)])[0]
 
 
 def fits(images: DataNode, dtype: np.dtype[Any] | None, layout: str) -> bool:
@@ -223,63 +187,22 @@ def _library() -> ctypes.CDLL | None:
         raise ValueError(
             f"the environment variable {VARIABLE} is {choice!r}. Unset it, or set it to dali"
         )
-    return None if choice else _checked_library()
-
-
-@functools.cache
-def _checked_library() -> ctypes.CDLL | None:
-    """Returns the library in C, after a check of a result; None if it can't be used."""
-    try:
-        library = ctypes.CDLL(str(LIBRARY))
-        is_fast = ctypes.c_int32.in_dll(library, "dalijax_resize_is_fast").value
-        _ = [library[name] for name in (_RESIZE, _TABLE, _BOTH)]
-    except (OSError, ValueError, AttributeError) as error:  # none, or one of another version
-        _log.warning(
-            "DALI resizes images on the CPU, because the library in C can't be loaded (%s). "
-            "Install dalijax where there is a C compiler, or set %s=dali",
-            error,
-            VARIABLE,
-        )
+    if choice:
         return None
-    if not is_fast:
+    library = checked_library()
+    if isinstance(library, str):
+        _warn(library)
+        return None
+    if not ctypes.c_int32.in_dll(library, "dalijax_resize_is_fast").value:
         _log.info("DALI resizes images on the CPU, because resize.c is slow on this processor")
-        return None
-    image = np.array([[[0], [255]], [[255], [0]]], np.uint8)
-
-    def mean_of_image() -> DataNode:
-        empty = fn.zeros(shape=[1, 1, 0], dtype=types.UINT8)
-        inputs = [types.Constant(image, device="cpu"), empty]
-        result = _called(library, _RESIZE, inputs, _INPUTS[:2], types.UINT8)
-        return _with_name(result, "mean", types.UINT8)
-
-    try:
-        result = _in_pipeline(mean_of_image)
-        if result.tolist() != [[[128]]]:
-            raise ValueError(f"the mean of {image.ravel()} became {result.ravel()}")
-    except Exception as error:  # DALI does not document its operator
-        _log.warning("DALI resizes images on the CPU, because a check failed: %s", error)
         return None
     return library
 
 
-def _in_pipeline(define: Callable[[], DataNode]) -> NDArray[Any]:
-    """Returns the result of a graph for one sample, of a pipeline of its own.
-
-    The pipeline is defined in another thread, because the caller defines a graph.
-    """
-
-    def run() -> NDArray[Any]:
-        pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None)
-        with pipeline:
-            pipeline.set_outputs(define())
-        pipeline.build()
-        return np.array(pipeline.run()[0].at(0))
-
-    workers = Workers(1, "dalijax-check")
-    try:
-        return workers.call(run).get(workers)
-    finally:
-        workers.end()
+@functools.cache
+def _warn(reason: str) -> None:
+    """Warns once that DALI resizes images."""
+    _log.warning("DALI resizes images on the CPU: %s. To hide this, set %s=dali", reason, VARIABLE)
 
 
 @functools.lru_cache(maxsize=64)
@@ -295,4 +218,4 @@ def _table(mean: tuple[float, ...], std: tuple[float, ...], dtype: np.dtype[Any]
         )
         return normal
 
-    return np.ascontiguousarray(_in_pipeline(define)[0].T)
+    return np.ascontiguousarray(in_pipeline(define)[0].T)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from nvidia.dali import Pipeline, fn
 from nvidia.dali.fn.io import file
@@ -29,6 +27,7 @@ from ..sources.values import without_type
 from ..state.fingerprint import graph_lines, operator_line
 from ..state.operators import FIELD, Operator, file_inputs, operator_inputs, operators_before
 from . import schema
+from .joined_draws import offer_joined
 from .schema import Schema
 
 
@@ -49,11 +48,15 @@ def _bucket(draw: Draw, source: Any) -> Any:
 
 
 @do_not_convert
-def _note_copies(draw: Draw, outputs: Any) -> None:
-    """Notes which outputs of draws the graph of some outputs copies to the GPU."""
-    ends = jax.tree.leaves(outputs)
-    inputs = map(operator_inputs, operators_before(ends))
-    draw._note_copies([*ends, *itertools.chain.from_iterable(inputs)])
+def _look_at_draws(draw: Draw, outputs: Any) -> None:
+    """Notes how the graph of some outputs uses draws, so that they are fed in the fastest way."""
+    if not draw._outputs:
+        return
+    values = outputs.values() if isinstance(outputs, dict) else outputs
+    ends = [*values] if isinstance(outputs, (dict, list, tuple)) else [outputs]
+    inputs = [node for operator in operators_before(ends) for node in operator_inputs(operator)]
+    draw._note_copies([*ends, *inputs])
+    offer_joined(draw, [*ends, *inputs])
 
 
 # Parameters of graph functions that only some sources have: the type of the source, its name, and
@@ -181,7 +184,7 @@ class FedGraph:
             draw = Draw(rows_of, names, sized, self.inputs, self._example, self.read)
         outputs = self._call(nodes, draw)
         if draw is not None:
-            _note_copies(draw, outputs)
+            _look_at_draws(draw, outputs)
         for name, are_paths in sized.items():
             # The graph may use only the sizes of the images, and not decode them.
             is_path = are_paths or self.inputs[name].is_path

@@ -335,23 +335,6 @@ def read_chunk(settings: ReadSettings, records: Indices, keys: Bits | None = Non
     return chunk
 
 
-class _Outputs(Sequence[TensorListCPU]):
-    """The outputs of a draw for a pipeline, which become TensorLists when they are first used."""
-
-    def __init__(self, arrays: Sequence[NDArray[Any]], function: DrawFunction):
-        self._outputs: list[Any] = [*arrays]
-        self._function = function
-
-    def __len__(self) -> int:
-        return len(self._outputs)
-
-    def __getitem__(self, k: Any) -> Any:
-        output = self._outputs[k]
-        if isinstance(output, np.ndarray):
-            output = self._outputs[k] = self._function.as_input(k, output)
-        return output
-
-
 class ReadRows:
     """The records of a run, prepared for the pipelines.
 
@@ -471,7 +454,7 @@ class ReadRows:
             self._columns[name] = self._in_row_order(parts)
         return self._columns[name]
 
-    def drawn(self, name: str, function: DrawFunction, part: int) -> Sequence[TensorListCPU]:
+    def drawn(self, name: str, function: DrawFunction, part: int) -> Sequence[NDArray[Any]]:
         """Returns the outputs of a draw for a pipeline.
 
         From now on, the reading threads compute the draw.
@@ -481,8 +464,8 @@ class ReadRows:
         self._settings.draws[name] = function  # the first call has checked it
         return self._drawn[name][part]
 
-    def _draw(self, function: DrawFunction) -> list[Sequence[TensorListCPU]]:
-        """Returns the outputs of a draw for each pipeline, a TensorList for each output."""
+    def _draw(self, function: DrawFunction) -> list[list[NDArray[Any]]]:
+        """Returns the outputs of a draw for each pipeline."""
         if self._draw_rows is None:
             self._draw_rows = DrawRows(
                 fold(self._settings.seed, self._epochs, self._records),
@@ -495,11 +478,7 @@ class ReadRows:
                 layouts=self._layouts,
             )
         arrays = function(self._draw_rows)
-        outputs = [_Outputs([array[rows] for array in arrays], function) for rows in self._parts]
-        for part in outputs:
-            for k in list(function.used):
-                part[k]  # creates the TensorList in this thread
-        return [*outputs]
+        return [[array[rows] for array in arrays] for rows in self._parts]
 
     def _refuse(self, row: int, error: Exception) -> None:
         """Sets the error of a row whose record can't be augmented, unless the row has an error."""

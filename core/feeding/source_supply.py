@@ -183,7 +183,7 @@ class SourceRows:
         """Returns a field of the records, one value per row, without a conversion for DALI."""
         return self._pending.read.column(name)[self._rows]
 
-    def drawn(self, name: str, function: DrawFunction) -> Sequence[TensorListCPU]:
+    def drawn(self, name: str, function: DrawFunction) -> Sequence[NDArray[Any]]:
         """Returns the results of a draw for the rows, usually computed ahead."""
         return self._pending.read.drawn(name, function, self._part)
 

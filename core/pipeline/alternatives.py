@@ -1,4 +1,4 @@
-"""Results of DALI's operators that other functions compute on the CPU.
+"""Results of DALI's operators that other functions compute, and inputs that are fed together.
 
 A graph is defined by DALI's operators. `offer` notes a function that replaces the result of one of
 them, and `choose` calls it when the graph is complete. States describe the graph before this, so
@@ -24,14 +24,16 @@ _SPLIT, _MERGE = "_conditional__Split", "_conditional__Merge"
 
 # Receives how many operators and outputs of the graph use each node, by the node's name.
 Replacement = Callable[[Mapping[str, int]], DataNode]
+# The same for several nodes; returns the new nodes by the names of the old.
+Replacements = Callable[[Mapping[str, int]], Mapping[str, DataNode]]
 
 
 class _Offer(NamedTuple):
-    """The arguments of `offer`."""
+    """Nodes that others may replace; see `offer` and `offer_inputs`."""
 
-    node: DataNode
-    replacement: Replacement | None
-    resized_by: str
+    nodes: Sequence[DataNode]
+    replacements: Replacements | None
+    resized_by: str = ""
 
 
 class GraphDescription(NamedTuple):
@@ -58,8 +60,23 @@ def offer(node: DataNode, replacement: Replacement | None, resized_by: str = "")
         resized_by: The implementation that resizes the images. States of another implementation
             are rejected; states without one, e.g. of GPUs, are accepted.
     """
-    offers = vars(Pipeline.current()).setdefault(_OFFERS, [])
-    offers.append(_Offer(node, replacement, resized_by))
+    replacements = None if replacement is None else lambda users: {node.name: replacement(users)}
+    _offers().append(_Offer([node], replacements, resized_by))
+
+
+def offer_inputs(nodes: Sequence[DataNode], replacements: Replacements) -> None:
+    """Notes that other nodes may replace inputs of a graph, during its definition.
+
+    Args:
+        nodes: The inputs.
+        replacements: Called when the other nodes of the graph have been replaced.
+    """
+    _offers().insert(0, _Offer(nodes, replacements))  # the first is called last
+
+
+def _offers() -> list[_Offer]:
+    found: list[_Offer] = vars(Pipeline.current()).setdefault(_OFFERS, [])
+    return found
 
 
 def description_of(pipeline: Pipeline) -> GraphDescription:
@@ -77,24 +94,26 @@ def choose(pipeline: Pipeline) -> None:
     offers: list[_Offer] = vars(pipeline).pop(_OFFERS, [])
     ordered = operators(pipeline) if offers else []
     used, conditional = {*map(id, ordered)}, _in_branches(ordered)
-    offers = [item for item in offers if id(item.node.source) in used]
+    offers = [item for item in offers if any(id(node.source) in used for node in item.nodes)]
     if not offers:
         return
     description = _description(pipeline)
     resized_by = "dali" if any(item.resized_by for item in offers) else ""
     for item in reversed(offers):  # nodes that use others come first
-        if item.replacement is None or id(item.node.source) in conditional:
+        sources = [node.source for node in item.nodes]
+        if item.replacements is None or any(id(source) in conditional for source in sources):
             continue
         outputs = _outputs(pipeline)
         lists = [outputs, *(nodes for op in operators(pipeline) for nodes in _lists(op))]
         users = Counter(getattr(node, "name", "") for nodes in lists for node in nodes)
         resized_by = item.resized_by or resized_by
-        if not users[item.node.name]:  # the replacement of another node computes it, too
+        # The replacement of another node may compute the nodes, too.
+        if not any(users[node.name] for node in item.nodes):
             continue
         with pipeline:
-            new = item.replacement(users)
+            new = item.replacements(users)
         for nodes in lists:
-            nodes[:] = [_replaced(node, item.node, new) for node in nodes]
+            nodes[:] = [_replaced(node, new) for node in nodes]
         pipeline.set_outputs(*outputs)
     vars(pipeline)[_DESCRIPTION] = description._replace(resized_by=resized_by)
 
@@ -115,11 +134,12 @@ def _in_branches(ordered: Sequence[Any]) -> set[int]:
     return found
 
 
-def _replaced(node: Any, old: DataNode, new: DataNode) -> Any:
-    """Returns a node, or its replacement on the same device if it is the old node."""
-    if getattr(node, "source", None) is not old.source:
-        return node
-    return new if node.device == old.device else DataNode(new.name, node.device, new.source)
+def _replaced(node: Any, new: Mapping[str, DataNode]) -> Any:
+    """Returns a node, or its replacement by its name, on the same device."""
+    found = new.get(getattr(node, "name", ""))
+    if found is None or found.device == node.device:
+        return node if found is None else found
+    return DataNode(found.name, node.device, found.source)
 
 
 def _description(pipeline: Pipeline) -> GraphDescription:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -25,6 +26,7 @@ from nvidia.dali.tensors import TensorListCPU
 from ..arguments import call_fault, knows_its_names
 from ..arrays.dtypes import as_dtype, dali_type
 from ..messages import replacements
+from ..native.operators import MOST_RESULTS
 from .hashing import Bits, column_keys, uniform
 
 # Maps uniform numbers in [0, 1), float32 [rows, columns], and image heights and widths,
@@ -180,7 +182,7 @@ class DrawnRows(Protocol):
     """The rows of one run of a pipeline, for which draws have results."""
 
     def drawn(self, name: str, function: DrawFunction) -> Sequence[Any]:
-        """Returns the results of a draw: an array or a DALI batch for each output."""
+        """Returns the results of a draw: an array for each output."""
         ...
 
 
@@ -274,15 +276,11 @@ class DrawFunction:
         name: The draw's name.
         function: Returns an array [rows, *shape] for each output.
         forms: Shape per sample and dtype of each output.
-        used: The indices of the outputs that pipelines have requested.
-        copied: The indices of the outputs that pipelines copy to the GPU; see `Draw._note_copies`.
     """
 
     name: str
     function: Callable[[DrawRows], Sequence[Any]]
     forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
-    used: set[int] = dataclasses.field(default_factory=set)
-    copied: set[int] = dataclasses.field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._is_pure = False  # set by the first call, after a check
@@ -299,15 +297,6 @@ class DrawFunction:
             for values, (shape, dtype) in zip(outputs, self.forms)
         ]
 
-    def as_input(self, k: int, array: NDArray[Any]) -> TensorListCPU:
-        """Returns an output [rows, *shape] as an input of the graph, without a copy.
-
-        DALI copies inputs from pageable memory to memory of its own, and then, for a copy to the
-        GPU, sample by sample to pinned memory. With ``is_pinned``, the first copy is in pinned
-        memory, and there is no second one: it takes 2.4 ms of CPU time per batch of 256.
-        """
-        return TensorListCPU(array, is_pinned=k in self.copied)
-
     def _outputs(self, rows: DrawRows) -> list[Any]:
         """Calls the function, checks the number of its outputs, and returns them."""
         try:
@@ -322,6 +311,40 @@ class DrawFunction:
                 f"{len(self.forms)}. Return one array for each output"
             )
         return arrays
+
+
+@dataclasses.dataclass
+class DrawnOutput:
+    """An output of a draw, which feeds an input of a graph.
+
+    Attributes:
+        draw: Computes all outputs of the draw.
+        index: The index of this output.
+        is_copied: Whether the graph copies it to the GPU.
+    """
+
+    draw: DrawFunction
+    index: int
+    is_copied: bool = False
+
+    @property
+    def form(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """The shape per sample, and the dtype."""
+        return self.draw.forms[self.index]
+
+    def of(self, rows: DrawnRows) -> NDArray[Any]:
+        """Returns the output for the rows of a run, [rows, *shape]."""
+        array: NDArray[Any] = rows.drawn(self.draw.name, self.draw)[self.index]
+        return array
+
+    def as_input(self, rows: DrawnRows) -> TensorListCPU:
+        """Returns the output as an input of the graph.
+
+        DALI copies inputs from pageable memory to memory of its own, and then, for a copy to the
+        GPU, sample by sample to pinned memory. With ``is_pinned``, the first copy is in pinned
+        memory, and there is no second one: it takes 2.4 ms of CPU time per batch of 256.
+        """
+        return TensorListCPU(self.of(rows), is_pinned=self.is_copied)
 
 
 class _JoinedDraws:
@@ -436,7 +459,10 @@ class Draw:
         # The same for results of another draw, such as the boxes of a window.
         self._derived: dict[str, tuple[str, str, Mapping[str, Any]]] = {}
         self._inputs: dict[str, str] = {}  # labels of the operators that feed random numbers
-        self._outputs: dict[str, tuple[DrawFunction, int]] = {}  # what these operators feed
+        self._outputs: dict[str, DrawnOutput] = {}  # what these operators feed
+        # Outputs of the same shape and dtype, by the name of an operator that may return them all.
+        self._alike: dict[str, list[DrawnOutput]] = {}
+        self._counts: Counter[str] = Counter()  # of outputs, by their shape and dtype
         # By the name of a node of images: images of the same sizes, or the common size.
         self._sizes: dict[str, ImageField | NDArray[np.int32]] = {}
         # By the name of a node of images: the images of a field, pixel for pixel at the same place.
@@ -769,33 +795,48 @@ class Draw:
             self._draws[name] = kind, f"draw.{name}", described
         drawn = DrawFunction(name, function, forms)
         nodes: list[DataNode] = []
-        # An input for each output takes 0.04 to 0.08 ms per batch of 256. Slicing outputs from a
-        # common input takes DALI's threads 0.2 to 0.3 ms for each output, which limits graphs with
-        # many draws. A source of several inputs would warn of those that are not used.
+        # An input for each output, which `core.feeding.joined_draws` joins. A source of several
+        # inputs would warn of those that are not used.
         for k, (shape, dtype) in enumerate(forms):
+            output = DrawnOutput(drawn, k)
             node = fn.external_source(
-                source=_output_of(rows_of, drawn, k),
+                source=_source(rows_of, output),
+                name=self._input_name(output),
                 batch=True,
                 dtype=dali_type(dtype),
                 ndim=len(shape),
             )
             suffix = f".{k}" if len(forms) > 1 else ""
             self._inputs[node.source.name] = f"drawn.{name}{suffix}"
-            self._outputs[node.source.name] = drawn, k
+            self._outputs[node.source.name] = output
             nodes.append(node)
         return tuple(nodes)
 
+    def _input_name(self, output: DrawnOutput) -> str:
+        """Returns the name of the operator that feeds an output, like that of an operator's result.
+
+        An operator with several results may replace operators with these names.
+        """
+        shape, dtype = output.form
+        kind = f"drawn_{dtype.name}_{'x'.join(map(str, shape))}"
+        number, index = divmod(self._counts[kind], MOST_RESULTS)
+        self._counts[kind] += 1
+        self._alike.setdefault(f"{kind}_{number}", []).append(output)
+        return f"{kind}_{number}[{index}]"
+
     def _note_copies(self, used: Iterable[Any]) -> None:
         """Notes which outputs of draws are copied to the GPU.
+
+        Only the first GPU, because DALI takes the device of pinned memory from the calling thread,
+        and would start CUDA on another GPU of the host.
 
         Args:
             used: The outputs of the graph, and the inputs of its operators.
         """
         for node in used:
-            operator = getattr(getattr(node, "source", None), "name", "")
-            if operator in self._outputs and node.device == "gpu":
-                function, k = self._outputs[operator]
-                function.copied.add(k)
+            output = self._outputs.get(getattr(getattr(node, "source", None), "name", ""))
+            if output is not None and node.device == "gpu":
+                output.is_copied = Pipeline.current().device_id == 0
 
     def _described(self) -> list[tuple[str, str, dict[str, Any]]]:
         """Returns the kind, name and settings of each draw; see `described_draws`."""
@@ -933,17 +974,9 @@ class Draw:
         return declared
 
 
-def _output_of(
-    rows_of: Callable[[int], DrawnRows], drawn: DrawFunction, k: int
-) -> Callable[[int], Any]:
+def _source(rows_of: Callable[[int], DrawnRows], output: DrawnOutput) -> Callable[[int], Any]:
     """Returns a callback of DALI that returns an output of a draw, given the run."""
-
-    def output(run: int) -> Any:
-        drawn.used.add(k)
-        found = rows_of(run).drawn(drawn.name, drawn)[k]
-        return drawn.as_input(k, found) if isinstance(found, np.ndarray) else found
-
-    return output
+    return do_not_convert(lambda run: output.as_input(rows_of(run)))
 
 
 def on_device(node: DataNode, device: str) -> DataNode:

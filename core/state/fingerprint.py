@@ -232,6 +232,8 @@ def labels_of(operators: Sequence[tuple[str, str]]) -> list[str]:
 
 def _produced(data: str, producers: Mapping[str, str]) -> str:
     """Returns an operator's output, such as "__Resize_3[0]", with the operator's label as name."""
+    if data in producers:  # the name of an operator may contain brackets
+        return producers[data]
     name, bracket, index = data.partition("[")
     return f"{producers.get(name, name)}{bracket}{index}"
 

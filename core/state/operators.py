@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -119,6 +119,7 @@ def without_choices(
     Operators that supply only choices are left out, too: external sources, and the splits of their
     data by an ``if``.
     """
+    names = {name for _, name, _ in operators}
     same: dict[str, str] = {}  # by the output of a choice: the data whose samples are chosen
     kept: list[Operator] = []
     suppliers: set[str] = set()
@@ -126,14 +127,14 @@ def without_choices(
         inputs = [[same.get(of, of), key] for of, key in arguments.get("inputs", ())]
         if kind in _CHOICES and name.startswith(CHOICE):
             same |= {output: inputs[0][0] for output in (name, f"{name}[0]", f"{name}[1]")}
-            suppliers.add(_producer(inputs[-1][0]))  # of the predicate
+            suppliers.add(_producer(inputs[-1][0], names))  # of the predicate
         else:
             kept.append((kind, name, {**arguments, "inputs": inputs} if inputs else arguments))
     outputs = [same.get(of, of) for of in outputs]
-    used = {*map(_producer, outputs)}
+    used = {_producer(output, names) for output in outputs}
     result: list[Operator] = []
     for kind, name, arguments in reversed(kept):  # operators that use an output come first
-        producers = {_producer(of) for of, _ in arguments.get("inputs", ())}
+        producers = {_producer(of, names) for of, _ in arguments.get("inputs", ())}
         if name in suppliers and name not in used:
             suppliers |= producers
         else:
@@ -142,9 +143,9 @@ def without_choices(
     return result[::-1], outputs
 
 
-def _producer(data: str) -> str:
+def _producer(data: str, names: Set[str]) -> str:
     """Returns the name of the operator with an output: "reader" of "reader[1]"."""
-    return data.partition("[")[0]
+    return data if data in names else data.partition("[")[0]
 
 
 def file_inputs(operators: Sequence[Operator]) -> dict[str, FileInput]:

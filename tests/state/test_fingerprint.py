@@ -102,5 +102,5 @@ def test_choices_leave_no_unused_operators():
     pipeline = built(changed)
     operators, outputs = without_choices(read_operators(pipeline)[0], graph_outputs(pipeline))
     data = [of for _, _, arguments in operators for of, _ in arguments.get("inputs", ())]
-    used = {of.partition("[")[0] for of in [*data, *outputs]}
-    assert {name for _, name, _ in operators} == used
+    names = {name for _, name, _ in operators}
+    assert names == {of if of in names else of.partition("[")[0] for of in [*data, *outputs]}
