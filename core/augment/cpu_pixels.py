@@ -162,7 +162,7 @@ def _called(
     forms: Sequence[tuple[Any, int]],
     kind: Any,
 ) -> DataNode:
-    """Returns the result of a function of resize.c, of a dtype and [height, width, channels]."""
+    """Returns the result of a function of resize.c, [height, width, channels] of a dtype."""
     shapes = (_TABLE if function == _TABLE else _RESIZE) + "_shapes"
     return called(library, function, shapes, inputs, forms, [(kind, 3)])[0]
 

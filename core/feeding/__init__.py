@@ -12,7 +12,8 @@
   With several processes, `stream_part` reads the part of each process.
 
 `graph` defines the ``external_source`` inputs of the graph, `joined_draws` feeds several draws by
-one input, and `schema` maps the keys of Grain's records to inputs. These modules do not import `core.iterator`.
+one input, and `schema` maps the keys of Grain's records to inputs. These modules do not import
+`core.iterator`.
 
 A bad record is handled in these steps:
 

@@ -48,8 +48,8 @@ def _bucket(draw: Draw, source: Any) -> Any:
 
 
 @do_not_convert
-def _look_at_draws(draw: Draw, outputs: Any) -> None:
-    """Notes how the graph of some outputs uses draws, so that they are fed in the fastest way."""
+def _plan_draws(draw: Draw, outputs: Any) -> None:
+    """Chooses how to feed the draws of a graph, given its outputs."""
     if not draw._outputs:
         return
     values = outputs.values() if isinstance(outputs, dict) else outputs
@@ -184,7 +184,7 @@ class FedGraph:
             draw = Draw(rows_of, names, sized, self.inputs, self._example, self.read)
         outputs = self._call(nodes, draw)
         if draw is not None:
-            _look_at_draws(draw, outputs)
+            _plan_draws(draw, outputs)
         for name, are_paths in sized.items():
             # The graph may use only the sizes of the images, and not decode them.
             is_path = are_paths or self.inputs[name].is_path

@@ -1,11 +1,12 @@
-"""Feeds several draws of a graph by one input, which the library in C takes apart.
+"""Feeds several draws of a graph by one input, which the library in C splits.
 
-Each input takes the thread of ``next()``, which holds the GIL, 0.06 ms per batch of 256, since DALI
-creates a tensor for each sample. Taking an input apart takes a thread of DALI 0.02 ms.
+Each input costs the thread of ``next()`` 0.06 ms per batch of 256, during which it holds the GIL:
+DALI creates a tensor for each sample. Splitting an input costs a thread of DALI 0.02 ms.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..pipeline.alternatives import offer_inputs
 from ..random.draw import Draw, DrawnOutput, DrawnRows
 
 _FEWEST = 3  # draws of one shape and dtype; fewer gain too little
+_LARGEST = 256  # bytes per sample; copying more costs more than another input
 
 
 def offer_joined(draw: Draw, used: Iterable[Any]) -> None:
@@ -33,9 +35,10 @@ def offer_joined(draw: Draw, used: Iterable[Any]) -> None:
         return
     nodes = {getattr(node, "name", ""): node for node in used}
     for name, alike in draw._alike.items():
+        shape, dtype = alike[0].form
         names = (f"{name}[{k}]" for k in range(len(alike)))
         found = [nodes[name] for name in names if name in nodes]
-        if len(found) >= _FEWEST:
+        if len(found) >= _FEWEST and math.prod(shape) * dtype.itemsize <= _LARGEST:
             offer_inputs(found, _joined(draw._rows, name, alike))
 
 
@@ -50,28 +53,34 @@ def _joined(
         outputs: The outputs, all of one form.
     """
 
-    def replacements(_: Mapping[str, int]) -> dict[str, DataNode]:
+    def replacements(users: Mapping[str, int]) -> dict[str, DataNode]:
         library = checked_library()
-        if isinstance(library, str):
+        live = [output if users[f"{name}[{k}]"] else None for k, output in enumerate(outputs)]
+        if isinstance(library, str) or len(live) - live.count(None) < _FEWEST:
             return {}
         shape, dtype = outputs[0].form
         kind, ndim = dali_type(dtype), len(shape)
         together = fn.external_source(
-            source=_source(rows_of, outputs), batch=True, dtype=kind, ndim=ndim + 1
+            source=_source(rows_of, live), batch=True, dtype=kind, ndim=ndim + 1
         )
-        parts = split(library, together, (kind, ndim), len(outputs), name)
+        parts = split(library, together, (kind, ndim), len(live), name)
         return {part.name: part for part in parts}
 
     return replacements
 
 
 def _source(
-    rows_of: Callable[[int], DrawnRows], outputs: Sequence[DrawnOutput]
+    rows_of: Callable[[int], DrawnRows], outputs: Sequence[DrawnOutput | None]
 ) -> Callable[[int], Any]:
-    """Returns a callback of DALI that returns outputs of draws as an array [rows, outputs, ...]."""
+    """Returns a callback of DALI that returns outputs of draws as an array [rows, outputs, ...].
+
+    Outputs that the graph does not use are None: they are not computed, and 0 in the array.
+    """
 
     def source(run: int) -> Any:
         rows = rows_of(run)
-        return TensorListCPU(np.stack([output.of(rows) for output in outputs], axis=1))
+        arrays = [None if output is None else output.of(rows) for output in outputs]
+        unused = np.zeros_like(next(array for array in arrays if array is not None))
+        return TensorListCPU(np.stack([unused if a is None else a for a in arrays], axis=1))
 
     return source

@@ -42,7 +42,7 @@ def called(
         inputs: The inputs, on the CPU.
         forms: The form of each input.
         results: The form of each result, at most `MOST_RESULTS`.
-        takes_batches: Whether one call processes all samples, in one thread.
+        takes_batches: Whether one call processes the whole batch.
         name: The name of the operator. Several results are named "name[0]", "name[1]" and so on.
     """
 
@@ -82,11 +82,13 @@ def checked_library() -> ctypes.CDLL | str:
     try:
         library = ctypes.CDLL(str(LIBRARY))
         _ = [library[name] for name in ("dalijax_resize_table_1", "dalijax_split_1")]
-    except (OSError, AttributeError) as error:  # none, or one of another version
+    except OSError as error:
         return (
             f"the library in C can't be loaded ({error}). Install dalijax where there is a C "
             "compiler"
         )
+    except AttributeError as error:
+        return f"the library in C belongs to another version ({error}). Reinstall dalijax"
     images = np.array([[[[9], [9]], [[9], [9]]], [[[0], [255]], [[255], [0]]]], np.uint8)
 
     def mean_of_second() -> DataNode:
@@ -109,7 +111,7 @@ def checked_library() -> ctypes.CDLL | str:
 def split(
     library: ctypes.CDLL, x: DataNode, form: Form, parts: int, name: str | None = None
 ) -> list[DataNode]:
-    """Returns the parts of an input along its first axis.
+    """Splits an input along its first axis.
 
     Args:
         library: The library in C.

@@ -1,4 +1,4 @@
-/* Takes an input of a graph apart, for DALI's operator NumbaFuncImpl with batch_processing
+/* Splits an input of a graph. DALI's operator NumbaFuncImpl calls the functions for a whole batch
  * (dali/operators/numba_function/numba_func.cc): the pointers and shapes of all samples follow each
  * other, output by output. `joined_draws.py` adds it to graphs.
  */

@@ -8,7 +8,7 @@ that they move between CPUs and GPUs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from nvidia.dali import Pipeline
@@ -24,7 +24,7 @@ _SPLIT, _MERGE = "_conditional__Split", "_conditional__Merge"
 
 # Receives how many operators and outputs of the graph use each node, by the node's name.
 Replacement = Callable[[Mapping[str, int]], DataNode]
-# The same for several nodes; returns the new nodes by the names of the old.
+# Receives the same, and returns the new nodes by the names of the nodes that they replace.
 Replacements = Callable[[Mapping[str, int]], Mapping[str, DataNode]]
 
 
@@ -69,7 +69,7 @@ def offer_inputs(nodes: Sequence[DataNode], replacements: Replacements) -> None:
 
     Args:
         nodes: The inputs.
-        replacements: Called when the other nodes of the graph have been replaced.
+        replacements: Called after the functions of `offer`. Nodes that it does not return stay.
     """
     _offers().insert(0, _Offer(nodes, replacements))  # the first is called last
 
@@ -100,8 +100,8 @@ def choose(pipeline: Pipeline) -> None:
     description = _description(pipeline)
     resized_by = "dali" if any(item.resized_by for item in offers) else ""
     for item in reversed(offers):  # nodes that use others come first
-        sources = [node.source for node in item.nodes]
-        if item.replacements is None or any(id(source) in conditional for source in sources):
+        sources = {id(node.source) for node in item.nodes}
+        if item.replacements is None or sources & conditional:
             continue
         outputs = _outputs(pipeline)
         lists = [outputs, *(nodes for op in operators(pipeline) for nodes in _lists(op))]
@@ -113,7 +113,7 @@ def choose(pipeline: Pipeline) -> None:
         with pipeline:
             new = item.replacements(users)
         for nodes in lists:
-            nodes[:] = [_replaced(node, new) for node in nodes]
+            nodes[:] = [_replaced(node, sources, new) for node in nodes]
         pipeline.set_outputs(*outputs)
     vars(pipeline)[_DESCRIPTION] = description._replace(resized_by=resized_by)
 
@@ -134,12 +134,19 @@ def _in_branches(ordered: Sequence[Any]) -> set[int]:
     return found
 
 
-def _replaced(node: Any, new: Mapping[str, DataNode]) -> Any:
-    """Returns a node, or its replacement by its name, on the same device."""
-    found = new.get(getattr(node, "name", ""))
-    if found is None or found.device == node.device:
-        return node if found is None else found
-    return DataNode(found.name, node.device, found.source)
+def _replaced(node: Any, sources: Set[int], new: Mapping[str, DataNode]) -> Any:
+    """Returns a node or, if it comes from one of some operators, its replacement by its name.
+
+    Args:
+        node: The node.
+        sources: The identifiers of the operators.
+        new: The replacements; the result is on the device of the node.
+    """
+    if id(getattr(node, "source", None)) not in sources:
+        return node
+    found = new.get(node.name, node)
+    same = found.device == node.device
+    return found if same else DataNode(found.name, node.device, found.source)
 
 
 def _description(pipeline: Pipeline) -> GraphDescription:

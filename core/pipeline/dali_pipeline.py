@@ -20,7 +20,7 @@ from nvidia.dali import OperatorConcurrency, Pipeline, backend
 from ..environment import cuda_queues
 from ..errors import StateError
 from ..messages.user_warnings import warn_user
-from ..state.operators import calls_python, kind_of, operators
+from ..state.operators import calls_function, kind_of, operators
 from ..state.random_state import to_other_device
 from . import advice, alternatives, function_notes
 
@@ -198,8 +198,8 @@ def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
     except AttributeError:  # invalid outputs, which building reports
         pass
     else:
-        alternatives.choose(pipeline)
         run_concurrently(pipeline)
+        alternatives.choose(pipeline)
     try:
         pipeline.build()
     except (NotImplementedError, TypeError, ValueError) as error:
@@ -225,16 +225,16 @@ def run_concurrently(pipeline: Pipeline) -> None:
 
     By default, DALI starts the operators of a GPU one after another, in one thread, which takes
     longer than the GPU if there are many. Operators of a CPU run one after another unless DALI uses
-    its new thread pool. A graph with functions, of Python or Numba, keeps the default, because they
-    may not support calls from several threads. So does a graph with ``concurrency=``.
+    its new thread pool. A graph that calls functions of Python or Numba keeps the default, because
+    they may not support calls from several threads. So does a graph with ``concurrency=``.
 
     Args:
-        pipeline: A pipeline that was defined and is not built.
+        pipeline: A pipeline that was defined and is not built, before `alternatives.choose`.
     """
     if pipeline.concurrency is not None or not pipeline.exec_dynamic:
         return
     graph = operators(pipeline)  # empty if a subclass of Pipeline defines it when it is built
-    if not graph or function_notes.NOTES in vars(pipeline) or any(map(calls_python, graph)):
+    if not graph or any(map(calls_function, graph)):
         return
     # Private in DALI: the argument ``concurrency``, as the graph is known only after the call.
     pipeline._concurrency = OperatorConcurrency.FULL

@@ -813,12 +813,13 @@ class Draw:
         return tuple(nodes)
 
     def _input_name(self, output: DrawnOutput) -> str:
-        """Returns the name of the operator that feeds an output, like that of an operator's result.
+        """Returns a name for the operator that feeds an output.
 
-        An operator with several results may replace operators with these names.
+        It has the form in which DALI names one of several results of an operator, because such an
+        operator may replace those that feed outputs of the same shape and dtype.
         """
         shape, dtype = output.form
-        kind = f"drawn_{dtype.name}_{'x'.join(map(str, shape))}"
+        kind = f"dalijax_drawn_{dtype.name}_{'x'.join(map(str, shape))}"
         number, index = divmod(self._counts[kind], MOST_RESULTS)
         self._counts[kind] += 1
         self._alike.setdefault(f"{kind}_{number}", []).append(output)

@@ -215,9 +215,10 @@ def graph_outputs(pipeline: Pipeline, serialized: bytes = b"") -> list[str]:
     return []
 
 
-def calls_python(instance: Any) -> bool:
-    """Returns whether an operator object of DALI calls a function of Python."""
-    return _is_python(*_kind_and_arguments(instance))
+def calls_function(instance: Any) -> bool:
+    """Returns whether an operator object of DALI calls a function of Python or Numba."""
+    kind, arguments = _kind_and_arguments(instance)
+    return "function_id" in arguments or "function" in kind.lower()
 
 
 def _is_python(kind: str, arguments: Mapping[str, Any]) -> bool:

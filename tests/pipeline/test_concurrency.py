@@ -1,8 +1,7 @@
 """Which pipelines run independent operators at the same time."""
 
-import numpy as np
 import pytest
-from nvidia.dali import OperatorConcurrency, Pipeline, fn, pipeline_def
+from nvidia.dali import OperatorConcurrency, Pipeline, fn, pipeline_def, types
 
 from dalijax.core.pipeline.dali_pipeline import run_concurrently
 from dalijax.fn import numba_function
@@ -29,15 +28,21 @@ def test_other_pipelines_keep_the_default(options):
     assert concurrency(**{"device_id": 0, **options}) is None
 
 
-def test_a_graph_with_a_function_of_numba_keeps_the_default():
-    pytest.importorskip("numba")
+@pytest.mark.parametrize("is_dalis", (True, False))
+def test_a_graph_that_calls_a_function_of_numba_keeps_the_default(is_dalis):
+    plugin = pytest.importorskip("nvidia.dali.plugin.numba.fn.experimental")
 
     def double(out, x):
         out[:] = 2 * x
 
+    forms = {"in_types": [types.INT32], "ins_ndim": [1]}
+    if is_dalis:
+        forms |= {"out_types": [types.INT32], "outs_ndim": [1]}
+
     @pipeline_def(batch_size=1, num_threads=1, device_id=None)
     def defined():
-        return numba_function(fn.constant(idata=[1]), run_fn=double, example=np.zeros(1, np.int32))
+        function = plugin.numba_function if is_dalis else numba_function
+        return function(fn.constant(idata=[1]), run_fn=double, **forms)
 
     pipeline = defined()
     run_concurrently(pipeline)

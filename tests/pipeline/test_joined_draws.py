@@ -1,4 +1,4 @@
-"""Draws of one shape and dtype, which are fed by one input and taken apart by split.c."""
+"""Draws of one shape and dtype, which are fed by one input that split.c splits."""
 
 import ctypes
 
@@ -13,7 +13,7 @@ from dalijax import augment, data_iterator, sources
 from dalijax.adapters.grain import DALITransform
 from dalijax.core.feeding import joined_draws
 from dalijax.core.native import operators as native_operators
-from dalijax.core.pipeline import dali_pipeline
+from dalijax.core.pipeline import alternatives
 from dalijax.core.state.operators import operators
 from drawing import drawn_image, png
 
@@ -62,13 +62,13 @@ def over_grain(count=7):
 @pytest.fixture
 def built(monkeypatch):
     """The kinds of the operators of each pipeline that is built."""
-    found, build = [], dali_pipeline.run_concurrently
+    found, choose = [], alternatives.choose
 
     def noted(pipeline):
+        choose(pipeline)
         found.append([str(getattr(o._op, "schema_name", o.name)) for o in operators(pipeline)])
-        build(pipeline)
 
-    monkeypatch.setattr(dali_pipeline, "run_concurrently", noted)
+    monkeypatch.setattr(alternatives, "choose", noted)
     return found
 
 
@@ -115,6 +115,34 @@ def test_a_graph_returns_joined_draws(form, built, apart):
     for name in names:
         np.testing.assert_array_equal(joined[name], single[name])
     assert any("NumbaFunction" in kinds for kinds in built)
+
+
+def test_draws_that_the_graph_does_not_use_are_not_computed(apart, built):
+    def used():
+        def refused(u, _):
+            raise ValueError("this draw is not used")
+
+        def graph(x, *, draw):
+            a, b = draw.uniform(name="a"), draw.uniform(name="b")
+            draw.compute(refused, name="refused")
+            return a + b * draw.uniform(name="c"), x
+
+        make = data_iterator(graph, ["y", "x"], source=sources.Arrays({"x": np.arange(9)}))
+        return rows_of(make(batch_size=4))
+
+    joined, single = used(), apart(used)
+    np.testing.assert_array_equal(joined["y"], single["y"])
+    assert any("NumbaFunction" in kinds for kinds in built)
+
+
+@pytest.mark.parametrize(("shape", "is_joined"), (((8, 8), True), ((8, 9), False)))
+def test_large_draws_are_not_joined(shape, is_joined, built):
+    def graph(x, *, draw):
+        return sum(draw.uniform(shape=shape, name=name) for name in "abc"), x
+
+    make = data_iterator(graph, ["sum", "x"], source=sources.Arrays({"x": np.arange(5)}))
+    assert rows_of(make(batch_size=5))["sum"].shape == (5, *shape)
+    assert any("NumbaFunction" in kinds for kinds in built) == is_joined
 
 
 @pytest.mark.parametrize("key", (1, ("t", 1)))
