@@ -6,6 +6,7 @@ DALI creates a tensor for each sample. Splitting an input costs a thread of DALI
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -34,31 +35,31 @@ def offer_joined(draw: Draw, used: Iterable[Any]) -> None:
     if Pipeline.current().device_id is not None:
         return
     nodes = {getattr(node, "name", ""): node for node in used}
-    for name, alike in draw._alike.items():
-        shape, dtype = alike[0].form
-        names = (f"{name}[{k}]" for k in range(len(alike)))
-        found = [nodes[name] for name in names if name in nodes]
+    for name, inputs in itertools.groupby(sorted(draw._outputs), lambda n: n.partition("[")[0]):
+        alike = {key: draw._outputs[key] for key in inputs}
+        shape, dtype = next(iter(alike.values())).form
+        found = [nodes[key] for key in alike if key in nodes]
         if len(found) >= _FEWEST and math.prod(shape) * dtype.itemsize <= _LARGEST:
             offer_inputs(found, _joined(draw._rows, name, alike))
 
 
 def _joined(
-    rows_of: Callable[[int], DrawnRows], name: str, outputs: Sequence[DrawnOutput]
+    rows_of: Callable[[int], DrawnRows], name: str, outputs: Mapping[str, DrawnOutput]
 ) -> Callable[[Mapping[str, int]], dict[str, DataNode]]:
     """Returns a function that replaces the inputs of some outputs by the parts of one input.
 
     Args:
         rows_of: Returns the rows of a run.
         name: The name of the operator that returns the parts.
-        outputs: The outputs, all of one form.
+        outputs: The outputs in order, all of one form, by the names of the inputs.
     """
 
     def replacements(users: Mapping[str, int]) -> dict[str, DataNode]:
         library = checked_library()
-        live = [output if users[f"{name}[{k}]"] else None for k, output in enumerate(outputs)]
+        live = [output if users[key] else None for key, output in outputs.items()]
         if isinstance(library, str) or len(live) - live.count(None) < _FEWEST:
             return {}
-        shape, dtype = outputs[0].form
+        shape, dtype = next(iter(outputs.values())).form
         kind, ndim = dali_type(dtype), len(shape)
         together = fn.external_source(
             source=_source(rows_of, live), batch=True, dtype=kind, ndim=ndim + 1

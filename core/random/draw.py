@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -320,11 +319,13 @@ class DrawnOutput:
     Attributes:
         draw: Computes all outputs of the draw.
         index: The index of this output.
+        label: A readable label of the input.
         is_copied: Whether the graph copies it to the GPU.
     """
 
     draw: DrawFunction
     index: int
+    label: str
     is_copied: bool = False
 
     @property
@@ -409,7 +410,7 @@ def described_draws(pipeline: Pipeline) -> list[tuple[str, str, dict[str, Any]]]
 def draw_inputs(pipeline: Pipeline) -> dict[str, str]:
     """Returns a readable label of each operator that feeds random numbers, by its name in DALI."""
     draw = _draw_of(pipeline)
-    return {} if draw is None else dict(draw._inputs)
+    return {} if draw is None else {name: o.label for name, o in draw._outputs.items()}
 
 
 def draw_of_pipeline() -> Draw | None:
@@ -458,11 +459,8 @@ class Draw:
         self._draws: dict[str, tuple[str, str, Mapping[str, Any]]] = {}
         # The same for results of another draw, such as the boxes of a window.
         self._derived: dict[str, tuple[str, str, Mapping[str, Any]]] = {}
-        self._inputs: dict[str, str] = {}  # labels of the operators that feed random numbers
-        self._outputs: dict[str, DrawnOutput] = {}  # what these operators feed
-        # Outputs of the same shape and dtype, by the name of an operator that may return them all.
-        self._alike: dict[str, list[DrawnOutput]] = {}
-        self._counts: Counter[str] = Counter()  # of outputs, by their shape and dtype
+        # By the name of each operator that feeds random numbers: what it feeds.
+        self._outputs: dict[str, DrawnOutput] = {}
         # By the name of a node of images: images of the same sizes, or the common size.
         self._sizes: dict[str, ImageField | NDArray[np.int32]] = {}
         # By the name of a node of images: the images of a field, pixel for pixel at the same place.
@@ -798,7 +796,8 @@ class Draw:
         # An input for each output, which `core.feeding.joined_draws` joins. A source of several
         # inputs would warn of those that are not used.
         for k, (shape, dtype) in enumerate(forms):
-            output = DrawnOutput(drawn, k)
+            suffix = f".{k}" if len(forms) > 1 else ""
+            output = DrawnOutput(drawn, k, f"drawn.{name}{suffix}")
             node = fn.external_source(
                 source=_source(rows_of, output),
                 name=self._input_name(output),
@@ -806,8 +805,6 @@ class Draw:
                 dtype=dali_type(dtype),
                 ndim=len(shape),
             )
-            suffix = f".{k}" if len(forms) > 1 else ""
-            self._inputs[node.source.name] = f"drawn.{name}{suffix}"
             self._outputs[node.source.name] = output
             nodes.append(node)
         return tuple(nodes)
@@ -819,11 +816,9 @@ class Draw:
         operator may replace those that feed outputs of the same shape and dtype.
         """
         shape, dtype = output.form
-        kind = f"dalijax_drawn_{dtype.name}_{'x'.join(map(str, shape))}"
-        number, index = divmod(self._counts[kind], MOST_RESULTS)
-        self._counts[kind] += 1
-        self._alike.setdefault(f"{kind}_{number}", []).append(output)
-        return f"{kind}_{number}[{index}]"
+        place = sum(other.form == output.form for other in self._outputs.values())
+        number, index = divmod(place, MOST_RESULTS)
+        return f"dalijax_drawn_{dtype.name}_{'x'.join(map(str, shape))}_{number}[{index}]"
 
     def _note_copies(self, used: Iterable[Any]) -> None:
         """Notes which outputs of draws are copied to the GPU.
@@ -977,7 +972,7 @@ class Draw:
 
 def _source(rows_of: Callable[[int], DrawnRows], output: DrawnOutput) -> Callable[[int], Any]:
     """Returns a callback of DALI that returns an output of a draw, given the run."""
-    return do_not_convert(lambda run: output.as_input(rows_of(run)))
+    return lambda run: output.as_input(rows_of(run))
 
 
 def on_device(node: DataNode, device: str) -> DataNode:

@@ -54,7 +54,8 @@ def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
         return [], ["the operators of the graph"]
     for instance in instances:
         kind, arguments = _kind_and_arguments(instance)
-        is_python = _is_python(kind, arguments)
+        is_compiled = "run_fn" in arguments
+        is_python = "function_id" in arguments or ("function" in kind and not is_compiled)
         # Private, too. It is needed because the text in which DALI prints lists can't be parsed.
         originals = getattr(getattr(instance, "_op", None), "_init_args", {})
         if reader_files.reader_of(kind):
@@ -219,10 +220,6 @@ def calls_function(instance: Any) -> bool:
     """Returns whether an operator object of DALI calls a function of Python or Numba."""
     kind, arguments = _kind_and_arguments(instance)
     return "function_id" in arguments or "function" in kind.lower()
-
-
-def _is_python(kind: str, arguments: Mapping[str, Any]) -> bool:
-    return "function_id" in arguments or ("function" in kind and "run_fn" not in arguments)
 
 
 def kind_of(instance: Any) -> str:
