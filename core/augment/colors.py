@@ -27,7 +27,7 @@ _CHROMA = np.eye(3) - _GRAY
 _TURNED_CHROMA = np.linalg.inv(_YIQ) @ [[0, 0, 0], [0, 0, 1], [0, -1, 0]] @ _YIQ  # by 90 degrees
 _UNCHANGED = np.eye(3, 4, dtype=np.float32)
 _MATRIX = (3, 4), np.float32  # multiplies (R, G, B, 1)
-_WITH_WEIGHTS = (4, 4), np.float32  # the mean of the fourth number is added to the others
+_WITH_MEAN = (4, 4), np.float32  # the mean of all four numbers is subtracted from the others
 _MIXABLE = ("uint8", "uint16", "int16", "int32", "float32")  # dtypes that coord_transform takes
 _NARROWEST = 1e-3  # pixels; a blur of this sigma changes nothing
 
@@ -100,12 +100,14 @@ def color_jitter(
         if not changes_contrast:
             return [matrix]
         brightness, contrast, *_ = factors.T
-        shares = chosen * (brightness * (1 - contrast))[:, None, None]
-        return [np.concatenate([matrix, shares * [*GRAY, 0]], axis=1)]
+        gray = chosen * (brightness * (1 - contrast))[:, None, None] * [*GRAY, 0]
+        # The fourth number makes the sum of all four -4 times the gray that is added to each image.
+        fourth = -4 * gray - matrix.sum(axis=1, keepdims=True)
+        return [np.concatenate([matrix, fourth], axis=1)]
 
     (matrix,) = draw._compute_outputs(
         matrices,
-        [_WITH_WEIGHTS if changes_contrast else _MATRIX],
+        [_WITH_MEAN if changes_contrast else _MATRIX],
         columns=5,
         settings={**ranges, **({} if probability == 1 else {"probability": probability})},
         name=name,
@@ -314,32 +316,27 @@ def _matrices(factors: NDArray[np.float64]) -> NDArray[np.float32]:
     return result
 
 
-def _mixed(images: DataNode, draw: Draw, matrix: DataNode, has_weights: bool) -> DataNode:
+def _mixed(images: DataNode, draw: Draw, matrix: DataNode, has_mean: bool) -> DataNode:
     """Multiplies colors (R, G, B, 1) by matrices, and keeps the dtype of the images.
 
     Args:
         images: RGB images.
         draw: The draw of the graph.
         matrix: The matrix of each image, [3, 4] or [4, 4].
-        has_weights: Whether the mean of a fourth number is added to the other three.
+        has_mean: Whether the mean of four numbers is subtracted from the first three.
     """
     rgb = as_rgb(images, draw)
     dtype, _ = dtype_and_layout(images, draw)
     is_mixable = dtype in _MIXABLE
-    if is_mixable and not has_weights:
-        return fn.coord_transform(rgb, MT=matrix, dtype=dali_type(dtype))
     numbers = rgb if is_mixable else fn.cast(rgb, dtype=types.FLOAT)
-    mixed: Any = fn.coord_transform(numbers, MT=matrix)
-    if has_weights:
-        # A second fn.coord_transform, of the mean (R, G, B), would take a GPU's host 0.2 ms more.
-        mean = _channels(over_pixels(fn.reductions.mean, mixed), 3, 1)
-        mixed = _channels(mixed, 0, 3) + mean
-    return mixed if dtype == np.float32 else fn.cast_like(mixed, rgb)
-
-
-def _channels(images: Any, first: int, count: int) -> Any:
-    """Returns some channels of images."""
-    return fn.slice(images, start=[first], shape=[count], axes=[-1])
+    result = dali_type(dtype) if is_mixable else types.FLOAT
+    mixed = fn.coord_transform(numbers, MT=matrix, dtype=types.FLOAT if has_mean else result)
+    if has_mean:
+        # DALI computes the mean, subtracts it and rounds in one operator. Means of one channel, a
+        # sum and a cast are five: on a GPU, they take 0.7 ms more for 256 images of 224 x 224.
+        mixed = fn.normalize(mixed, axis_names="HWC", stddev=1.0, dtype=result)
+        mixed = fn.slice(mixed, start=[0], shape=[3], axes=[-1])
+    return mixed if is_mixable else fn.cast_like(mixed, rgb)
 
 
 def _choice(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from nvidia.dali import Pipeline, fn
+from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.tensors import TensorListCPU
 
@@ -21,25 +21,22 @@ from ..native.operators import checked_library, split
 from ..pipeline.alternatives import offer_inputs
 from ..random.draw import Draw, DrawnOutput, DrawnRows
 
-_FEWEST = 3  # draws of one shape and dtype; fewer gain too little
 _LARGEST = 256  # bytes per sample; copying more costs more than another input
 
 
 def offer_joined(draw: Draw, used: Iterable[Any]) -> None:
-    """Offers to feed draws of the same shape and dtype together, if the graph is on the CPU.
+    """Offers to feed draws of the same shape and dtype together.
 
     Args:
         draw: The draw of the graph.
         used: The outputs of the graph, and the inputs of its operators.
     """
-    if Pipeline.current().device_id is not None:
-        return
     nodes = {getattr(node, "name", ""): node for node in used}
     for name, inputs in itertools.groupby(sorted(draw._outputs), lambda n: n.partition("[")[0]):
         alike = {key: draw._outputs[key] for key in inputs}
         shape, dtype = next(iter(alike.values())).form
         found = [nodes[key] for key in alike if key in nodes]
-        if len(found) >= _FEWEST and math.prod(shape) * dtype.itemsize <= _LARGEST:
+        if len(found) > 1 and math.prod(shape) * dtype.itemsize <= _LARGEST:
             offer_inputs(found, _joined(draw._rows, name, alike))
 
 
@@ -57,7 +54,7 @@ def _joined(
     def replacements(users: Mapping[str, int]) -> dict[str, DataNode]:
         library = checked_library()
         live = [output if users[key] else None for key, output in outputs.items()]
-        if isinstance(library, str) or len(live) - live.count(None) < _FEWEST:
+        if isinstance(library, str) or len(live) - live.count(None) < 2:
             return {}
         shape, dtype = next(iter(outputs.values())).form
         kind, ndim = dali_type(dtype), len(shape)

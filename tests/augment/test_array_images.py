@@ -5,7 +5,7 @@ import functools
 import grain
 import numpy as np
 import pytest
-from nvidia.dali import fn
+from nvidia.dali import fn, types
 
 from dalijax import augment, data_iterator
 from dalijax.adapters.grain import DALIDataLoader, DALITransform
@@ -309,3 +309,21 @@ def test_an_image_without_pixels_is_a_bad_record(function, shape):
     graph = data_iterator(lambda x, *, draw: {"y": function(x, draw)}, shuffle=False)
     with pytest.raises(BatchError, match="record 3"):
         next(graph(source=Records(rows(pixels)), batch_size=COUNT))
+
+
+@pytest.mark.parametrize("shape", ((0, 5, 3), (5, 0, 3), (2, 0, 5, 3)))
+def test_contrast_leaves_an_image_without_pixels(shape):
+    def sums(x, *, draw):
+        images = augment.color_jitter(x, draw=draw, contrast=0.4)
+        shape = fn.cast(images.shape(), dtype=types.INT32)
+        return {"sum": fn.reductions.sum(images), "shape": shape}
+
+    full = tuple(extent or 4 for extent in shape)
+    pixels = [np.full(full, 10 * k, np.uint8) for k in range(COUNT)]
+    wanted = transformed(rows(pixels), sums)
+    pixels[3] = np.ones(shape, np.uint8)
+    found = transformed(rows(pixels), sums)
+    np.testing.assert_array_equal(found["shape"][3], shape)
+    assert found["sum"][3] == 0
+    others = np.arange(COUNT) != 3
+    np.testing.assert_array_equal(found["sum"][others], wanted["sum"][others])

@@ -82,6 +82,20 @@ def test_arrays_of_each_dtype_are_jittered(dtype):
             np.testing.assert_allclose(found[inside], expected[inside], atol=0.51)
 
 
+def test_contrast_is_about_the_mean_of_each_frame():
+    videos = np.stack([[drawn_image(2 * k), drawn_image(2 * k + 1) // 4] for k in range(4)])
+    source = sources.Arrays({"x": videos}, kinds={"x": sources.Field(np.uint8, 4, layout="FHWC")})
+
+    def jitter(x, draw):
+        return augment.color_jitter(x, draw=draw, brightness=(0.8, 0.8), contrast=(0.5, 0.5))
+
+    batch = next(data_iterator(jitter, ["y"], source=source)(batch_size=4, shuffle=False))
+    for frames, found in zip(videos, np.asarray(batch["y"])):
+        for frame, pixels in zip(frames, found):
+            expected = plain_jitter(frame.astype(float), 0.8, 0.5, 1.0, 0.0)
+            assert np.abs(pixels - expected).max() < 0.51
+
+
 @pytest.mark.parametrize("factor", (0, 0.6, 1.4))
 @pytest.mark.parametrize(
     ("name", "enhancer"),
