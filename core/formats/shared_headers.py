@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
@@ -42,14 +41,14 @@ class SharedHeaders(Generic[T]):
     def put(self, header: memoryview, use: Hashable, result: T) -> None:
         """Stores the result for images with a header, unless the header is long.
 
-        Drops the oldest results if there are too many. `get` describes ``use``.
+        Drops the other results if there are too many. `get` describes ``use``.
         """
         length = len(header)
         if length > _LONGEST:
             return
         if length not in self._lengths:
             self._lengths = (*self._lengths, length)[-_MOST_LENGTHS:]
+        if len(self._results) >= _MOST:
+            # Dropping the oldest takes longer: a dict seeks its first item behind dropped items.
+            self._results.clear()
         self._results[bytes(header), use] = result
-        with contextlib.suppress(KeyError, RuntimeError, StopIteration):  # another thread drops it
-            while len(self._results) > _MOST:
-                del self._results[next(iter(self._results))]

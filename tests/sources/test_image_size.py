@@ -317,6 +317,17 @@ def parsed(monkeypatch):
     return parsed
 
 
+def test_a_cache_of_headers_is_small():
+    headers = SharedHeaders()
+    for number in range(1000):
+        header = number.to_bytes(4, "big")
+        assert headers.get(memoryview(header + b"pixels"), "use") is None
+        headers.put(memoryview(header), "use", number)
+        assert headers.get(memoryview(header + b"pixels"), "use") == number
+        assert headers.get(memoryview(header + b"pixels"), "other use") is None
+    assert len(headers._results) < 300
+
+
 JPEGS = [name for name in KINDS if name.startswith("JPEG")]
 
 
