@@ -319,7 +319,8 @@ def test_contrast_leaves_an_image_without_pixels(shape):
         return {"sum": fn.reductions.sum(images), "shape": shape}
 
     full = tuple(extent or 4 for extent in shape)
-    pixels = [np.full(full, 10 * k, np.uint8) for k in range(COUNT)]
+    random = np.random.default_rng(0)
+    pixels = [random.integers(0, 256, full, np.uint8) for _ in range(COUNT)]
     wanted = transformed(rows(pixels), sums)
     pixels[3] = np.ones(shape, np.uint8)
     found = transformed(rows(pixels), sums)
