@@ -49,6 +49,5 @@ class SharedHeaders(Generic[T]):
         if length not in self._lengths:
             self._lengths = (*self._lengths, length)[-_MOST_LENGTHS:]
         if len(self._results) >= _MOST:
-            # Dropping the oldest takes longer: a dict seeks its first item behind dropped items.
-            self._results.clear()
+            self._results.clear()  # dropping only the oldest could fail in two threads
         self._results[bytes(header), use] = result
