@@ -196,7 +196,7 @@ def test_mixtures_and_names_read_ahead(server):
     assert server.most_in_flight > 10
 
 
-def test_maps_request_only_their_inputs(server):
+def test_maps_read_their_inputs(server):
     def sum_of(record, rng):
         return {"sum": int(record["data"].sum(dtype=np.int64)), "noise": rng.random()}
 
@@ -207,7 +207,6 @@ def test_maps_request_only_their_inputs(server):
     def batches():
         return [*make(source=source, batch_size=24, num_threads=1, as_numpy=True, seed=1)]
 
-    server.ranges.clear()
     server.fault = share_of_requests(0.2, ("503", "reset"), most=1)
     first, second = batches(), batches()
     assert sorted(np.concatenate([batch["label"] for batch in first])) == list(range(120))
@@ -216,12 +215,13 @@ def test_maps_request_only_their_inputs(server):
         for record, total in zip(batch["label"], batch["sum"], strict=True):
             assert total == np.frombuffer(content(record), np.uint8).sum(dtype=np.int64)
 
-    server.fault = None
+
+def test_maps_of_indexed_labels_request_nothing(server):
     small = opened(server).map(lambda record: {"n": record["label"] * 2}, inputs=["label"])
     server.ranges.clear()
     make = data_iterator(lambda n: n + 0, ["n"])
     assert len(list(make(source=small, batch_size=24, num_threads=1))) == 5
-    assert not server.ranges  # the index has the labels
+    assert not server.ranges
 
 
 @pytest.mark.parametrize(
