@@ -92,7 +92,8 @@ class Pack:
         style = Style(interp_type, antialias, 0, *dtype_and_layout(images, self._draw))
         images = with_layout(images, self._draw)
         resized = window_pixels.resized(images, (None, None), self._node("size"), style)
-        patches = cut_up(resized, self._node("cells"), self._node("tokens"))
+        cells, tokens = self._node("cells"), self._node("tokens")
+        patches = cut_up(resized, style.dtype, self._source.patch, cells, tokens)
         return self._filled(patches, "start", "span")
 
     @do_not_convert

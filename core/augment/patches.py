@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names, whole_number
+from ..arrays.dtypes import dali_type
 from ..order.grids import grids
 from ..random.draw import Draw, check_draw, check_images, check_share, on_device
 from . import geometry, window_pixels, windows
@@ -34,17 +36,27 @@ def check_channels(images: DataNode, draw: Draw | None) -> None:
         )
 
 
-def cut_up(images: DataNode, cells: DataNode, rows: DataNode) -> Any:
+def cut_up(
+    images: DataNode, dtype: np.dtype[Any] | None, patch: int, cells: DataNode, rows: DataNode
+) -> Any:
     """Returns patches [patches, patch * patch * channels] of images of whole patches.
 
     Args:
         images: The images.
+        dtype: The dtype of the images; None if it is unknown.
+        patch: Height and width of a patch, in pixels.
         cells: The shape [rows, patch, columns, -1] of each image.
         rows: The shape [patches, -1] of each result.
     """
+    word, kind = None, None
+    if dtype is not None:
+        # A row of a patch has whole words. DALI transposes 8 bytes as fast as one.
+        word = dali_type(np.dtype(f"uint{8 * math.gcd(8, patch * dtype.itemsize)}"))
+        kind = dali_type(dtype)
+    parts: Any = fn.reinterpret(images, shape=cells, dtype=word)
     # [rows, columns, patch, patch * channels]
-    parts: Any = fn.transpose(fn.reshape(images, shape=cells), perm=[0, 2, 1, 3])
-    return fn.reshape(parts, shape=rows)
+    parts = fn.transpose(parts, perm=[0, 2, 1, 3])
+    return fn.reinterpret(parts, shape=rows, dtype=kind)
 
 
 def shapes_of_grids(
@@ -80,6 +92,7 @@ class PatchWindow(Window):
     ``fn.pad``.
     """
 
+    _patch: int
     _tokens: int
 
     @do_not_convert
@@ -114,7 +127,9 @@ class PatchWindow(Window):
         check_channels(images, self._draw)
         _, _, _, cells, rows, *found = self._operands
         resized: Any = self._window(images, interp_type, antialias, 0, orientation)
-        cut: Any = fn.pad(cut_up(resized, cells, rows), axes=[0], shape=[self._tokens])
+        dtype, _ = dtype_and_layout(images, self._draw)
+        cut: Any = cut_up(resized, dtype, self._patch, cells, rows)
+        cut = fn.pad(cut, axes=[0], shape=[self._tokens])
         positions, mask, grid = (on_device(node, cut.device) for node in found)
         return cut, positions, mask, grid
 
@@ -246,7 +261,7 @@ def _patch_window(
         name=name,
         columns=windows.COLUMNS + 1 if is_random else 0,
     )
-    window._tokens = tokens
+    window._patch, window._tokens = patch, tokens
     return window
 
 

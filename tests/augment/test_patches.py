@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from nvidia.dali import fn
+from nvidia.dali import fn, types
 
 from dalijax import augment, data_iterator, sources
 from dalijax.core.order.grids import grids
@@ -70,6 +70,39 @@ def test_arrays_of_other_channels_and_dtypes():
         pixels = resized(image, (height * 4, width * 4)).reshape(height, 4, width, 4, 2)
         expected = pixels.swapaxes(1, 2).reshape(height * width, -1)
         np.testing.assert_allclose(rows[: height * width], expected, atol=1e-3)
+
+
+RESIZED = ("uint8", "int16", "uint16", "float32")  # by fn.resize
+
+
+@pytest.mark.parametrize("patch", (1, 2, 5, 12, 14, 16))
+@pytest.mark.parametrize(
+    "dtype", ("bool", "uint8", "int8", "int16", "uint16", "int32", "float16", "float32")
+)
+def test_each_pixel_is_in_its_patch(patch, dtype):
+    rng = np.random.default_rng(0)
+    images = {
+        f"x{channels}": rng.integers(0, 100, (4, 3 * patch, 2 * patch, channels)).astype(dtype)
+        for channels in (1, 3, 4, 5)
+    }
+
+    def cut(x1, x3, x4, x5, *, draw):
+        found = {}
+        for image in (x1, x3, x4, x5):
+            copied = draw.sized(fn.copy(image), image)  # of unknown dtype
+            for pixels in (image, copied if dtype in RESIZED else image):
+                window = augment.patch_window(pixels, draw=draw, patch=patch, tokens=7)
+                part, *_ = window.patches(pixels, interp_type=types.INTERP_NN)
+                found[f"{len(found)}"] = part
+        return found
+
+    make = data_iterator(cut, source=sources.Arrays(images), as_numpy=True)
+    batch = next(make(batch_size=4, shuffle=False))
+    for number, values in enumerate(images.values()):
+        parts = values.reshape(4, 3, patch, 2, patch, -1).swapaxes(2, 3).reshape(4, 6, -1)
+        for found in (batch[f"{2 * number}"], batch[f"{2 * number + 1}"]):
+            np.testing.assert_array_equal(found[:, :6], parts, strict=True)
+            assert not found[:, 6].any()
 
 
 def test_patches_follow_colors_and_resume():
