@@ -1,5 +1,7 @@
 """Checks of arguments: unknown names, flags, numbers, and the arguments of graph functions.
 
+The last functions return the arguments of DALI's operators.
+
 Public functions and adapters of every layer use them, so this module imports only messages. Errors
 name the argument and its fix, before DALI sees a value.
 """
@@ -392,3 +394,24 @@ def _number(name: str, value: Any) -> Any:
         return {key: _number(name, depth) for key, depth in value.items()}
     number = whole_number(name, value, expected, least, 1 << (63 if name == "seed" else 31))
     return value if isinstance(value, int) else number  # a ShardSeed must keep its shard
+
+
+def arguments_of(instance: Any) -> dict[str, Any]:
+    """Returns the arguments of an operator object of DALI, without inputs.
+
+    Arguments of the call of an object of ``nvidia.dali.ops``, which its constructor did not get,
+    are printed texts.
+    """
+    # Private in DALI: the arguments of the constructor, which ``nvidia.dali.fn`` passes, too.
+    given: dict[str, Any] = getattr(getattr(instance, "_op", None), "_init_args", {})
+    return printed_arguments(str(getattr(instance, "spec", ""))) | given
+
+
+def printed_arguments(spec: str) -> dict[str, Any]:
+    """Returns the arguments in DALI's printed description of an operator, as texts by name.
+
+    The arguments are the lines "    name: value" after "Arguments:".
+    """
+    lines = spec.partition("Arguments:")[2].splitlines()
+    pairs = (line.strip().partition(": ") for line in lines if ": " in line)
+    return {name: value for name, _, value in pairs}

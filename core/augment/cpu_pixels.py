@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from nvidia.dali import Pipeline, fn, types
 from nvidia.dali.data_node import DataNode
 
+from ..arguments import arguments_of
 from ..arrays.dtypes import BFLOAT16, dali_type
 from ..native.library import VARIABLE
 from ..native.operators import called, checked_library, in_pipeline
@@ -68,9 +69,14 @@ def offer_resize(
     if library is None:
         offer(result, None, IMPLEMENTATION)
         return
-    # Private in DALI: the operator's arguments.
     decoder: Any = images.source
-    is_decoded = operator_kind(decoder) == "decoders__Image"
+    arguments = {k: v for k, v in arguments_of(decoder).items() if not k.startswith("_")}
+    texts = {k for k, value in arguments.items() if isinstance(value, str)}
+    # An object of nvidia.dali.ops whose call got arguments can't be called again.
+    is_decoded = operator_kind(decoder) == "decoders__Image" and texts <= {
+        "device",
+        "preserve_name",
+    }
 
     def inputs_of(users: Mapping[str, int]) -> list[Any]:
         shape: Any
@@ -84,13 +90,12 @@ def offer_resize(
         inputs = [images, empty, *corners]
         if users[images.name] == 1 and is_decoded and corners and part is not None:
             needed = part()
-            arguments = {k: v for k, v in decoder._op._init_args.items() if not k.startswith("_")}
             inputs[0] = fn.decoders.image_slice(
                 decoder.inputs[0],
                 start=needed.start,
                 shape=needed.shape,
                 axis_names="HW",
-                **arguments,
+                **{k: arguments[k] for k in arguments.keys() - texts},
             )
             inputs.append(needed.start)
         return inputs

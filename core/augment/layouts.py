@@ -10,6 +10,7 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
+from ..arguments import arguments_of
 from ..random.draw import Draw, before_branches, operator_kind
 from ..state.operators import operator_inputs
 
@@ -96,8 +97,7 @@ def dtype_and_layout(images: DataNode, draw: Draw | None) -> tuple[np.dtype[Any]
     if field is not None:
         return field.dtype, field.image_layout
     kind = operator_kind(images.source)
-    # Private in DALI: the operator's arguments.
-    arguments = getattr(getattr(images.source, "_op", None), "_init_args", {})
+    arguments = arguments_of(images.source)
     dtype: np.dtype[Any] | None = None
     layout = ""
     if _DECODED_IMAGES.match(kind):
@@ -107,7 +107,7 @@ def dtype_and_layout(images: DataNode, draw: Draw | None) -> tuple[np.dtype[Any]
     elif kind in _KEEP_RGB:
         dtype, layout = dtype_and_layout(operator_inputs(images.source)[0], draw)
     if "dtype" in arguments:
-        dtype = np.dtype(types.to_numpy_type(arguments["dtype"]))
+        dtype = np.dtype(types.to_numpy_type(types.DALIDataType(int(arguments["dtype"]))))
     return dtype, layout
 
 
@@ -151,8 +151,7 @@ def is_rgb(node: DataNode, draw: Draw | None = None) -> bool:
             continue
         visited.add(id(operator))
         kind = operator_kind(operator)
-        # Private in DALI: the operator's arguments.
-        arguments = getattr(getattr(operator, "_op", None), "_init_args", {})
+        arguments = arguments_of(operator)
         colors = arguments.get("output_type", types.RGB) in (types.RGB, types.BGR, types.YCbCr)
         if "dtype" in arguments or not colors:
             return False

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from nvidia.dali import OperatorConcurrency, Pipeline, backend
 
+from ..arguments import arguments_of
 from ..environment import cuda_queues
 from ..errors import StateError
 from ..messages.user_warnings import warn_user
@@ -322,7 +323,7 @@ def name_erased_axes(pipeline: Pipeline) -> None:
     for instance in operators(pipeline):
         operator = getattr(instance, "_op", None)
         if getattr(operator, "schema_name", "") == "Erase" and not (
-            {"axes", "axis_names"} & {*getattr(operator, "_init_args", ())}
+            {"axes", "axis_names"} & {*arguments_of(instance)}
         ):
             instance.spec.AddArg("axis_names", "HW")
 

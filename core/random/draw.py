@@ -22,7 +22,7 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 from nvidia.dali.tensors import TensorListCPU
 
-from ..arguments import call_fault, knows_its_names
+from ..arguments import arguments_of, call_fault, knows_its_names
 from ..arrays.dtypes import as_dtype, dali_type
 from ..messages import replacements
 from ..native.operators import MOST_RESULTS
@@ -944,10 +944,9 @@ class Draw:
         field = self._fields.get(encoded.name)
         if field is None:
             return None
-        # Private in DALI: the operator's arguments.
-        arguments = getattr(operator._op, "_init_args", {})
         self._sized[field] = are_paths
-        return ImageField(field, turns=bool(arguments.get("adjust_orientation", True)))
+        turns = str(arguments_of(operator).get("adjust_orientation")) not in ("False", "0")
+        return ImageField(field, turns=turns)
 
     def _sizes_of(self, images: DataNode) -> ImageField | NDArray[np.int32]:
         """Returns the images of a field with the same sizes, or the common size, int32 [2].

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from nvidia.dali import Pipeline
 
+from ..arguments import printed_arguments
 from ..formats import protobuf
 from ..formats.decoder_windows import window_of
 from ..formats.image_size import FileInput, ImageInput
@@ -229,7 +230,7 @@ def kind_of(instance: Any) -> str:
 
 def _kind_and_arguments(instance: Any) -> tuple[str, dict[str, Any]]:
     """Returns the kind and the printed arguments of an operator object of DALI."""
-    arguments = _printed_arguments(str(getattr(instance, "spec", "")))
+    arguments = printed_arguments(str(getattr(instance, "spec", "")))
     return _kind(arguments, type(instance).__name__), arguments
 
 
@@ -243,16 +244,6 @@ def _kind(arguments: Mapping[str, Any], schema: str) -> str:
     module = str(arguments.get("_module", "")).partition("nvidia.dali.fn")[2].strip(".")
     name = str(arguments.get("_display_name", schema))
     return f"{module}.{name}" if module else name
-
-
-def _printed_arguments(spec: str) -> dict[str, Any]:
-    """Returns the arguments in DALI's printed description of an operator, as texts by name.
-
-    The arguments are the lines "    name: value" after "Arguments:".
-    """
-    lines = spec.partition("Arguments:")[2].splitlines()
-    pairs = (line.strip().partition(": ") for line in lines if ": " in line)
-    return {name: value for name, _, value in pairs}
 
 
 def serialized_operators(serialized: bytes) -> Iterator[Operator]:

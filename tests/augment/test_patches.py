@@ -1,8 +1,11 @@
 """Patches at the aspect ratio of the image: grids of SigLIP 2, pixels compared with NumPy."""
 
+import io
+
 import numpy as np
 import pytest
-from nvidia.dali import fn, types
+from nvidia.dali import fn, ops, types
+from PIL import Image
 
 from dalijax import augment, data_iterator, sources
 from dalijax.core.order.grids import grids
@@ -103,6 +106,50 @@ def test_each_pixel_is_in_its_patch(patch, dtype):
         for found in (batch[f"{2 * number}"], batch[f"{2 * number + 1}"]):
             np.testing.assert_array_equal(found[:, :6], parts, strict=True)
             assert not found[:, 6].any()
+
+
+OPERATORS = {
+    "decoder": lambda data, draw: ops.decoders.Image()(data, dtype=types.FLOAT),
+    "gray": lambda data, draw: ops.decoders.Image()(data, output_type=types.GRAY),
+    "resize": lambda data, draw: draw.sized(
+        ops.Resize(size=(24, 16))(fn.decoders.image(data), dtype=types.FLOAT), (24, 16)
+    ),
+    "normalize": lambda data, draw: draw.sized(
+        ops.CropMirrorNormalize(output_layout="HWC")(fn.decoders.image(data), dtype=types.UINT8),
+        (24, 16),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_arguments_of_calls_of_operators_are_known(kind):
+    def cut(data, *, draw):
+        images = OPERATORS[kind](data, draw)
+        window = augment.patch_window(images, draw=draw, patch=8, tokens=6)
+        return {"cut": window.patches(images, interp_type=types.INTERP_NN)[0], "images": images}
+
+    records = [{"data": png(drawn_image(k, 24, 16))} for k in range(4)]
+    batch = next(data_iterator(cut)(source=sources.Records(records), batch_size=4, shuffle=False))
+    images = np.asarray(batch["images"])
+    parts = images.reshape(4, 3, 8, 2, 8, -1).swapaxes(2, 3).reshape(4, 6, -1)
+    np.testing.assert_array_equal(np.asarray(batch["cut"]), parts, strict=True)
+
+
+def test_the_orientation_of_a_call_is_known():
+    """``draw`` needs the sizes of images as they are decoded."""
+    exif = Image.Exif()
+    exif[274] = 6  # turned by 90 degrees
+    file = io.BytesIO()
+    Image.fromarray(drawn_image(0, 24, 16)).save(file, "jpeg", exif=exif)
+
+    def sizes(data, *, draw):
+        images = ops.decoders.Image()(data, adjust_orientation=False)
+        size = draw.compute(lambda u, sizes: sizes, (2,), np.int32, images=images)
+        return {"drawn": size, "decoded": fn.cast(images.shape()[:2], dtype=types.INT32)}
+
+    records = [{"data": file.getvalue()}] * 2
+    batch = next(data_iterator(sizes)(source=sources.Records(records), batch_size=2))
+    np.testing.assert_array_equal(batch["drawn"], batch["decoded"])
 
 
 def test_patches_follow_colors_and_resume():
