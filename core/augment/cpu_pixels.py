@@ -70,13 +70,14 @@ def offer_resize(
         offer(result, None, IMPLEMENTATION)
         return
     decoder: Any = images.source
-    arguments = {k: v for k, v in arguments_of(decoder).items() if not k.startswith("_")}
-    texts = {k for k, value in arguments.items() if isinstance(value, str)}
-    # An object of nvidia.dali.ops whose call got arguments can't be called again.
-    is_decoded = operator_kind(decoder) == "decoders__Image" and texts <= {
-        "device",
-        "preserve_name",
+    arguments = {
+        k: v
+        for k, v in arguments_of(decoder).items()
+        if not k.startswith("_") and k not in ("device", "preserve_name")
     }
+    # Texts are arguments of the call of an object of nvidia.dali.ops, and can't be passed on.
+    has_texts = any(isinstance(value, str) for value in arguments.values())
+    is_decoded = operator_kind(decoder) == "decoders__Image" and not has_texts
 
     def inputs_of(users: Mapping[str, int]) -> list[Any]:
         shape: Any
@@ -95,7 +96,7 @@ def offer_resize(
                 start=needed.start,
                 shape=needed.shape,
                 axis_names="HW",
-                **{k: arguments[k] for k in arguments.keys() - texts},
+                **arguments,
             )
             inputs.append(needed.start)
         return inputs
