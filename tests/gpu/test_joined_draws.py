@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from nvidia.dali import backend, fn
 
-from dalijax import augment, data_iterator, sources
+from dalijax import data_iterator, sources
 from dalijax.core.feeding import joined_draws
 from dalijax.core.native.operators import checked_library
 from dalijax.core.pipeline import alternatives
 from dalijax.core.state.operators import operators
-from drawing import drawn_image, png
+from drawing import drawn_image, four_views, png
 
 pytestmark = [
     pytest.mark.skipif(
@@ -24,17 +24,11 @@ pytestmark = [
 
 
 def views(data, *, draw):
-    images = fn.decoders.image(data, device="mixed")
-    found = []
-    for _ in range(4):
-        view = augment.random_resized_crop(images, 32, flip=0.5, draw=draw)
-        view = augment.color_jitter(view, brightness=0.4, contrast=0.4, draw=draw, probability=0.5)
-        view = augment.grayscale(view, probability=0.5, draw=draw)
-        found.append(augment.gaussian_blur(view, 5, probability=0.5, draw=draw))
+    found = four_views(fn.decoders.image(data, device="mixed"), draw)
     copied = [draw.uniform(name=f"copied {k}").gpu() for k in range(4)]
     kept = [draw.uniform(name=f"kept {k}") for k in range(4)]
     both = draw.uniform(shape=[3], name="both")
-    return fn.stack(*found), fn.stack(*copied), fn.stack(*kept), both, both.gpu() + 1.0
+    return found, fn.stack(*copied), fn.stack(*kept), both, both.gpu() + 1.0
 
 
 NAMES = ["views", "copied", "kept", "both", "more"]

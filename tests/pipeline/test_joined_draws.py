@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nvidia.dali import fn, types
 
-from dalijax import augment, data_iterator, sources
+from dalijax import data_iterator, sources
 from dalijax.adapters.grain import DALITransform
 from dalijax.core.feeding import joined_draws
 from dalijax.core.native import operators as native_operators
 from dalijax.core.pipeline import alternatives
 from dalijax.core.state.operators import operators
-from drawing import drawn_image, png
+from drawing import drawn_image, four_views, png
 
 pytestmark = pytest.mark.skipif(
     isinstance(native_operators.checked_library(), str),
@@ -154,14 +154,7 @@ def test_outputs_that_are_no_names_have_their_own_error(key):
 
 
 def views(data, *, draw):
-    images = fn.decoders.image(data)
-    found = []
-    for _ in range(4):
-        view = augment.random_resized_crop(images, 32, flip=0.5, draw=draw)
-        view = augment.color_jitter(view, brightness=0.4, contrast=0.4, draw=draw, probability=0.5)
-        view = augment.grayscale(view, probability=0.5, draw=draw)
-        found.append(augment.gaussian_blur(view, 5, probability=0.5, draw=draw))
-    return fn.stack(*found)
+    return four_views(fn.decoders.image(data), draw)
 
 
 def view_iterator():

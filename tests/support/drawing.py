@@ -36,6 +36,17 @@ FUNCTIONS = {
 }
 
 
+def four_views(images, draw):
+    """Returns four crops of each image with random colors and blur, stacked."""
+    found = []
+    for _ in range(4):
+        view = augment.random_resized_crop(images, 32, flip=0.5, draw=draw)
+        view = augment.color_jitter(view, brightness=0.4, contrast=0.4, draw=draw, probability=0.5)
+        view = augment.grayscale(view, probability=0.5, draw=draw)
+        found.append(augment.gaussian_blur(view, 5, probability=0.5, draw=draw))
+    return fn.stack(*found)
+
+
 def drawn_image(record, height=40, width=60):
     """Returns a smooth colorful image with a few lines, of the given size."""
     rng = np.random.default_rng(record)
