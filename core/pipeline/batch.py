@@ -321,21 +321,22 @@ def _shape_of_rows(tensors: TensorList, name: str, layout: RowLayout) -> list[in
     Raises:
         ValueError: If they do not.
     """
-    extents, *others = [*zip(*tensors.shape())] or [(0,)]  # by dimension; nothing for scalars
-    ends, rows = np.cumsum(extents), len(layout.counts)
+    shapes = [shape or (0,) for shape in tensors.shape()]  # empty for scalars
+    ends, rows = np.cumsum([shape[0] for shape in shapes]), len(layout.counts)
     length, rest = divmod(int(ends[-1]), rows)
     # The last sample also fills the blank rows after it.
     (filled,) = np.nonzero(layout.counts[:-1] * layout.counts[1:])
     last = np.cumsum(layout.counts)[filled] - 1
     fills = length in (layout.most, layout.capacity) and not rest
     fills = fills and bool((ends[last] == length * (filled + 1)).all())
-    if not fills or any(len({*extents}) > 1 for extents in others):
+    others = {shape[1:] for shape in shapes}
+    if not fills or len(others) > 1:
         raise ValueError(
             f"the samples of output {name!r} do not fill the rows of the batch: their shapes are "
             f"{', '.join(map(str, tensors.shape()[:3]))}, ... Return it from pack.patches(images), "
             "pack.tokens(text), or pack.per_image(x) for one value per image"
         )
-    shape = [rows, length, *(extents[0] for extents in others)]
+    shape = [rows, length, *others.pop()]
     return shape[:1] + shape[2:] if length == layout.capacity == 1 else shape
 
 
