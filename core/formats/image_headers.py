@@ -25,8 +25,12 @@ _TEXTS = (0x10E, 0x10F, 0x110, 0x131, 0x132, 0x8298)
 _RATIONALS = {0x11A: 8, 0x11B: 8, 0x13E: 16, 0x13F: 48, 0x211: 24, 0x214: 48}
 
 _NO_SEGMENT = frozenset((0x01, *range(0xD0, 0xD9)))  # JPEG markers without a length
-_NO_FRAME = (0xC4, 0xC8, 0xCC)  # tables, whose markers lie within the range of frame headers
+# JPEG markers of frame headers, which have the size and the channels; the others are of tables.
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+# JPEG markers of further tables, and of application data and comments, but not of EXIF data.
+_SKIPPED = frozenset((0xC4, 0xC8, 0xCC, 0xDB, 0xDD, 0xE0, *range(0xE2, 0xF0), 0xFE))
 _JPEG_LS = 0xF7
+_SEGMENT = struct.Struct(">BBH").unpack_from  # 0xFF, the marker and the length
 
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
 _SAMPLES, _PLANAR, _COLOR_MAP, _SAMPLE_FORMAT = 277, 284, 320, 339
@@ -155,18 +159,19 @@ def _exif_orientation(exif: memoryview) -> tuple[int, bool]:
 def _jpeg_segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
     """Yields the marker, the offset of the data and the length of each segment up to the pixels.
 
-    The length includes the two bytes before the data that contain it.
+    Segments of `_SKIPPED` are left out. The length includes the two bytes before the data that
+    contain it.
     """
     at = 2
     while True:
-        marker = data[at + 1]
-        while marker == 0xFF:  # fill byte
+        first, marker, length = _SEGMENT(data, at)
+        if marker == 0xFF:  # fill byte
             at += 1
-            marker = data[at + 1]
-        if marker in _NO_SEGMENT or (data[at] < 0xFF and marker != 0xDA):
+            continue
+        if marker in _NO_SEGMENT or (first < 0xFF and marker != 0xDA):
             raise EOFError
-        length = data[at + 2] << 8 | data[at + 3]
-        yield marker, at + 4, length
+        if marker not in _SKIPPED:
+            yield marker, at + 4, length
         if marker == 0xDA:
             return
         at += 2 + length
@@ -183,7 +188,7 @@ def jpeg_orientation(data: memoryview) -> tuple[int, int]:
     end = 0
     for marker, at, length in _jpeg_segments(data):
         end = at + max(length, 2) - 2  # the bytes of the length belong to the header
-        if _is_frame(marker) and data[at] > 16:  # bits
+        if marker in _FRAMES and data[at] > 16:  # bits
             raise EOFError
         if marker == 0xE1 and data[at : at + 6] == _EXIF:
             if length < 8:  # nvImageCodec's parser subtracts 8 from it
@@ -203,16 +208,11 @@ def jpeg_orientation(data: memoryview) -> tuple[int, int]:
     return last, end
 
 
-def _is_frame(marker: int) -> bool:
-    """Returns whether a JPEG marker begins a frame header, which has the size and the channels."""
-    return 0xC0 <= marker <= 0xCF and marker not in _NO_FRAME
-
-
 def _jpeg_kind(data: memoryview) -> str:
     for marker, at, _ in _jpeg_segments(data):
         if marker == _JPEG_LS:
             return "JPEG-LS"
-        if _is_frame(marker) and data[at + 5] not in (1, 3, 4):
+        if marker in _FRAMES and data[at + 5] not in (1, 3, 4):
             return f"JPEG with {data[at + 5]} channels"
     return ""
 
