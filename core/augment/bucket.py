@@ -138,8 +138,8 @@ class Bucket:
 
         Returns:
             The height and width of the original image, the pixels that the crop has removed at the
-            top and at the left of the resized image, and the height and width of the bucket,
-            int32 [6].
+            top and at the left of the resized and possibly flipped image, and the height and width
+            of the bucket, int32 [6].
         """
 
         def numbers(rows: DrawRows) -> list[NDArray[Any]]:
