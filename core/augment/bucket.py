@@ -12,11 +12,12 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names
-from ..random.draw import Draw, DrawRows, check_images, check_orientation, check_share
+from ..random.draw import Draw, DrawRows, check_images, check_share
 from ..random.hashing import column_keys
 from ..sources.buckets import BUCKET, Buckets
 from . import geometry, window_pixels, windows
 from .geometry import Geometry
+from .layouts import check_orientation
 from .window import Window, drawn_from_rows
 
 
@@ -90,7 +91,7 @@ class Bucket:
         draw = self._draw
         check_images(images)
         check_share("flip", flip)
-        check_orientation(draw, images)
+        check_orientation(images)
         name = draw._named(name)
         image_sizes = draw._sizes_of(images)
         keys = column_keys(name, 3)

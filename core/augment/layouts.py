@@ -11,8 +11,8 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from ..arguments import arguments_of
-from ..random.draw import Draw, before_branches, operator_kind
-from ..state.operators import operator_inputs
+from ..random.draw import Draw, before_branches, operator_kind, turns_images
+from ..state.operators import operator_inputs, operators_before
 
 # Private in DALI: the split and merge operators that `if` uses with enable_conditionals=True.
 conditional: Any = fn._conditional  # type: ignore[attr-defined]
@@ -55,6 +55,17 @@ def with_layout(images: DataNode, draw: Draw | None) -> DataNode:
         copies = fn.flip(without, horizontal=0, vertical=0)  # sets a missing layout
         result = conditional.merge(with_own, copies, predicate=has_layout)
     return result
+
+
+def check_orientation(images: DataNode) -> None:
+    """Raises ValueError if images ignore the EXIF orientation, which planned sizes follow."""
+    operators = operators_before([images])
+    decoders = [o for o in operators if _DECODED_IMAGES.match(operator_kind(o))]
+    if decoders and not any(map(turns_images, decoders)):
+        raise ValueError(
+            "the batches are planned for images with their EXIF orientation, but the decoder has "
+            "adjust_orientation=False. Omit it"
+        )
 
 
 def as_rgb(images: DataNode, draw: Draw, dtype: Any = None) -> DataNode:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,13 @@ from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import knows_its_names
 from ..order.packing import RowLayout
-from ..random.draw import Draw, DrawRows, check_images, check_orientation, on_device
+from ..random.draw import Draw, DrawRows, check_images, on_device
 from ..sources.multi_image import MultiImage
 from ..sources.packed import Packed
 from ..sources.rows import PACK
+from ..state.operators import operators_before
 from . import window_pixels
-from .layouts import dtype_and_layout, with_layout
+from .layouts import check_orientation, dtype_and_layout, with_layout
 from .patches import check_channels, cut_up, shapes_of_grids
 from .window_pixels import Style
 
@@ -32,6 +33,7 @@ _OF_PATCHES = {
     "tokens": ((2,), np.int32),
     "patches": _ONE,
     "text": _ONE,
+    "tail": _ONE,
     "span": _ONE,
 }
 _OF_RECORDS = {"row_start": _ONE, "row": _ONE}
@@ -41,8 +43,8 @@ class Pack:
     """Packs images and their values into rows; the argument ``pack`` of a graph function.
 
     It exists if the source is a `sources.Packed` or a `sources.MultiImage`. Each output of the
-    graph must be a result of one of these methods. Operators after them may change values, but no
-    shape.
+    graph must be a result of one of these methods; other outputs raise ValueError. Operators after
+    them may change values, but no shape.
 
     Args:
         draw: The draw of the graph.
@@ -52,6 +54,25 @@ class Pack:
     def __init__(self, draw: Draw, source: Packed | MultiImage):
         self._draw, self._source = draw, source
         self._nodes: dict[str, DataNode] = {}
+        self._operators: list[Any] = []  # of the results of the methods
+
+    @do_not_convert
+    def check(self, outputs: Mapping[Any, Any]) -> None:
+        """Raises ValueError unless all outputs of a graph are computed from results of methods.
+
+        Args:
+            outputs: The outputs by key or number.
+        """
+        packed = {*map(id, self._operators)}
+        for name, node in outputs.items():
+            if isinstance(node, DataNode) and packed.isdisjoint(map(id, operators_before([node]))):
+                methods = "pack.patches(images), pack.tokens(text) or pack.per_image(x)"
+                if not isinstance(self._source, Packed):
+                    methods = "pack.per_image(x) or pack.per_row(x)"
+                raise ValueError(
+                    f"output {name!r} of the graph is not packed into rows: return the result of "
+                    f"{methods}"
+                )
 
     @do_not_convert
     @knows_its_names
@@ -88,7 +109,7 @@ class Pack:
                 f"the images of {self._source!r} are not cut into patches: pass field='data' to "
                 "sources.Packed. For patches of each image, pack.per_image(augment.patches(...)[0])"
             )
-        check_orientation(self._draw, images)
+        check_orientation(images)
         style = Style(interp_type, antialias, 0, *dtype_and_layout(images, self._draw))
         images = with_layout(images, self._draw)
         resized = window_pixels.resized(images, (None, None), self._node("size"), style)
@@ -151,11 +172,12 @@ class Pack:
             axes=[0],
             out_of_bounds_policy="trim_to_shape",
         )
-        zeros: Any = fn.full(0, shape=self._node("patches"))
-        before = fn.cast_like(on_device(zeros, x.device), x)
-        # Unlike _filled, this does not cut off a text that is longer than planned.
-        filled: DataNode = fn.pad(fn.cat(before, x, axis=0), axes=[0], shape=self._node("span"))
-        return filled
+        # Unlike in _filled, a text that is shorter or longer than planned does not fill its row.
+        before, after = (
+            fn.cast_like(on_device(fn.full(0, shape=self._node(name)), x.device), x)
+            for name in ("patches", "tail")
+        )
+        return self._result(fn.cat(before, x, after, axis=0))
 
     def _filled(self, x: DataNode, start: str, extent: str) -> DataNode:
         """Returns values that are padded to the end of what their image takes of its row.
@@ -163,14 +185,21 @@ class Pack:
         If all rows of the pipeline are blank, returns only padding, so that later operators change
         blank rows alike on any number of devices.
         """
-        filled: DataNode = fn.slice(
-            x,
-            start=self._node(start),
-            shape=self._node(extent),
-            axes=[0],
-            out_of_bounds_policy="pad",
+        return self._result(
+            fn.slice(
+                x,
+                start=self._node(start),
+                shape=self._node(extent),
+                axes=[0],
+                out_of_bounds_policy="pad",
+            )
         )
-        return filled
+
+    def _result(self, node: Any) -> DataNode:
+        """Returns a result of a method, and notes its operator."""
+        self._operators.append(node.source)
+        packed: DataNode = node
+        return packed
 
     def _node(self, name: str) -> DataNode:
         if not self._nodes:
@@ -216,6 +245,7 @@ class Pack:
         grid = source.grids[records].astype(np.int64)
         count = grid[:, 0] * grid[:, 1]
         lengths = np.maximum(source.lengths[records], count).astype(np.int64)
+        spans = _extents(rows, lengths, source.length)
         size, cells, tokens = shapes_of_grids(grid, source.patch)
         return {
             "start": np.where(is_missing, np.maximum(lengths, 1), 0),
@@ -225,7 +255,8 @@ class Pack:
             "tokens": tokens,
             "patches": count,
             "text": np.where(is_missing, 0, np.iinfo(np.int32).max),
-            "span": _extents(rows, lengths, source.length),
+            "tail": spans - np.where(is_missing, count, lengths),
+            "span": spans,
         }
 
 

@@ -48,12 +48,19 @@ def _bucket(draw: Draw, source: Any) -> Any:
 
 
 @do_not_convert
+def _by_name(outputs: Any) -> dict[Any, Any]:
+    """Returns the outputs of a graph's function by key, or by number from 0."""
+    if isinstance(outputs, dict):
+        return outputs
+    return dict(enumerate(outputs if isinstance(outputs, (list, tuple)) else [outputs]))
+
+
+@do_not_convert
 def _plan_draws(draw: Draw, outputs: Any) -> None:
     """Chooses how to feed the draws of a graph, given its outputs."""
     if not draw._outputs:
         return
-    values = outputs.values() if isinstance(outputs, dict) else outputs
-    ends = [*values] if isinstance(outputs, (dict, list, tuple)) else [outputs]
+    ends = [*_by_name(outputs).values()]
     inputs = [node for operator in operators_before(ends) for node in operator_inputs(operator)]
     draw._note_copies([*ends, *inputs])
     offer_joined(draw, [*ends, *inputs])
@@ -283,7 +290,10 @@ def field_graph(
         drawn: dict[str, Any] = {DRAW: draw} if takes_draw else {}
         if draw is not None:
             drawn |= {parameter: make(draw, source) for parameter, make in of_source.items()}
-        return function(**nodes, **drawn, **settings)
+        outputs = function(**nodes, **drawn, **settings)
+        if isinstance(source, RowSource):
+            drawn[PACK].check(_by_name(outputs))
+        return outputs
 
     return FedGraph(
         function, inputs, passed, call, True, value_of, schema.batched_field, no_copy=True

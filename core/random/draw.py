@@ -70,16 +70,6 @@ def check_draw(draw: Any, images: Any) -> None:
     check_images(images)
 
 
-def check_orientation(draw: Draw, images: DataNode) -> None:
-    """Raises ValueError if images ignore the EXIF orientation, which planned sizes follow."""
-    field = draw._image_field(images)
-    if field is not None and field.is_encoded and not field.turns:
-        raise ValueError(
-            "the batches are planned for images with their EXIF orientation, but the decoder has "
-            "adjust_orientation=False. Omit it"
-        )
-
-
 def check_numbers(call: str, **values: Any) -> None:
     """Checks that arguments are numbers.
 
@@ -945,8 +935,7 @@ class Draw:
         if field is None:
             return None
         self._sized[field] = are_paths
-        turns = str(arguments_of(operator).get("adjust_orientation")) not in ("False", "0")
-        return ImageField(field, turns=turns)
+        return ImageField(field, turns=turns_images(operator))
 
     def _sizes_of(self, images: DataNode) -> ImageField | NDArray[np.int32]:
         """Returns the images of a field with the same sizes, or the common size, int32 [2].
@@ -996,6 +985,11 @@ def _is_read(node: DataNode) -> bool:
 def operator_kind(operator: Any) -> str:
     """Returns DALI's name of an operator: "decoders__Image"; "another value" for other values."""
     return str(getattr(getattr(operator, "_op", None), "schema_name", "another value"))
+
+
+def turns_images(operator: Any) -> bool:
+    """Returns whether a decoder applies the EXIF orientation of images."""
+    return str(arguments_of(operator).get("adjust_orientation")) not in ("False", "0")
 
 
 def _text(value: Any) -> str:

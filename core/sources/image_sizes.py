@@ -77,7 +77,9 @@ def read_lengths(
     version = version_of(source)
     if version is not None and mapped_fields(source).isdisjoint(fields):
         with contextlib.suppress(StateError):  # a bad record may have no identity
-            parts = ["sizes 2", *identity_lines(source), version, *fields]
+            # The sizes of a field depend on its kind, too: its layout, and whether it has paths.
+            roles = [f"{name!r}: {source.fields.get(name or '')}" for name in (field, text)]
+            parts = ["sizes 3", *identity_lines(source), version, *roles]
             key = digest(*(part.encode() for part in parts), length=32)
 
     def build() -> Index:

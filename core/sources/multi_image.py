@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from nvidia.dali import Pipeline, fn, types
 
 from ..arguments import knows_its_names, whole_number
 from ..formats.field import Field
+from ..formats.image_size import look_at
 from ..formats.paths import Path
 from ..messages.printable import printable_text
 from ..order.packing import RowLayout, Table
@@ -21,6 +23,8 @@ from .image_sizes import read_lengths
 from .rows import RowSource
 from .source import Order, Source, Values, announce, order_of, read_records, record_count
 from .values import leaf
+
+_MOST_TRIED = 64  # images that may be damaged
 
 
 class MultiImage(RowSource):
@@ -89,12 +93,25 @@ class MultiImage(RowSource):
             self.num_rows = int(is_known.sum())
         if not counts.any():
             raise ValueError(f"no record has an image in {field!r}. Pass the field of the images")
-        with_images = np.flatnonzero(counts)[:1]
-        columns, _ = read_records(source, with_images, [field], fold(0, 0, with_images))
-        first = leaf(columns[field][0][0])
-        self._example = first  # decoded in place of the images of a record without images
-        self.fields = {**source.fields, field: Field(first.dtype, first.ndim)}
+        self._example = self._find_example()
+        self.fields = {**source.fields, field: Field(self._example.dtype, self._example.ndim)}
         self._digest = self._digest_of(counts, is_known)
+
+    def _find_example(self) -> NDArray[Any]:
+        """Returns the image to decode in place of the images of records without images.
+
+        If there are such records, damaged images are passed over, since they would be blamed.
+        """
+        first: NDArray[Any] | None = None
+        for record in np.flatnonzero(self._counts)[:_MOST_TRIED, np.newaxis]:
+            columns, _ = read_records(self._source, record, [self.field], fold(0, 0, record))
+            image = leaf(columns[self.field][0][0])
+            first = image if first is None else first
+            is_encoded = image.dtype == np.uint8 and image.ndim == 1
+            if self._counts.all() or not is_encoded or _can_decode(image):
+                return image
+        assert first is not None  # some record has an image
+        return first
 
     def __len__(self) -> int:
         return len(self._source) * self.most  # some of these places of images are not used
@@ -211,3 +228,18 @@ class MultiImage(RowSource):
     ) -> list[tuple[Lease, Indices]]:
         records, first = np.unique(indices // self.most, return_index=True)
         return announce(self._source, records, names, turns[first], freed)
+
+
+def _can_decode(image: NDArray[np.uint8]) -> bool:
+    """Returns whether DALI decodes an encoded image, on a CPU."""
+    if look_at(image).fault:  # would crash some decoders
+        return False
+    pipeline = Pipeline(1, 1, None, prefetch_queue_depth=1)
+    with pipeline:
+        encoded = fn.external_source(source=lambda: [image], dtype=types.UINT8, ndim=1)
+        pipeline.set_outputs(fn.decoders.image(encoded))
+    try:
+        pipeline.run()
+    except RuntimeError:
+        return False
+    return True

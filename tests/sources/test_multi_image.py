@@ -130,6 +130,26 @@ def test_a_bad_image_masks_its_record(devices):
     assert label not in np.concatenate([batch["label"][batch["mask"]] for batch in left])
 
 
+@pytest.mark.parametrize("share", (0.2, 0.9))  # the header is damaged, or only the pixels are
+def test_a_damaged_image_does_not_hide_records_without_images(share):
+    file = png(np.random.default_rng(0).integers(0, 256, (*SIZE, 3), np.uint8))
+    damaged = {**RECORDS[0], "images": [file[: int(share * len(file))]]}
+    records = [damaged, *({**record, "images": record["images"][:1]} for record in RECORDS[1:])]
+    assert any(not record["images"] for record in records)
+    seen = batches(several(records), epochs=1, on_error="mask")
+    labels = np.concatenate([batch["label"][batch["mask"]] for batch in seen])
+    assert sorted(labels) == list(range(1, COUNT))
+
+
+def test_outputs_that_are_not_packed_are_refused():
+    @data_iterator(source=several())
+    def plain(images, label, *, pack):
+        return pack.per_image(fn.decoders.image(images)), label
+
+    with pytest.raises(ValueError, match="output 1 .* is not packed .* pack.per_row"):
+        next(iter(plain(batch_size=ROWS)))
+
+
 def test_mixtures_and_maps_come_before():
     halves = [sources.Records(part, kinds=LISTS) for part in (RECORDS[:10], RECORDS[10:])]
     mixture = several(sources.Mixture([(half, 1) for half in halves], length=40))

@@ -469,6 +469,32 @@ def test_sizes_are_stored(tmp_path):
         ] == [size for size in expected if math.prod(size) <= TOKENS]
 
 
+def test_stored_sizes_depend_on_the_use_of_a_field(tmp_path):
+    for k, record in enumerate(RECORDS):
+        (tmp_path / f"{k}.png").write_bytes(record["data"])
+    files = sources.Files(tmp_path)
+    cache = {"cache_dir": tmp_path / "cache", "images": IMAGES}
+    sources.Packed(files, None, text="data", length=100_000, **cache)  # the bytes are the text
+    grids = packed(files, text=None, **cache).grids
+    assert grids.tolist() == packed(files, text=None, cache_dir=tmp_path / "other").grids.tolist()
+
+
+def test_stored_sizes_depend_on_the_kind_of_a_field(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    images = pyarrow.array([np.zeros((8, 12, 4), np.uint8).tolist()] * 3)
+    parquet.write_table(pyarrow.table({"data": images}), tmp_path / "images.parquet")
+
+    def grids(layout, cache):
+        kinds = {"data": sources.Field(np.uint8, 3, layout=layout)}
+        source = sources.Parquet([tmp_path / "images.parquet"], kinds=kinds)
+        return packed(source, text=None, cache_dir=tmp_path / cache).grids.tolist()
+
+    assert grids("CHW", "a") == [[3, 1]] * 3
+    assert grids("HWC", "a") == grids("HWC", "b") == [[2, 3]] * 3
+
+
 def test_a_repaired_image_is_read_again(tmp_path):
     (tmp_path / "images").mkdir()
     paths = [tmp_path / "images" / f"{k}.png" for k in range(100)]
@@ -527,31 +553,51 @@ def test_exif_orientation_is_part_of_the_plan():
     source = packed([{"data": file.getvalue(), "label": np.int32(0)}], text=None)
     assert source.grids.tolist() == [[6, 2]]
 
+    for change in (fn.copy, fn.flip, lambda x: fn.cast(x, dtype=types.FLOAT), lambda x: x):
+
+        @data_iterator(source=source)
+        def ignoring(data, label, *, pack):
+            images = change(fn.decoders.image(data, adjust_orientation=False))
+            return {"patches": pack.patches(images)}
+
+        with pytest.raises(ValueError, match="adjust_orientation=False. Omit it"):
+            next(iter(ignoring(batch_size=1)))
+
+
+@pytest.mark.parametrize("images", (1, IMAGES))
+def test_outputs_that_are_not_packed_are_refused(images):
+    one_per_row = [{**record, "vector": np.zeros(images, np.float32)} for record in RECORDS]
+    source = packed(one_per_row, images=images, enlarge=True, tokens=LENGTH, text=None)
+
     @data_iterator(source=source)
-    def ignoring(data, label, *, pack):
-        return {"patches": pack.patches(fn.decoders.image(data, adjust_orientation=False))}
+    def plain(data, vector, *, pack):
+        return {"patches": pack.patches(fn.decoders.image(data)), "vector": vector + 1}
 
-    with pytest.raises(ValueError, match="adjust_orientation=False. Omit it"):
-        next(iter(ignoring(batch_size=1)))
-
-
-def test_outputs_that_do_not_fill_rows_are_refused():
-    @data_iterator(source=packed())
-    def plain(data, label, *, pack):
-        return {"patches": pack.patches(fn.decoders.image(data)), "label": label}
-
-    with pytest.raises(ValueError, match="output 'label' do not fill the rows"):
+    with pytest.raises(ValueError, match="output 'vector' of the graph is not packed into rows"):
         next(iter(plain(batch_size=ROWS)))
 
 
-@pytest.mark.parametrize("rows", (1, ROWS))
-def test_texts_of_other_lengths_than_planned_are_refused(rows):
+def test_outputs_whose_shapes_change_are_refused():
     @data_iterator(source=packed())
-    def twice(data, text, *, pack):
-        return {"tokens": pack.tokens(fn.cat(text, text))}
+    def halved(data, *, pack):
+        return {"patches": fn.slice(pack.patches(fn.decoders.image(data)), 0, 1, axes=[0])}
+
+    with pytest.raises(ValueError, match="output 'patches' do not fill the rows"):
+        next(iter(halved(batch_size=ROWS)))
+
+
+@pytest.mark.parametrize("images", (1, IMAGES))
+@pytest.mark.parametrize("rows", (1, ROWS))
+@pytest.mark.parametrize("change", (lambda x: fn.cat(x, x), lambda x: x[:0]))
+def test_texts_of_other_lengths_than_planned_are_refused(change, rows, images):
+    records = [record for record in RECORDS if len(record["text"])]
+
+    @data_iterator(source=packed(records, images=images))
+    def changed(data, text, *, pack):
+        return {"tokens": pack.tokens(change(text))}
 
     with pytest.raises(ValueError, match="output 'tokens' do not fill the rows"):
-        list(twice(batch_size=rows))
+        next(iter(changed(batch_size=rows)))
 
 
 def test_images_with_the_channels_first_are_refused():
