@@ -20,6 +20,7 @@ TURNED = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 
 _EXIF = b"Exif\0\0"
 _ORIENTATION = 0x112
+_INVALID = 9  # an orientation that means the same as 1
 # Sizes in bytes of the EXIF tags that nvImageCodec reads. Texts have their own length.
 _TEXTS = (0x10E, 0x10F, 0x110, 0x131, 0x132, 0x8298)
 _RATIONALS = {0x11A: 8, 0x11B: 8, 0x13E: 16, 0x13F: 48, 0x211: 24, 0x214: 48}
@@ -141,7 +142,7 @@ def _exif_orientation(exif: memoryview) -> tuple[int, bool]:
             tag = unpack(order + "H", exif, entry)
             if tag == _ORIENTATION:
                 value = unpack(order + "H", exif, entry + 8)
-                orientation = orientation or value
+                orientation = orientation or value or _INVALID  # 0 is an orientation, too
             elif tag in _TEXTS:
                 size = unpack(order + "I", exif, entry + 4)
                 at = unpack(order + "I", exif, entry + 8) if size > 4 else 8

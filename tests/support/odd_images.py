@@ -424,6 +424,8 @@ def _jpegs():
     yield "segment of length 0", data[:2] + b"\xff\xe5\0\0" + data[2:]
     for orientation in range(10):
         yield f"orientation {orientation}", jpeg_with(EXIF + exif(orientation))
+    zero = exif(0).replace(b"\x08\0\0\0\x01", b"\x08\0\0\0\x02")  # two entries
+    yield "orientations 0 and 6", jpeg_with(EXIF + zero[:-4] + exif(6)[10:])
     yield "orientation 6 big endian", jpeg_with(EXIF + exif(6, ">"))
     yield "orientation 6 as LONG", jpeg_with(EXIF + exif(6, kind=4))
     yield "orientation 6 as BYTE", jpeg_with(EXIF + exif(6, kind=1))
@@ -434,7 +436,7 @@ def _jpegs():
     yield "orientation 6 before the scan", jpeg_with(EXIF + exif(6), before=0xDA)
     yield "orientation 6, thumbnail", jpeg_with(EXIF + exif(6) + jpeg("L"))
     yield "orientation 6 of a 4:2:0", saved(MODES["RGB"], "JPEG", quality=95, exif=EXIF + exif(6))
-    for first, second in ((6, 1), (1, 6), (6, 8), (3, 3), (6, 6), (1, 1), (0, 6)):
+    for first, second in ((6, 1), (1, 6), (6, 8), (3, 3), (6, 6), (1, 1), (0, 6), (6, 0)):
         segments = (EXIF + exif(first), EXIF + exif(second, ">"))
         yield f"two EXIF {first} {second}", jpeg_with(*segments)
     yield (
