@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,33 @@ def with_layout(images: DataNode, draw: Draw | None) -> DataNode:
         copies = fn.flip(without, horizontal=0, vertical=0)  # sets a missing layout
         result = conditional.merge(with_own, copies, predicate=has_layout)
     return result
+
+
+def changed_as_images(
+    images: DataNode, draw: Draw | None, change: Callable[[DataNode], Any]
+) -> Any:
+    """Returns the result of a change of images or masks.
+
+    Fields of bool are changed as uint8, and fields [height, width] with a dimension of channels,
+    because DALI's operators do not take others.
+
+    Args:
+        images, draw: As for `with_layout`; also masks.
+        change: The change.
+    """
+    field = None if draw is None else draw._array_field(images)
+    if field is None:
+        return change(images)
+    pixels: Any = images
+    if field.ndim == 2:
+        new = "C" if field.dali_layout else None
+        pixels = fn.expand_dims(pixels, axes=[2], new_axis_names=new)
+    if field.dtype == np.bool_:
+        pixels = fn.reinterpret(pixels, dtype=types.UINT8)
+    result = change(pixels)
+    if field.dtype == np.bool_:
+        result = fn.reinterpret(result, dtype=types.BOOL)
+    return fn.squeeze(result, axes=[2]) if field.ndim == 2 else result
 
 
 def check_orientation(images: DataNode) -> None:

@@ -20,7 +20,7 @@ from ..sources.packed import Packed
 from ..sources.rows import PACK
 from ..state.operators import operators_before
 from . import window_pixels
-from .layouts import check_orientation, dtype_and_layout, with_layout
+from .layouts import changed_as_images, check_orientation, dtype_and_layout
 from .patches import check_channels, cut_up, shapes_of_grids
 from .window_pixels import Style
 
@@ -89,7 +89,7 @@ class Pack:
         aspect ratio of the whole image. To crop before, keep the aspect ratio.
 
         Args:
-            images: Images or masks [height, width, channels].
+            images: Images or masks [height, width, channels], or a field of masks [height, width].
             interp_type: Interpolation, a ``nvidia.dali.types.DALIInterpType``. For masks, pass
                 ``types.INTERP_NN``.
             antialias: Whether to apply a low-pass filter before scaling down.
@@ -110,12 +110,20 @@ class Pack:
                 "sources.Packed. For patches of each image, pack.per_image(augment.patches(...)[0])"
             )
         check_orientation(images)
-        style = Style(interp_type, antialias, 0, *dtype_and_layout(images, self._draw))
-        images = with_layout(images, self._draw)
-        resized = window_pixels.resized(images, (None, None), self._node("size"), style)
+        dtype, layout = dtype_and_layout(images, self._draw)
+        style = Style(interp_type, antialias, 0, dtype, layout + "C" * (layout == "HW"))
+        operands = None, None, self._node("size")
+        resized = changed_as_images(
+            images,
+            self._draw,
+            lambda pixels: window_pixels.whole_to_operand(pixels, operands, None, style),
+        )
         cells, tokens = self._node("cells"), self._node("tokens")
-        patches = cut_up(resized, style.dtype, self._source.patch, cells, tokens)
-        return self._filled(patches, "start", "span")
+        is_bool = dtype == np.bool_  # which fn.slice does not take
+        kind = np.dtype(np.uint8) if is_bool else dtype
+        patches = cut_up(resized, kind, self._source.patch, cells, tokens)
+        packed: Any = self._filled(patches, "start", "span")
+        return fn.reinterpret(packed, dtype=types.BOOL) if is_bool else packed
 
     @do_not_convert
     def per_image(self, x: DataNode) -> DataNode:

@@ -31,7 +31,7 @@ from ..random.hashing import column_keys, uniform
 from . import geometry, iou_crops, window_pixels, windows
 from .cpu_pixels import Part
 from .geometry import BoxForm, Column, Geometry
-from .layouts import dtype_and_layout, sizes_in_graph, with_layout
+from .layouts import changed_as_images, dtype_and_layout, sizes_in_graph, with_layout
 from .window_pixels import Pixels, Style
 from .windows import Pair, Range, Sizes
 
@@ -441,20 +441,12 @@ class Window:
             else:
                 first = window_pixels.checked_in_graph(self._images, images, operands[0])
                 operands = [first, *operands[1:]]
-        field = None if draw is None else draw._array_field(images)
         layout += "C" * (layout == "HW")
         part = None if self._draw is None else functools.partial(self._decoded_part, self._draw)
         style = Style(interp_type, antialias, fill, dtype, layout, part)
-        if field is not None and field.ndim == 2:
-            new = "C" if field.dali_layout else None
-            images = fn.expand_dims(images, axes=[2], new_axis_names=new)
-        if field is not None and field.dtype == np.bool_:  # which operators do not take
-            images = fn.reinterpret(images, dtype=types.UINT8)
-        window: Any = self._pixels(images, operands, self.size, style)
-        if field is not None and field.dtype == np.bool_:
-            window = fn.reinterpret(window, dtype=types.BOOL)
-        if field is not None and field.ndim == 2:
-            window = fn.squeeze(window, axes=[2])
+        window: Any = changed_as_images(
+            images, draw, lambda pixels: self._pixels(pixels, operands, self.size, style)
+        )
         window = on_device(window, self._images.device)
         return window if draw is None or self.size is None else draw.sized(window, self.size)
 

@@ -600,6 +600,32 @@ def test_texts_of_other_lengths_than_planned_are_refused(change, rows, images):
         next(iter(changed(batch_size=rows)))
 
 
+@pytest.mark.parametrize("dtype", (np.bool_, np.uint8, np.int32))
+@pytest.mark.parametrize("ndim", (2, 3))
+def test_masks_are_cut_as_images_are(dtype, ndim):
+    records = []
+    for record in RECORDS[:4]:
+        pixels = np.asarray(Image.open(io.BytesIO(record["data"])))
+        mask = (pixels[..., :1] % 2).astype(dtype)
+        records.append({**record, "mask": mask if ndim == 3 else mask[..., 0]})
+
+    @data_iterator(source=packed(records, text=None), mask=True)
+    def cut(data, mask, label, *, pack):
+        masks = pack.patches(mask, interp_type=types.INTERP_NN)
+        return {"masks": masks, "label": pack.per_image(label)}
+
+    batch = on_host(next(cut(batch_size=ROWS)))
+    seen = []
+    for row, slot, label in images_of(batch):
+        patches = batch["masks"][row, batch["segment_ids"][row] == slot + 1]
+        expected = records[label]["mask"]
+        assert patches.dtype == dtype
+        assert patches.tolist() == patches_of(np.atleast_3d(expected)).tolist()
+        seen.append(label)
+    assert sorted(seen) == [0, 1, 2, 3]
+    assert not batch["masks"][batch["segment_ids"] == 0].any()
+
+
 def test_images_with_the_channels_first_are_refused():
     @data_iterator(source=packed())
     def planes(data, *, pack):
