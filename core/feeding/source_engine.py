@@ -180,7 +180,8 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self._plan_of = functools.lru_cache(maxsize=1)(
             functools.partial(_plan, source, bool(config.shuffle), batch_size, *rules)
         )
-        _warn_of_repeats(self._samples)
+        if self._row_source is None:  # blank rows cost no decoding
+            _warn_of_repeats(self._samples)
         self._may_mix_epochs = not (padded or config.shuffle or config.epochs is None)
         self.batch_size, self.shards = rows, (0,)
         if not isinstance(source, PlannedSource):  # whose epochs may differ in length

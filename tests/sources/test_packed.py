@@ -5,6 +5,7 @@ import io
 import json
 import math
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -562,6 +563,13 @@ def test_exif_orientation_is_part_of_the_plan():
 
         with pytest.raises(ValueError, match="adjust_orientation=False. Omit it"):
             next(iter(ignoring(batch_size=1)))
+
+
+def test_more_rows_than_records_do_not_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        batch = next(iterator(packed(RECORDS[:3]), rows=8))
+    assert batch["mask"].sum() == 3
 
 
 @pytest.mark.parametrize("images", (1, IMAGES))
