@@ -12,8 +12,8 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from ..arguments import arguments_of
-from ..random.draw import Draw, before_branches, operator_kind, turns_images
-from ..state.operators import operator_inputs, operators_before
+from ..random.draw import Draw, before_branches, operator_kind
+from ..state.operators import operator_inputs
 
 # Private in DALI: the split and merge operators that `if` uses with enable_conditionals=True.
 conditional: Any = fn._conditional  # type: ignore[attr-defined]
@@ -28,6 +28,8 @@ _DECODED_IMAGES = re.compile("(experimental__)?decoders__Image")
 # DALI's names of operators whose output has the layout of any input, or of the first input.
 _KEEP_ANY = {"ArithmeticGenericOp", "_conditional__Merge"}
 _KEEP = {"Cast", "Erase", "GaussianBlur", "Pad", "Slice", "_conditional__Split"} | _KEEP_ANY
+# DALI's names of further operators that do not turn images.
+_UNTURNED = (_SET | _KEEP | {"Copy"}) - {"Rotate", "WarpAffine"}
 # DALI's names of operators whose output has the channels and, without the argument dtype, the dtype
 # of the first input.
 _KEEP_RGB = {
@@ -85,11 +87,28 @@ def changed_as_images(
     return fn.squeeze(result, axes=[2]) if field.ndim == 2 else result
 
 
-def check_orientation(images: DataNode) -> None:
+def check_orientation(images: DataNode, draw: Draw) -> None:
     """Raises ValueError if images ignore the EXIF orientation, which planned sizes follow."""
-    operators = operators_before([images])
-    decoders = [o for o in operators if _DECODED_IMAGES.match(operator_kind(o))]
-    if decoders and not any(map(turns_images, decoders)):
+    found: dict[str, bool] = {}
+
+    def ignores_it(node: Any) -> bool:
+        """Returns whether the decoder of a node ignores the orientation; False if unknown."""
+        name = node.name
+        if name not in found:
+            field = draw._image_field(node)
+            operator = before_branches(node).source
+            kind, inputs = operator_kind(operator), ([] if field else operator_inputs(operator))
+            if field is not None:
+                found[name] = field.is_encoded and not field.turns
+            elif kind == "_conditional__Merge":
+                found[name] = any(map(ignores_it, inputs[:2]))  # the third is the predicate
+            elif kind == "ArithmeticGenericOp":
+                found[name] = all(map(ignores_it, inputs))
+            else:
+                found[name] = kind in _UNTURNED and ignores_it(inputs[0])
+        return found[name]
+
+    if ignores_it(images):
         raise ValueError(
             "the batches are planned for images with their EXIF orientation, but the decoder has "
             "adjust_orientation=False. Omit it"

@@ -33,7 +33,7 @@ _OF_PATCHES = {
     "tokens": ((2,), np.int32),
     "patches": _ONE,
     "text": _ONE,
-    "tail": _ONE,
+    "words": _ONE,
     "span": _ONE,
 }
 _OF_RECORDS = {"row_start": _ONE, "row": _ONE}
@@ -65,7 +65,7 @@ class Pack:
         """
         packed = {*map(id, self._operators)}
         for name, node in outputs.items():
-            if isinstance(node, DataNode) and packed.isdisjoint(map(id, operators_before([node]))):
+            if packed.isdisjoint(map(id, operators_before([node]))):
                 methods = "pack.patches(images), pack.tokens(text) or pack.per_image(x)"
                 if not isinstance(self._source, Packed):
                     methods = "pack.per_image(x) or pack.per_row(x)"
@@ -109,7 +109,7 @@ class Pack:
                 f"the images of {self._source!r} are not cut into patches: pass field='data' to "
                 "sources.Packed. For patches of each image, pack.per_image(augment.patches(...)[0])"
             )
-        check_orientation(images)
+        check_orientation(images, self._draw)
         dtype, layout = dtype_and_layout(images, self._draw)
         style = Style(interp_type, antialias, 0, dtype, layout + "C" * (layout == "HW"))
         operands = None, None, self._node("size")
@@ -162,7 +162,8 @@ class Pack:
         """Packs the text of each image, whose tokens follow the patches of the image.
 
         Args:
-            x: The field ``text`` of the source, or as many values per image, [tokens].
+            x: The field ``text`` of the source, or as many values per image, [tokens]. Records
+                with another number of values are bad records.
 
         Returns:
             In the batch [rows, length]; 0 at patches and padding.
@@ -180,12 +181,10 @@ class Pack:
             axes=[0],
             out_of_bounds_policy="trim_to_shape",
         )
-        # Unlike in _filled, a text that is shorter or longer than planned does not fill its row.
-        before, after = (
-            fn.cast_like(on_device(fn.full(0, shape=self._node(name)), x.device), x)
-            for name in ("patches", "tail")
-        )
-        return self._result(fn.cat(before, x, after, axis=0))
+        x = fn.reinterpret(x, shape=self._node("words"))  # fails for a text of another length
+        zeros: Any = fn.full(0, shape=self._node("patches"))
+        before = fn.cast_like(on_device(zeros, x.device), x)
+        return self._result(fn.pad(fn.cat(before, x, axis=0), axes=[0], shape=self._node("span")))
 
     def _filled(self, x: DataNode, start: str, extent: str) -> DataNode:
         """Returns values that are padded to the end of what their image takes of its row.
@@ -253,7 +252,6 @@ class Pack:
         grid = source.grids[records].astype(np.int64)
         count = grid[:, 0] * grid[:, 1]
         lengths = np.maximum(source.lengths[records], count).astype(np.int64)
-        spans = _extents(rows, lengths, source.length)
         size, cells, tokens = shapes_of_grids(grid, source.patch)
         return {
             "start": np.where(is_missing, np.maximum(lengths, 1), 0),
@@ -263,8 +261,8 @@ class Pack:
             "tokens": tokens,
             "patches": count,
             "text": np.where(is_missing, 0, np.iinfo(np.int32).max),
-            "tail": spans - np.where(is_missing, count, lengths),
-            "span": spans,
+            "words": np.where(is_missing, 0, lengths - count),
+            "span": _extents(rows, lengths, source.length),
         }
 
 

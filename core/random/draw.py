@@ -935,7 +935,8 @@ class Draw:
         if field is None:
             return None
         self._sized[field] = are_paths
-        return ImageField(field, turns=turns_images(operator))
+        turns = str(arguments_of(operator).get("adjust_orientation")) not in ("False", "0")
+        return ImageField(field, turns=turns)
 
     def _sizes_of(self, images: DataNode) -> ImageField | NDArray[np.int32]:
         """Returns the images of a field with the same sizes, or the common size, int32 [2].
@@ -985,11 +986,6 @@ def _is_read(node: DataNode) -> bool:
 def operator_kind(operator: Any) -> str:
     """Returns DALI's name of an operator: "decoders__Image"; "another value" for other values."""
     return str(getattr(getattr(operator, "_op", None), "schema_name", "another value"))
-
-
-def turns_images(operator: Any) -> bool:
-    """Returns whether a decoder applies the EXIF orientation of images."""
-    return str(arguments_of(operator).get("adjust_orientation")) not in ("False", "0")
 
 
 def _text(value: Any) -> str:

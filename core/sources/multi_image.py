@@ -104,7 +104,9 @@ class MultiImage(RowSource):
         """
         first: NDArray[Any] | None = None
         for record in np.flatnonzero(self._counts)[:_MOST_TRIED, np.newaxis]:
-            columns, _ = read_records(self._source, record, [self.field], fold(0, 0, record))
+            columns, errors = read_records(self._source, record, [self.field], fold(0, 0, record))
+            if errors:  # it was read before
+                raise errors[0]
             image = leaf(columns[self.field][0][0])
             first = image if first is None else first
             is_encoded = image.dtype == np.uint8 and image.ndim == 1

@@ -25,7 +25,7 @@ from dalijax.core.order.packing import (
     packed_table,
 )
 from dalijax.core.order.samples import Tables
-from dalijax.errors import StateError
+from dalijax.errors import GraphError, StateError
 from drawing import drawn_image, png
 
 LENGTH, IMAGES, PATCH, TOKENS, ROWS = 96, 6, 4, 40, 4
@@ -604,8 +604,29 @@ def test_texts_of_other_lengths_than_planned_are_refused(change, rows, images):
     def changed(data, text, *, pack):
         return {"tokens": pack.tokens(change(text))}
 
-    with pytest.raises(ValueError, match="output 'tokens' do not fill the rows"):
+    with pytest.raises(GraphError, match="reinterpret failed for every record"):
         next(iter(changed(batch_size=rows)))
+
+
+def test_a_text_of_another_length_is_a_bad_record():
+    records = [{**record, "targets": record["text"]} for record in RECORDS]
+    swapped = [k for k in range(COUNT) if k % 4 in (1, 2) and k < 40]
+    for k in swapped:  # the sum of the lengths stays
+        records[k]["targets"] = RECORDS[k + 1 if k % 4 == 1 else k - 1]["text"]
+
+    @data_iterator(source=packed(records), mask=True)
+    def both(text, targets, label, *, pack):
+        return {
+            "tokens": pack.tokens(text),
+            "targets": pack.tokens(targets),
+            "label": pack.per_image(label),
+        }
+
+    seen = []
+    for batch in map(on_host, both(batch_size=ROWS, on_error="mask")):
+        assert np.array_equal(batch["tokens"], batch["targets"])
+        seen += [label for _, _, label in images_of(batch)]
+    assert sorted(seen) == sorted({*range(COUNT)} - {*swapped})
 
 
 @pytest.mark.parametrize("dtype", (np.bool_, np.uint8, np.int32))
