@@ -334,8 +334,7 @@ def _shape_of_rows(tensors: TensorList, name: str, layout: RowLayout) -> list[in
         raise ValueError(
             f"the samples of output {name!r} do not fill the rows of the batch: their shapes are "
             f"{', '.join(map(str, tensors.shape()[:3]))}, ... pack.per_image(x) takes values of "
-            "one shape, and pack.tokens(x) as many values as the text of each record has. After "
-            "them, keep the shapes"
+            "one shape, and operators after pack must keep the shapes"
         )
     shape = [rows, length, *others.pop()]
     return shape[:1] + shape[2:] if length == layout.capacity == 1 else shape
