@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali import fn, types
@@ -65,7 +66,8 @@ class Pack:
         """
         packed = {*map(id, self._operators)}
         for name, node in outputs.items():
-            if packed.isdisjoint(map(id, operators_before([node]))):
+            # note_outputs() refuses lists and dicts in outputs, by their names.
+            if packed.isdisjoint(map(id, operators_before(jax.tree.leaves(node)))):
                 methods = "pack.patches(images), pack.tokens(text) or pack.per_image(x)"
                 if not isinstance(self._source, Packed):
                     methods = "pack.per_image(x) or pack.per_row(x)"

@@ -50,9 +50,12 @@ def _bucket(draw: Draw, source: Any) -> Any:
 @do_not_convert
 def _by_name(outputs: Any) -> dict[Any, Any]:
     """Returns the outputs of a graph's function by key, or by number from 0."""
-    if isinstance(outputs, dict):
-        return outputs
-    return dict(enumerate(outputs if isinstance(outputs, (list, tuple)) else [outputs]))
+    several = isinstance(outputs, (list, tuple))
+    if several and len(outputs) == 1:
+        return _by_name(outputs[0])  # perhaps a dict; see `note_outputs`
+    if isinstance(outputs, Mapping):
+        return {**outputs}
+    return dict(enumerate(outputs if several else [outputs]))
 
 
 @do_not_convert

@@ -6,6 +6,7 @@ import json
 import math
 import threading
 import warnings
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -583,6 +584,28 @@ def test_outputs_that_are_not_packed_are_refused(images):
 
     with pytest.raises(ValueError, match="output 'vector' of the graph is not packed into rows"):
         next(iter(plain(batch_size=ROWS)))
+
+
+@pytest.mark.parametrize("form", (MappingProxyType, lambda outputs: (outputs,)))
+def test_dicts_of_packed_outputs_may_have_other_forms(form):
+    def batch(form):
+        @data_iterator(source=packed(text=None))
+        def train(data, *, pack):
+            return form({"patches": pack.patches(fn.decoders.image(data))})
+
+        return on_host(next(iter(train(batch_size=ROWS, seed=1))))
+
+    assert equal(batch(form), batch(dict))
+
+
+@pytest.mark.parametrize("form", (lambda x: {"of": x}, lambda x: [x, x]))
+def test_packed_outputs_in_an_output_have_their_own_error(form):
+    @data_iterator(source=packed(text=None))
+    def train(data, *, pack):
+        return {"patches": form(pack.patches(fn.decoders.image(data)))}
+
+    with pytest.raises(TypeError, match="an output is a single array"):
+        next(iter(train(batch_size=ROWS)))
 
 
 def test_outputs_whose_shapes_change_are_refused():
