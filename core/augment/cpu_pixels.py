@@ -70,14 +70,7 @@ def offer_resize(
         offer(result, None, IMPLEMENTATION)
         return
     decoder: Any = images.source
-    arguments = {
-        k: v
-        for k, v in arguments_of(decoder).items()
-        if not k.startswith("_") and k not in ("device", "preserve_name")
-    }
-    # Texts are arguments of the call of an object of nvidia.dali.ops, and can't be passed on.
-    has_texts = any(isinstance(value, str) for value in arguments.values())
-    is_decoded = operator_kind(decoder) == "decoders__Image" and not has_texts
+    arguments = _decoder_arguments(decoder)
 
     def inputs_of(users: Mapping[str, int]) -> list[Any]:
         shape: Any
@@ -89,7 +82,8 @@ def offer_resize(
         # An array of the output's size, without elements.
         empty: Any = fn.zeros(shape=shape, dtype=types.UINT8)
         inputs = [images, empty, *corners]
-        if users[images.name] == 1 and is_decoded and corners and part is not None:
+        is_only_use = users[images.name] == 1
+        if is_only_use and arguments is not None and corners and part is not None:
             needed = part()
             inputs[0] = fn.decoders.image_slice(
                 decoder.inputs[0],
@@ -108,6 +102,22 @@ def offer_resize(
 
     offer(result, replacement, IMPLEMENTATION)
     vars(Pipeline.current()).setdefault(_RESIZED, {})[result.name] = inputs_of
+
+
+def _decoder_arguments(operator: Any) -> dict[str, Any] | None:
+    """Returns the arguments of ``fn.decoders.image``; None for other operators.
+
+    Returns None, too, if some are known only as texts, which can't be passed on: those of the call
+    of an object of ``nvidia.dali.ops``.
+    """
+    if operator_kind(operator) != "decoders__Image":
+        return None
+    arguments = {
+        k: v
+        for k, v in arguments_of(operator).items()
+        if not k.startswith("_") and k not in ("device", "preserve_name")
+    }
+    return None if any(isinstance(value, str) for value in arguments.values()) else arguments
 
 
 def offer_normalize(

@@ -114,11 +114,11 @@ class Pack:
         check_orientation(images, self._draw)
         dtype, layout = dtype_and_layout(images, self._draw)
         style = Style(interp_type, antialias, 0, dtype, layout + "C" * (layout == "HW"))
-        operands = None, None, self._node("size")
+        size = self._node("size")
         resized = changed_as_images(
             images,
             self._draw,
-            lambda pixels: window_pixels.whole_to_operand(pixels, operands, None, style),
+            lambda pixels: window_pixels.resized(pixels, (None, None), size, style),
         )
         cells, tokens = self._node("cells"), self._node("tokens")
         is_bool = dtype == np.bool_  # which fn.slice does not take

@@ -26,10 +26,11 @@ _TEXTS = (0x10E, 0x10F, 0x110, 0x131, 0x132, 0x8298)
 _RATIONALS = {0x11A: 8, 0x11B: 8, 0x13E: 16, 0x13F: 48, 0x211: 24, 0x214: 48}
 
 _NO_SEGMENT = frozenset((0x01, *range(0xD0, 0xD9)))  # JPEG markers without a length
-# JPEG markers of frame headers, which have the size and the channels; the others are of tables.
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-# JPEG markers of further tables, and of application data and comments, but not of EXIF data.
-_SKIPPED = frozenset((0xC4, 0xC8, 0xCC, 0xDB, 0xDD, 0xE0, *range(0xE2, 0xF0), 0xFE))
+_NO_FRAME = frozenset((0xC4, 0xC8, 0xCC))  # tables, whose markers lie within the range of frames
+# JPEG markers of frame headers, which have the size and the channels.
+_FRAMES = frozenset(range(0xC0, 0xD0)) - _NO_FRAME
+# JPEG markers of tables, application data and comments, but not of EXIF data.
+_SKIPPED = _NO_FRAME | {0xDB, 0xDD, 0xE0, *range(0xE2, 0xF0), 0xFE}
 _JPEG_LS = 0xF7
 _SEGMENT = struct.Struct(">BBH").unpack_from  # 0xFF, the marker and the length
 

@@ -102,18 +102,20 @@ class MultiImage(RowSource):
 
         If there are such records, damaged images are passed over, since they would be blamed.
         """
-        first: NDArray[Any] | None = None
-        for record in np.flatnonzero(self._counts)[:_MOST_TRIED, np.newaxis]:
-            columns, errors = read_records(self._source, record, [self.field], fold(0, 0, record))
-            if errors:  # it was read before
-                raise errors[0]
-            image = leaf(columns[self.field][0][0])
-            first = image if first is None else first
-            is_encoded = image.dtype == np.uint8 and image.ndim == 1
-            if self._counts.all() or not is_encoded or _can_decode(image):
-                return image
-        assert first is not None  # some record has an image
-        return first
+        images = map(self._first_image, np.flatnonzero(self._counts)[:_MOST_TRIED].tolist())
+        first = next(images)
+        is_encoded = first.dtype == np.uint8 and first.ndim == 1
+        if self._counts.all() or not is_encoded or _can_decode(first):
+            return first
+        return next(filter(_can_decode, images), first)
+
+    def _first_image(self, record: int) -> NDArray[Any]:
+        """Returns the first image of a record of the source."""
+        records = np.array([record])
+        columns, errors = read_records(self._source, records, [self.field], fold(0, 0, records))
+        if errors:  # it was read before
+            raise errors[0]
+        return leaf(columns[self.field][0][0])
 
     def __len__(self) -> int:
         return len(self._source) * self.most  # some of these places of images are not used
