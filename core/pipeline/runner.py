@@ -103,7 +103,8 @@ class _PipelineQueue:
     def share(self) -> Outputs:
         """Returns the outputs of the next run, which must be scheduled.
 
-        DALI does not reuse their buffers before `release` is called.
+        DALI does not reuse their buffers before `release` is called. With the dynamic executor, it
+        does not reuse them while the outputs are referenced.
         """
         self._scheduled -= 1
         with _span("dalijax.wait"):
@@ -216,8 +217,8 @@ class Runner:
         """Returns one converted batch, after dropping ``to_drop`` batches; schedules further runs.
 
         Args:
-            convert: A function of the outputs of all pipelines, whose result is returned. It is
-                called before DALI gets the buffers of the outputs back.
+            convert: A function of the outputs of all pipelines, whose result is returned. DALI does
+                not reuse their buffers before it returns.
 
         Raises:
             SourceEnded: If an ``external_source`` has no further batch; no batch was taken.
@@ -272,7 +273,6 @@ class Runner:
         outputs: list[Outputs] = []
         failure: Exception | None = None
         shared: list[_PipelineQueue] = []
-        early = self.dynamic and len(self._queues) > 1
         try:
             for queue in self._queues:  # all of them, so that they stay in step after a failure
                 shared.append(queue)
@@ -282,11 +282,9 @@ class Runner:
                     failure = failure or error
                     self.stopped = not self.dynamic
                     continue
-                if early:
-                    # Released early: with the dynamic executor, outputs stay valid while they are
-                    # referenced. The pipeline continues while the others are awaited and the batch
-                    # is placed. (A single pipeline has further scheduled runs, so that releasing it
-                    # early would only delay this thread's CUDA calls.)
+                if self.dynamic:
+                    # With the dynamic executor, outputs stay valid while they are referenced. The
+                    # pipeline continues while the others are awaited and the batch is placed.
                     shared.pop().release(runs)
             if failure is not None:
                 raise failure

@@ -1,9 +1,11 @@
-"""Which pipelines run independent operators at the same time."""
+"""What runs at the same time: independent operators, and pipelines beside their batches."""
 
+import numpy as np
 import pytest
 from nvidia.dali import OperatorConcurrency, Pipeline, fn, pipeline_def, types
 
 from dalijax.core.pipeline.dali_pipeline import run_concurrently
+from dalijax.core.pipeline.runner import Runner
 from dalijax.fn import numba_function
 
 
@@ -74,3 +76,32 @@ def test_the_policy_reaches_dalis_executor():
     expected = defined(concurrency=OperatorConcurrency.FULL)
     # Private in DALI: what the executor is built from.
     assert pipeline._get_params().executor_flags == expected._get_params().executor_flags
+
+
+@pytest.mark.parametrize("dynamic", (True, False))
+@pytest.mark.parametrize("count", (1, 2))
+def test_a_pipeline_continues_while_a_batch_is_converted(count, dynamic):
+    """Without the dynamic executor, DALI would reuse the buffers of the batch."""
+    requested = [0] * count
+
+    def numbers(k):
+        while True:
+            requested[k] += 1
+            yield [np.int32(requested[k])]
+
+    @pipeline_def(batch_size=1, num_threads=1, device_id=None, exec_dynamic=dynamic)
+    def defined(k):
+        return fn.external_source(numbers(k), batch=True)
+
+    pipelines = [defined(k) for k in range(count)]
+    for pipeline in pipelines:
+        pipeline.build()
+    runner = Runner(pipelines)
+
+    def convert(outputs):
+        return [int(tensors.as_array()[0]) for (tensors,) in outputs], list(requested)
+
+    batches = [runner.take(convert) for _ in range(5)]
+    ahead = 2 if dynamic else 1  # of the batch, while it is converted
+    assert batches == [([n] * count, [n + ahead] * count) for n in range(1, 6)]
+    runner.close()
