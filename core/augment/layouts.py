@@ -12,7 +12,7 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from ..arguments import arguments_of
-from ..random.draw import Draw, before_branches, operator_kind
+from ..random.draw import Draw, before_branches, operator_kind, turns_images
 from ..state.operators import operator_inputs
 
 # Private in DALI: the split and merge operators that `if` uses with enable_conditionals=True.
@@ -100,6 +100,8 @@ def check_orientation(images: DataNode, draw: Draw) -> None:
             kind, inputs = operator_kind(operator), ([] if field else operator_inputs(operator))
             if field is not None:
                 found[name] = field.is_encoded and not field.turns
+            elif _DECODED_IMAGES.match(kind):  # within a branch
+                found[name] = not turns_images(operator)
             elif kind == "_conditional__Merge":
                 found[name] = any(map(ignores_it, inputs[:2]))  # the third is the predicate
             elif kind == "ArithmeticGenericOp":

@@ -935,8 +935,7 @@ class Draw:
         if field is None:
             return None
         self._sized[field] = are_paths
-        turns = str(arguments_of(operator).get("adjust_orientation")) not in ("False", "0")
-        return ImageField(field, turns=turns)
+        return ImageField(field, turns=turns_images(operator))
 
     def _sizes_of(self, images: DataNode) -> ImageField | NDArray[np.int32]:
         """Returns the images of a field with the same sizes, or the common size, int32 [2].
@@ -976,6 +975,11 @@ def before_branches(node: Any) -> Any:
         node = operator.inputs[0]
         operator = node.source
     return node
+
+
+def turns_images(decoder: Any) -> bool:
+    """Returns whether an operator that decodes images follows their EXIF orientation."""
+    return str(arguments_of(decoder).get("adjust_orientation")) not in ("False", "0")
 
 
 def _is_read(node: DataNode) -> bool:

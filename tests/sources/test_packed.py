@@ -565,6 +565,17 @@ def test_exif_orientation_is_part_of_the_plan():
         with pytest.raises(ValueError, match="adjust_orientation=False. Omit it"):
             next(iter(ignoring(batch_size=1)))
 
+    @data_iterator(source=source)
+    def ignoring_in_a_branch(data, label, *, pack):
+        if label > 0:
+            images = fn.decoders.image(data)
+        else:
+            images = fn.decoders.image(data, adjust_orientation=False)
+        return {"patches": pack.patches(images)}
+
+    with pytest.raises(ValueError, match="adjust_orientation=False. Omit it"):
+        next(iter(ignoring_in_a_branch(batch_size=1, enable_conditionals=True)))
+
 
 def test_more_rows_than_records_do_not_warn():
     with warnings.catch_warnings():
