@@ -126,7 +126,8 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
     Grain reads, shards, shuffles and checkpoints the records; DALI batches and processes the
     records ahead of time. The dataset is a MapDataset, whose records are read in whole batches, or
     an IterDataset. Each element of an IterDataset is a record, or the list or `PackedRecords` of a
-    batch's records, as from ``.batch(B, batch_fn=pack_records)`` before ``mp_prefetch``.
+    batch's records, as from ``.batch(B, batch_fn=pack_records)`` before ``mp_prefetch``. Records
+    must not change later, e.g. because the dataset reuses an array for the next record.
 
     Elements of the result are dicts of arrays [batch, ...]: NumPy arrays of CPU pipelines,
     jax.Arrays of GPU pipelines. Values that bypass the graph are NumPy arrays, with dtype object

@@ -91,7 +91,7 @@ class Bucket:
         draw = self._draw
         check_images(images)
         check_share("flip", flip)
-        check_orientation(images, draw)
+        check_orientation(images)
         name = draw._named(name)
         image_sizes = draw._sizes_of(images)
         keys = column_keys(name, 3)

@@ -24,12 +24,11 @@ _SET = {
     *("Equalize", "Flip", "RandomResizedCrop", "Resize", "Rotate", "Saturation", "WarpAffine"),
 }
 _DECODED = re.compile("(experimental__)?(decoders__Image|decoders__Video|readers__Video)")
-_DECODED_IMAGES = re.compile("(experimental__)?decoders__Image")
+_DECODED_IMAGES = re.compile("(experimental__)?decoders__Image|ImageDecoder")
 # DALI's names of operators whose output has the layout of any input, or of the first input.
 _KEEP_ANY = {"ArithmeticGenericOp", "_conditional__Merge"}
 _KEEP = {"Cast", "Erase", "GaussianBlur", "Pad", "Slice", "_conditional__Split"} | _KEEP_ANY
-# DALI's names of further operators that do not turn images.
-_UNTURNED = (_SET | _KEEP | {"Copy"}) - {"Rotate", "WarpAffine"}
+_MAY_TURN = re.compile("Rotate|Warp|Remap|Transpose|Func")
 # DALI's names of operators whose output has the channels and, without the argument dtype, the dtype
 # of the first input.
 _KEEP_RGB = {
@@ -87,34 +86,27 @@ def changed_as_images(
     return fn.squeeze(result, axes=[2]) if field.ndim == 2 else result
 
 
-def check_orientation(images: DataNode, draw: Draw) -> None:
-    """Raises ValueError if images ignore the EXIF orientation, which planned sizes follow."""
-    found: dict[str, bool] = {}
+def check_orientation(images: DataNode) -> None:
+    """Raises ValueError if images ignore the EXIF orientation, which planned sizes follow.
 
-    def ignores_it(node: Any) -> bool:
-        """Returns whether the decoder of a node ignores the orientation; False if unknown."""
-        name = node.name
-        if name not in found:
-            field = draw._image_field(node)
-            operator = before_branches(node).source
-            kind, inputs = operator_kind(operator), ([] if field else operator_inputs(operator))
-            if field is not None:
-                found[name] = field.is_encoded and not field.turns
-            elif _DECODED_IMAGES.match(kind):  # within a branch
-                found[name] = not turns_images(operator)
-            elif kind == "_conditional__Merge":
-                found[name] = any(map(ignores_it, inputs[:2]))  # the third is the predicate
-            elif kind == "ArithmeticGenericOp":
-                found[name] = all(map(ignores_it, inputs))
-            else:
-                found[name] = kind in _UNTURNED and ignores_it(inputs[0])
-        return found[name]
-
-    if ignores_it(images):
-        raise ValueError(
-            "the batches are planned for images with their EXIF orientation, but the decoder has "
-            "adjust_orientation=False. Omit it"
-        )
+    Operators that may turn images, among them functions of Python, may follow it by themselves.
+    """
+    nodes: list[Any] = [images]
+    visited = set()
+    while nodes:
+        operator = getattr(nodes.pop(), "source", None)
+        if operator is None or id(operator) in visited:
+            continue
+        visited.add(id(operator))
+        kind = operator_kind(operator)
+        if _DECODED_IMAGES.match(kind):
+            if not turns_images(operator):
+                raise ValueError(
+                    "the batches are planned for images with their EXIF orientation, but the "
+                    "decoder has adjust_orientation=False. Omit it"
+                )
+        elif not _MAY_TURN.search(kind):
+            nodes += operator_inputs(operator)
 
 
 def as_rgb(images: DataNode, draw: Draw, dtype: Any = None) -> DataNode:

@@ -111,7 +111,7 @@ class Pack:
                 f"the images of {self._source!r} are not cut into patches: pass field='data' to "
                 "sources.Packed. For patches of each image, pack.per_image(augment.patches(...)[0])"
             )
-        check_orientation(images, self._draw)
+        check_orientation(images)
         dtype, layout = dtype_and_layout(images, self._draw)
         style = Style(interp_type, antialias, 0, dtype, layout + "C" * (layout == "HW"))
         size = self._node("size")

@@ -612,9 +612,12 @@ class ReaderEngine(EpochEngine[ReaderPosition]):
         batch: Any = None
         error: Exception | None = None
         try:
+            copy = not self._runner_at(position).dynamic
             batch = self._run(
                 position,
-                discard if self._discards else lambda outputs: self._to_batch(outputs, position),
+                discard
+                if self._discards
+                else lambda outputs: self.make_batch(outputs, self._valid(outputs, position), copy),
             )
         except SourceEnded:
             self._exact = exact  # no batch was taken
@@ -685,10 +688,6 @@ class ReaderEngine(EpochEngine[ReaderPosition]):
         if can_rerun and not is_first and later.to_drop < self._most_to_drop:
             return later
         return Checkpoints(self.prepare().checkpoints())
-
-    def _to_batch(self, outputs: Sequence[Outputs], position: ReaderPosition) -> Batch:
-        runner = self._runner_at(position)
-        return self.make_batch(outputs, self._valid(outputs, position), not runner.dynamic)
 
     def _sample(self) -> Batch:
         """Returns the first batch that new pipelines produce; the engine's pipelines don't move."""

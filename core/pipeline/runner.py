@@ -267,7 +267,7 @@ class Runner:
         return 1
 
     def _share(self, convert: Callable[[Sequence[Outputs]], T], runs: int = 0) -> T:
-        """Returns one converted batch; then schedules at most ``runs`` runs of each pipeline."""
+        """Returns one converted batch, and schedules at most ``runs`` runs of each pipeline."""
         for queue in self._queues:  # checked before any of them returns its batch
             queue.require()
         outputs: list[Outputs] = []

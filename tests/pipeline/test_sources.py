@@ -334,6 +334,26 @@ def test_sources_that_end(kind, auto_reset):
         check(make, expected, tail=6)
 
 
+@pytest.mark.parametrize("depth", (1, 2))
+def test_a_source_resets_the_iterator_that_it_feeds(depth):
+    fed = []
+
+    def numbers(number):
+        if number == 4 and fed:  # once, when it is read ahead
+            fed.pop().reset()
+        return np.full((2, 1), number, np.int32)
+
+    @data_iterator(output_map=["x"])
+    def graph():
+        return fn.external_source(numbers, batch=True)
+
+    iterator = iter(graph(batch_size=2, prefetch_queue_depth=depth))
+    fed.append(iterator)
+    seen = [int(next(iterator)["x"][0, 0]) for _ in range(8)]
+    before = 5 - depth  # batches that were delivered, or that next() then delivered
+    assert seen == [*range(before), *range(8 - before)]
+
+
 ALL_PARALLEL = [("sample", None), ("sample", 2), ("batch", None), ("batch", 2)]
 
 

@@ -555,7 +555,10 @@ def test_exif_orientation_is_part_of_the_plan():
     source = packed([{"data": file.getvalue(), "label": np.int32(0)}], text=None)
     assert source.grids.tolist() == [[6, 2]]
 
-    for change in (fn.copy, fn.flip, lambda x: fn.cast(x, dtype=types.FLOAT), lambda x: x):
+    def half(images):
+        return fn.cast(images * 0.5, dtype=types.UINT8)
+
+    for change in (fn.copy, fn.flip, fn.hsv, half, lambda x: fn.cast(x, dtype=types.FLOAT)):
 
         @data_iterator(source=source)
         def ignoring(data, label, *, pack):
@@ -575,6 +578,18 @@ def test_exif_orientation_is_part_of_the_plan():
 
     with pytest.raises(ValueError, match="adjust_orientation=False. Omit it"):
         next(iter(ignoring_in_a_branch(batch_size=1, enable_conditionals=True)))
+
+    turned = []
+    for turns_itself in (True, False):
+
+        @data_iterator(source=source)
+        def turning(data, label, *, pack):
+            images = fn.decoders.image(data, adjust_orientation=not turns_itself)
+            images = fn.rotate(images, angle=-90.0) if turns_itself else images
+            return {"patches": pack.patches(images)}
+
+        turned.append(np.asarray(next(iter(turning(batch_size=1)))["patches"]))
+    assert turned[0].any() and np.array_equal(*turned)
 
 
 def test_more_rows_than_records_do_not_warn():
