@@ -28,6 +28,7 @@ _DECODED_IMAGES = re.compile("(experimental__)?decoders__Image|ImageDecoder")
 # DALI's names of operators whose output has the layout of any input, or of the first input.
 _KEEP_ANY = {"ArithmeticGenericOp", "_conditional__Merge"}
 _KEEP = {"Cast", "Erase", "GaussianBlur", "Pad", "Slice", "_conditional__Split"} | _KEEP_ANY
+# Parts of DALI's names of operators that may turn images.
 _MAY_TURN = re.compile("Rotate|Warp|Remap|Transpose|Func")
 # DALI's names of operators whose output has the channels and, without the argument dtype, the dtype
 # of the first input.
