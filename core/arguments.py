@@ -415,3 +415,12 @@ def printed_arguments(spec: str) -> dict[str, Any]:
     lines = spec.partition("Arguments:")[2].splitlines()
     pairs = (line.strip().partition(": ") for line in lines if ": " in line)
     return {name: value for name, _, value in pairs}
+
+
+def turns_images(arguments: Mapping[str, Any]) -> bool:
+    """Returns whether a decoder of images follows their EXIF orientation.
+
+    Args:
+        arguments: The arguments of the decoder, which may be printed texts.
+    """
+    return str(arguments.get("adjust_orientation")) not in ("False", "0")

@@ -11,8 +11,8 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from ..arguments import arguments_of
-from ..random.draw import Draw, before_branches, operator_kind, turns_images
+from ..arguments import arguments_of, turns_images
+from ..random.draw import Draw, before_branches, operator_kind
 from ..state.operators import operator_inputs
 
 # Private in DALI: the split and merge operators that `if` uses with enable_conditionals=True.
@@ -101,7 +101,7 @@ def check_orientation(images: DataNode) -> None:
         visited.add(id(operator))
         kind = operator_kind(operator)
         if _DECODED_IMAGES.match(kind):
-            if not turns_images(operator):
+            if not turns_images(arguments_of(operator)):
                 raise ValueError(
                     "the batches are planned for images with their EXIF orientation, but the "
                     "decoder has adjust_orientation=False. Omit it"

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ..arguments import turns_images
+
 # Matches the kinds of decoders without underscores, in lower case.
 _CROPS = re.compile(r"image(?:decoder)?(crop|slice)$")
 _HEIGHT_AND_WIDTH = "HW"
@@ -63,8 +65,7 @@ def window_of(kind: str, arguments: Mapping[str, Any]) -> DecoderWindow | None:
     if match is None:
         return None
     edges = _cropped(arguments) if match[1] == "crop" else _sliced(arguments)
-    turns = str(arguments.get("adjust_orientation")) != "False"  # printed arguments are texts
-    return None if edges is None else DecoderWindow(kind, edges, turns)
+    return None if edges is None else DecoderWindow(kind, edges, turns_images(arguments))
 
 
 def _cropped(arguments: Mapping[str, Any]) -> tuple[tuple[Edge, Edge], ...] | None:

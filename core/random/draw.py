@@ -22,7 +22,7 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 from nvidia.dali.tensors import TensorListCPU
 
-from ..arguments import arguments_of, call_fault, knows_its_names
+from ..arguments import arguments_of, call_fault, knows_its_names, turns_images
 from ..arrays.dtypes import as_dtype, dali_type
 from ..messages import replacements
 from ..native.operators import MOST_RESULTS
@@ -935,7 +935,7 @@ class Draw:
         if field is None:
             return None
         self._sized[field] = are_paths
-        return ImageField(field, turns=turns_images(operator))
+        return ImageField(field, turns=turns_images(arguments_of(operator)))
 
     def _sizes_of(self, images: DataNode) -> ImageField | NDArray[np.int32]:
         """Returns the images of a field with the same sizes, or the common size, int32 [2].
@@ -975,11 +975,6 @@ def before_branches(node: Any) -> Any:
         node = operator.inputs[0]
         operator = node.source
     return node
-
-
-def turns_images(decoder: Any) -> bool:
-    """Returns whether an operator that decodes images follows their EXIF orientation."""
-    return str(arguments_of(decoder).get("adjust_orientation")) not in ("False", "0")
 
 
 def _is_read(node: DataNode) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from nvidia.dali import Pipeline
 
-from ..arguments import printed_arguments
+from ..arguments import printed_arguments, turns_images
 from ..formats import protobuf
 from ..formats.decoder_windows import window_of
 from ..formats.image_size import FileInput, ImageInput
@@ -189,7 +189,7 @@ def _image_input(kind: str, arguments: Mapping[str, Any], is_path: bool) -> Imag
     return ImageInput(
         is_path,
         any_on_cpu=output == _ANY_DATA and arguments.get("device") == "cpu",
-        any_turned=output == _ANY_DATA and str(arguments.get("adjust_orientation")) != "False",
+        any_turned=output == _ANY_DATA and turns_images(arguments),
         windows=(window,) if window else (),
         any_gray=output in (_GRAY, _ANY_DATA),
         any_8_bits=str(arguments.get("dtype")) in _8_BITS,
