@@ -611,14 +611,13 @@ class ReaderEngine(EpochEngine[ReaderPosition]):
         exact, self._exact = self._exact, None  # an interrupted run may have taken a batch
         batch: Any = None
         error: Exception | None = None
+
+        def to_batch(outputs: Sequence[Outputs]) -> Batch:
+            return self.make_batch(outputs, self._valid(outputs, position), not runner.dynamic)
+
         try:
-            copy = not self._runner_at(position).dynamic
-            batch = self._run(
-                position,
-                discard
-                if self._discards
-                else lambda outputs: self.make_batch(outputs, self._valid(outputs, position), copy),
-            )
+            runner = self._runner_at(position)
+            batch = self._run(runner, position, discard if self._discards else to_batch)
         except SourceEnded:
             self._exact = exact  # no batch was taken
             return Outcome(position, ended=True)
@@ -705,12 +704,15 @@ class ReaderEngine(EpochEngine[ReaderPosition]):
         finally:
             runner.close()
 
-    def _run(self, position: ReaderPosition, convert: Callable[[Sequence[Outputs]], Any]) -> Any:
+    def _run(
+        self, runner: Runner, position: ReaderPosition, convert: Callable[[Sequence[Outputs]], Any]
+    ) -> Any:
         """Takes the batch at a position, and returns its converted outputs.
 
         If an ``external_source`` ended together with the previous epoch, it is restarted.
 
         Args:
+            runner: The pipelines at the position.
             position: The position of the batch.
             convert: Converts the outputs of the pipelines; see `Runner.take`.
 
@@ -719,7 +721,6 @@ class ReaderEngine(EpochEngine[ReaderPosition]):
             _NoBatch: If the source has ended before the epoch did.
             Exception: As `Runner.take`.
         """
-        runner = self._runner_at(position)
         try:
             return runner.take(convert)
         except SourceEnded:
