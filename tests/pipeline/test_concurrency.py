@@ -1,4 +1,4 @@
-"""What runs at the same time: independent operators, and pipelines beside their batches."""
+"""What runs at the same time: independent operators; the next run and the use of a batch."""
 
 import numpy as np
 import pytest

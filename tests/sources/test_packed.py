@@ -558,7 +558,13 @@ def test_exif_orientation_is_part_of_the_plan():
     def half(images):
         return fn.cast(images * 0.5, dtype=types.UINT8)
 
-    for change in (fn.copy, fn.flip, fn.hsv, half, lambda x: fn.cast(x, dtype=types.FLOAT)):
+    def unchanged(images):
+        return images
+
+    def as_float(images):
+        return fn.cast(images, dtype=types.FLOAT)
+
+    for change in (fn.copy, fn.flip, as_float, unchanged, fn.hsv, half):
 
         @data_iterator(source=source)
         def ignoring(data, label, *, pack):
