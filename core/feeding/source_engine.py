@@ -454,8 +454,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
 
         def rows_of(run: int, part: int) -> SourceRows:
             """Returns the rows of a run; forgets runs that every pipeline has taken."""
-            if run > lead:
-                supply.forget(run - lead - 1)
+            supply.forget(max(run - lead - 1, -1))  # which also reads later runs ahead
             return supply.rows(run, part)
 
         try:

@@ -1,6 +1,7 @@
 """`dalijax.profile`: the verdict from figures, and real loops with a single slow part."""
 
 import itertools
+import threading
 import time
 
 import grain
@@ -17,7 +18,7 @@ from dalijax.adapters.grain import DALIIterDataset, DALITransform
 from dalijax.adapters.tfdata import DALIDataset
 from dalijax.core.stats import Call
 from dalijax.core.tools.profile.loop import LoopTimes, loop_times
-from dalijax.core.tools.profile.replay import Replay, Stage, measured
+from dalijax.core.tools.profile.replay import Replay, Stage, _running, measured
 from dalijax.core.tools.profile.verdict import verdict
 from dalijax.profile import profile
 
@@ -245,6 +246,33 @@ def test_a_slow_source():
     source = SlowSource({"number": np.arange(64, dtype=np.int32)[:, None]})
     with data_iterator(as_float, ["x"], source=source)(**CALL) as iterator:
         assert slowest_of(run(iterator)) == "source SlowSource"
+
+
+class CountedSource(sources.Arrays):
+    """Counts the reads, and notifies those who wait for one."""
+
+    def __init__(self, data):
+        super().__init__(data)
+        self.reads, self.changed = 0, threading.Condition()
+
+    def read(self, indices, names):
+        with self.changed:
+            self.reads += 1
+            self.changed.notify_all()
+        return super().read(indices, names)
+
+
+def test_each_batch_of_a_replay_is_read_ahead():
+    source = CountedSource({"number": np.arange(64, dtype=np.int32)[:, None]})
+    with (
+        data_iterator(as_float, ["x"], source=source)(**CALL) as iterator,
+        _running(iterator, 1) as (runner, *_),
+    ):
+        before = source.reads
+        for batches in range(1, 9):
+            runner.run_alone()
+            with source.changed:
+                assert source.changed.wait_for(lambda: source.reads > before + batches, 30)
 
 
 def slow(x):
