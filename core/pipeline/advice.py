@@ -69,7 +69,8 @@ _INPUT_CURES = {
         "fn.decoders.image(data)"
     ),
     "dimensions 2 does not match any of the allowed layouts": (
-        "Images need a dimension for the channels: images = fn.expand_dims(images, axes=2)"
+        "Images need a dimension for the channels: images = fn.expand_dims(images, axes=2). To "
+        "normalize patches, normalize the images before they are cut"
     ),
     "Found distinct layouts": (
         "Pass one of the results through fn.reinterpret(images, layout='HWC'), or layout='' for no "

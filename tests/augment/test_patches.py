@@ -33,6 +33,11 @@ def test_grids_are_those_of_siglip(patch, tokens, number):
     assert (found.prod(axis=1) <= tokens).all()
 
 
+def test_float32_gives_another_grid_for_few_sizes():
+    assert grids(np.array([[452, 339]]), 16, 1024).tolist() == [grid_of(452, 339, 16, 1024)]
+    assert grid_of(452, 339, 16, 1024, np.float32) != grid_of(452, 339, 16, 1024)
+
+
 def make(source, patch=8, tokens=24, **options):
     @data_iterator(shuffle=False)
     def cut(data, *, draw):
