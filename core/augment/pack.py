@@ -235,12 +235,13 @@ class Pack:
     def _planned(self, rows: DrawRows) -> dict[str, NDArray[Any]]:
         """Returns what the graph needs about each image, by name."""
         source, records = self._source, rows.own_records
-        ones, is_missing = np.ones(len(records), np.int64), np.zeros(len(records), np.bool_)
+        ones = np.ones(len(records), np.int64)
         slots = _extents(rows, ones, source.most)
-        for part, layout in _parts(rows):
-            is_missing[part] = layout.is_blank
         # Starting after the end of a value leaves only padding, without the values of stand-ins.
-        is_missing |= rows.replaced
+        is_missing = np.zeros(len(records), np.bool_) | rows.replaced
+        for part, layout in _parts(rows):
+            delivered = source.mask_of_records(layout, ~is_missing[part])
+            is_missing[part] = layout.is_blank | ~delivered
         if not isinstance(source, Packed):
             is_first = ones.copy()
             for part, layout in _parts(rows):

@@ -81,8 +81,8 @@ def _by_row(
         source: The source.
         columns: A value for each record, by name.
         column_of: Returns the values of a column as an array.
-        masks: For each pipeline, False for records that can't be used. Their values become 0 or
-            None.
+        masks: For each pipeline, False for records that are not delivered. Their values become 0
+            or None.
         layouts: The layout of each pipeline's rows.
     """
     is_valid, ends = np.concatenate(masks), np.cumsum([*map(len, masks)])[:-1]
@@ -407,6 +407,7 @@ class FedEngine(Engine[P]):
         layouts = [rows.layout for rows in parts if rows.layout is not None]
         row_values: dict[str, list[NDArray[Any]]] = {}
         if source is not None and layouts:
+            masks = [*map(source.mask_of_records, layouts, masks)]
             if columns:
                 columns = _by_row(source, columns, column_of, masks, layouts)
                 column_of = _unchanged

@@ -45,7 +45,7 @@ class MultiImage(RowSource):
     The batch has the images [rows, images, 224, 224, 3], with zeros where a record has fewer, the
     labels [rows], and ``num_images``, int32 [rows]. Text and other values that bypass the graph
     have one value per row. Random numbers are drawn for each image. If an image of a record is bad,
-    the whole record is.
+    the whole record is: with ``on_error="mask"``, its row is blank.
 
     The images of all records are counted once, at construction, by reading the records; no batch
     contains records that can't be read. The counts are stored, like the index of a `Tar`, if the
@@ -55,7 +55,7 @@ class MultiImage(RowSource):
         source: A source, or a `Mixture`.
         field: The field of the images, of kind ``Field(None)``: a list of encoded images, or of
             arrays of one dtype, in each record. It may be empty.
-        images: The largest number of images of a record.
+        images: The largest number of images of a record, 2 or more.
         cache_dir: Directory for the stored counts; None: the default.
 
     Attributes:
@@ -163,13 +163,19 @@ class MultiImage(RowSource):
         self, layout: RowLayout, records: Indices, valid: NDArray[np.bool_]
     ) -> dict[str, NDArray[Any]]:
         """Returns the numbers of images of rows, 0 for rows that are not valid."""
-        counts = self.column_of_rows(layout, self._counts[records // self.most])
-        return {"num_images": counts * self.mask_of_rows(layout, valid)}
+        counts = self._counts[records // self.most] * self.mask_of_records(layout, valid)
+        return {"num_images": self.column_of_rows(layout, counts)}
+
+    def mask_of_records(self, layout: RowLayout, valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Returns the mask of images: False for all images of a row if one can't be used."""
+        if layout.is_blank:
+            return valid
+        rows, _ = layout.places
+        return ~layout.by_row(~valid).any(axis=1)[rows]
 
     def mask_of_rows(self, layout: RowLayout, valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Returns whether all images of each row are valid."""
-        bad = layout.by_row(~valid).any(axis=1)
-        return ~bad & (layout.counts > 0)
+        """Returns the mask of rows, given that of the images; see `mask_of_records`."""
+        return self.column_of_rows(layout, valid)
 
     def column_of_rows(self, layout: RowLayout, values: NDArray[Any]) -> NDArray[Any]:
         """Returns the value of each row: that of its first image."""

@@ -55,6 +55,10 @@ class RowSource(PlannedSource):
         extents = {"most": self.most, "capacity": self.length}
         return RowPlan(len(self), batch_size, policy, True, tables=tables, **extents)
 
+    def mask_of_records(self, layout: RowLayout, valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Returns which records of a pipeline are delivered, given those that can be used."""
+        return valid
+
     def mask_of_rows(self, layout: RowLayout, valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Returns the mask of the rows of a pipeline, given that of the records."""
         return layout.by_row(valid)

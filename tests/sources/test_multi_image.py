@@ -110,13 +110,14 @@ def test_a_state_moves_to_other_rows_and_names_other_images():
 
 
 @pytest.mark.parametrize("devices", (0, 4))
-def test_a_bad_image_masks_its_record(devices):
+@pytest.mark.parametrize("number", range(3))
+def test_a_bad_image_leaves_the_row_of_its_record_blank(devices, number):
     label = next(k for k, record in enumerate(RECORDS) if len(record["images"]) == 3)
     records = [dict(record) for record in RECORDS]
     files = [*records[label]["images"]]
-    data = bytes(files[1])
+    data = bytes(files[number])
     at = data.index(b"IDAT") + 4
-    files[1] = data[:at] + bytes(len(data) - at - 16) + data[-16:]
+    files[number] = data[:at] + bytes(len(data) - at - 16) + data[-16:]
     records[label]["images"] = files
     good = batches(rows=8, epochs=1)
     found = batches(several(records), rows=8, epochs=1, devices=devices, on_error="mask")
@@ -124,7 +125,11 @@ def test_a_bad_image_masks_its_record(devices):
         bad = (before["label"] == label) & before["mask"]
         np.testing.assert_array_equal(after["mask"], before["mask"] & ~bad)
         np.testing.assert_array_equal(after["num_images"], np.where(bad, 0, before["num_images"]))
-        np.testing.assert_array_equal(after["images"][~bad], before["images"][~bad])
+        for name in ("images", "resized", "label", "flip", "caption"):
+            np.testing.assert_array_equal(after[name][~bad], before[name][~bad])
+        assert not after["images"][bad].any() and (after["resized"][bad] == 1).all()
+        assert not after["label"][bad].any() and not after["flip"][bad].any()
+        assert after["caption"][bad].tolist() == [None] * bad.sum()
     assert sum(batch["mask"].sum() for batch in found) == COUNT - 1
     left = batches(several(records), epochs=1, on_error="skip")
     assert label not in np.concatenate([batch["label"][batch["mask"]] for batch in left])
