@@ -175,6 +175,11 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         padded = config.last_batch_padded
         if padded is None:
             padded = pads_by_default(config.last_batch_policy, config.mask)
+        elif not padded and isinstance(source, PlannedSource):
+            raise ValueError(
+                f"last_batch_padded=False: a batch of {type(source).__name__} has no records of "
+                "the next epoch. Omit the argument"
+            )
         rules = config.last_batch_policy, padded
         self._row_source = source if isinstance(source, RowSource) else None
         self._plan_of = functools.lru_cache(maxsize=1)(

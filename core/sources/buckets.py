@@ -41,8 +41,8 @@ class Buckets(PlannedSource):
 
     Each epoch has each record once, and shuffles the batches of all buckets. A bucket's last batch
     follows ``last_batch_policy``: "fill" repeats its last image, and requires a mask, which marks
-    the repetitions; "drop" leaves the batch out; "partial" delivers a smaller batch. ``len()``
-    counts the batches of all buckets.
+    the repetitions, or ``last_batch_padded=True``; "drop" leaves the batch out; "partial" delivers
+    a smaller batch. ``len()`` counts the batches of all buckets.
 
     The batches depend only on the seed, the epoch, the batch size and the sizes of the images.
     States, `seek_step`, other devices and processes work as for other sources, but a state can't be

@@ -278,8 +278,15 @@ def test_repetitions_need_a_mask():
     with pytest.raises(ValueError, match="Pass mask=True"):
         unmasked.stream(batch_size=ROWS)
     assert len(list(unmasked(batch_size=ROWS, drop_remainder=True)))
+    assert len(list(unmasked(batch_size=ROWS, last_batch_padded=True))) == len(list(iterator()))
     with pytest.raises(ValueError, match="no bucket has batch_size=64 images"):
         unmasked(batch_size=64, drop_remainder=True)
+
+
+@pytest.mark.parametrize("policy", ("fill", "drop", "partial"))
+def test_batches_are_not_filled_with_the_next_epoch(policy):
+    with pytest.raises(ValueError, match="last_batch_padded=False: a batch of Buckets has no rec"):
+        iterator(last_batch_padded=False, last_batch_policy=policy)
 
 
 def test_without_shuffling_batches_follow_their_first_record():

@@ -315,6 +315,11 @@ def test_partial_batches_are_refused():
         list(DALIIterDataset(data_iterator(train.pipeline_fn, source=packed()), batch_size=ROWS))
 
 
+def test_batches_are_not_filled_with_the_next_epoch():
+    with pytest.raises(ValueError, match="last_batch_padded=False: a batch of Packed has no rec"):
+        iterator(last_batch_padded=False)
+
+
 def test_epochs_without_a_row_have_no_batch():
     unreadable = [{**record, "data": record["data"][:10]} for record in RECORDS[:30]]
     halves = [(sources.Records(unreadable), 9), (sources.Records(RECORDS[30:35]), 1)]
