@@ -455,17 +455,19 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         """Returns a context of further pipelines of the graph, and their source; see `Engine`."""
         supply = self._open_supply()
         supply.seek(self._samples.run_from(self.position))
-        lead = 1  # the number of runs that a pipeline may be ahead of the others
+        latest = [0 for _ in self._parts]  # the run that each pipeline has asked for
+        depth = 1  # of the queues of the pipelines, whose inputs may be of different runs
 
         def rows_of(run: int, part: int) -> SourceRows:
             """Returns the rows of a run; forgets runs that every pipeline has taken."""
-            supply.forget(max(run - lead - 1, -1))  # which also reads later runs ahead
+            latest[part] = max(latest[part], run)
+            supply.forget(max(min(latest) - depth - 1, -1))  # which also reads later runs ahead
             return supply.rows(run, part)
 
         try:
             source = self._pipelines(rows_of, self._pipeline_arguments)
             pipelines = [define(None) for define in source.definitions()]
-            lead = max(map(queue_depth, pipelines))
+            depth = max(map(queue_depth, pipelines))
             yield pipelines, f"source {type(self._source).__name__}"
         finally:
             supply.close()

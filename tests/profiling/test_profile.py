@@ -8,6 +8,7 @@ import grain
 import jax
 import numpy as np
 import pytest
+from host_batches import on_devices
 from nvidia.dali import fn as dali_fn
 from nvidia.dali import pipeline_def, types
 from PIL import Image
@@ -138,7 +139,9 @@ def test_the_times_of_a_loop_leave_the_first_steps_out():
     assert times.wait_share == pytest.approx(0.5)
     assert (times.rate, times.unblocked_rate) == pytest.approx((8.0, 16.0))
     assert loop_times(calls(1, 0.5, 1.0), 1.0, 8.0).steps == 1
-    assert loop_times([], 1.0, 8.0) == LoopTimes(0, 8.0, 0.0, {"pipelines": 0.0})
+    nothing = LoopTimes(0, 8.0, 0.0, {"pipelines": 0.0})
+    assert loop_times([], 1.0, 8.0) == nothing
+    assert loop_times([Call(0.0, 0.5, {}, False)], 1.0, 8.0) == nothing  # the end of an epoch
 
 
 def test_the_slowest_part_of_a_graph_is_looked_into():
@@ -273,6 +276,18 @@ def test_each_batch_of_a_replay_is_read_ahead():
             runner.run_alone()
             with source.changed:
                 assert source.changed.wait_for(lambda: source.reads > before + batches, 30)
+
+
+@pytest.mark.parametrize("depth", (1, 3, 5))
+def test_several_pipelines_are_replayed(depth):
+    settings = {"batch_size": 8, "num_threads": 1, "prefetch_queue_depth": depth}
+    with (
+        NUMBERS(**settings, **on_devices(4)) as iterator,
+        profile(iterator, seconds=0.5) as report,
+    ):
+        for _ in range(6):
+            next(iterator)
+    assert report.unknown == "" and {*report.stages} == {"source Arrays", "fn.cast"}
 
 
 def slow(x):

@@ -61,6 +61,9 @@ def loop_times(calls: Sequence[Call], end: float, samples: float) -> LoopTimes:
     """
     calls = calls[min(_FIRST_STEPS, len(calls) // 2) :]
     waits = {PIPELINES: 0.0}
+    steps = sum(call.delivered for call in calls)
+    if not steps:
+        return LoopTimes(0, samples, 0.0, waits)
     for call in calls:
         unassigned = call.end - call.start
         for label, seconds in call.spans.items():
@@ -68,5 +71,4 @@ def loop_times(calls: Sequence[Call], end: float, samples: float) -> LoopTimes:
             waits[name] = waits.get(name, 0.0) + seconds
             unassigned -= seconds
         waits[PIPELINES] += max(0.0, unassigned)  # mainly passing data of the caller's sources
-    steps = sum(call.delivered for call in calls)
-    return LoopTimes(steps, samples, end - calls[0].start if steps else 0.0, waits)
+    return LoopTimes(steps, samples, end - calls[0].start, waits)
