@@ -98,7 +98,7 @@ class Pack:
 
         Returns:
             In the batch [rows, length, patch * patch * channels], in the dtype of the images; 0 at
-            text, padding and masked records. A patch contains its pixels row by row.
+            text, padding and records that can't be decoded. A patch contains its pixels row by row.
 
         Raises:
             ValueError: If the source has no field of images, or the decoder ignores the EXIF

@@ -45,7 +45,7 @@ class MultiImage(RowSource):
     The batch has the images [rows, images, 224, 224, 3], with zeros where a record has fewer, the
     labels [rows], and ``num_images``, int32 [rows]. Text and other values that bypass the graph
     have one value per row. Random numbers are drawn for each image. If an image of a record is bad,
-    the whole record is: with ``on_error="mask"``, its row is blank.
+    the whole record is. With ``on_error="mask"``, its row is blank if an image can't be decoded.
 
     The images of all records are counted once, at construction, by reading the records; no batch
     contains records that can't be read. The counts are stored, like the index of a `Tar`, if the
