@@ -193,8 +193,9 @@ def patches(
 ) -> tuple[DataNode, DataNode, DataNode, DataNode]:
     """Cuts whole images into patches at their own aspect ratio, as `patch_window` does.
 
-    Nothing is random. Normalize the images before, so that the padding is 0. The NaFlex encoder of
-    big_vision takes ``(patches, mask, positions[..., 0], positions[..., 1])``, the mask as int32.
+    Nothing is random. Normalize images before they are cut, so that the padding is 0. The NaFlex
+    encoder of big_vision takes ``(patches, mask, positions[..., 0], positions[..., 1])``, with the
+    mask as int32.
 
     Args:
         images: The output of ``fn.decoders.image`` for a field, or other images [height, width,

@@ -411,7 +411,7 @@ class FedEngine(Engine[P]):
             if columns:
                 columns = _by_row(source, columns, column_of, masks, layouts)
                 column_of = _unchanged
-            masks = [*map(source.mask_of_rows, layouts, masks)]
+            masks = [*map(source.column_of_rows, layouts, masks)]
             values_of_parts = [rows.row_values() for rows in parts]
             row_values = {k: [values[k] for values in values_of_parts] for k in source.row_fields}
         batch = make_batch(outputs, masks, copy, layouts, row_values)

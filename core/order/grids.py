@@ -14,10 +14,11 @@ _LARGEST_SCALE = 100.0
 def grids(sizes: Any, patch: int, tokens: Any, enlarge: bool = True) -> NDArray[np.int64]:
     """Returns the height and width, in patches, of the largest grids of at most ``tokens`` patches.
 
-    The scale of each image is found by bisection, with the steps and the float64 numbers of SigLIP
-    2's processor in Transformers, so that the grids are the same. big_vision computes in float32,
-    which gives another grid for a few sizes, mostly with simple aspect ratios: a height of
-    452 and a width of 339 pixels give 36 x 28 patches of 16 there, and 36 x 27 here (1,024 tokens).
+    The scale of each image is found by bisection, with the steps of SigLIP 2's processor in
+    Transformers and in float64 as there, so that the grids are the same. big_vision computes in
+    float32, which gives another grid for a few sizes, mostly with simple aspect ratios: an image of
+    452 x 339 (height x width), with 1,024 tokens, has 36 x 28 patches of 16 there, and 36 x 27
+    here.
 
     Args:
         sizes: Image sizes in pixels, [images, 2].

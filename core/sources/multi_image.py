@@ -173,10 +173,6 @@ class MultiImage(RowSource):
         rows, _ = layout.places
         return ~layout.by_row(~valid).any(axis=1)[rows]
 
-    def mask_of_rows(self, layout: RowLayout, valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Returns the mask of rows, given that of the images; see `mask_of_records`."""
-        return self.column_of_rows(layout, valid)
-
     def column_of_rows(self, layout: RowLayout, values: NDArray[Any]) -> NDArray[Any]:
         """Returns the value of each row: that of its first image."""
         first: NDArray[Any] = layout.by_row(values)[:, 0]

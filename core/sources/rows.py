@@ -59,12 +59,8 @@ class RowSource(PlannedSource):
         """Returns which records of a pipeline are delivered, given those that can be used."""
         return valid
 
-    def mask_of_rows(self, layout: RowLayout, valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Returns the mask of the rows of a pipeline, given that of the records."""
-        return layout.by_row(valid)
-
     def column_of_rows(self, layout: RowLayout, values: NDArray[Any]) -> NDArray[Any]:
-        """Returns values of the rows of a pipeline that bypass the graph, given the records'."""
+        """Returns values of the rows of a pipeline, such as the mask, given those of records."""
         return layout.by_row(values)
 
     @abc.abstractmethod
